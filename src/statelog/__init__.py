@@ -1,0 +1,1 @@
+"""statelog: durable, log-structured keyed state."""
