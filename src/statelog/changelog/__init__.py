@@ -1,0 +1,1 @@
+"""Flink's state changelog: storage, writers, schedulers, uploader, readers."""

@@ -1,0 +1,1 @@
+"""Checkpoints: stream factory, coordinator, completed checkpoints, restore, clean-up."""

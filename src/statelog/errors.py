@@ -1,0 +1,152 @@
+"""
+Every error statelog raises, in one tree.
+
+A class exists only where a caller would act differently::
+
+    StatelogError
+    ├── UsageError (ValueError)             fix the call
+    │   ├── KeyGroupOutOfRangeError             the change belongs to another task
+    │   ├── ChangesTruncatedError               the requested changes are gone on purpose
+    │   ├── ChangesNotAppendedError             the requested changes do not exist yet
+    │   └── InvalidOptionsError                 unknown key, wrong unit, contradictory values
+    ├── ClosedError                         the object was closed; open a new one
+    │   └── WriterClosedError
+    ├── UnavailableError (OSError)          try again; nothing was lost
+    │   ├── UploadFailedError                   all attempts of one upload failed
+    │   └── BackpressureTimeoutError            no room in time
+    ├── StoreError (OSError)                the object store refused or failed
+    │   ├── ObjectNotFoundError (FileNotFoundError)
+    │   └── ObjectExistsError (FileExistsError)
+    ├── CorruptionError                     damaged bytes; do not retry, do not skip
+    ├── IncompatibleFormatError             written by a newer statelog; upgrade, nothing is damaged
+    ├── FencedError                         another owner took over; stop, never write again
+    ├── CheckpointError                     declined, not found, or damaged (see `reason`)
+    └── ProcessorError                      the user's processor failed; names state, key and batch
+    InvariantError (AssertionError)         a bug of statelog; nobody catches it
+
+The message is the one positional argument; every fact is a keyword and an attribute, so errors
+survive pickling across Spark's processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _rebuild(cls: type[BaseException], message: str, facts: dict[str, Any]) -> BaseException:
+    return cls(message, **facts)
+
+
+class StatelogError(Exception):
+    """
+    Base of all errors of statelog.
+
+    Args:
+        message: What went wrong, where, and what to do.
+        facts: Named details (`path`, `offset`, `from_sqn`, `checkpoint_id`, ...); kept as `facts`
+            and readable as attributes.
+    """
+
+    def __init__(self, message: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.facts)
+
+
+class UsageError(StatelogError, ValueError):
+    """The call itself is wrong; fix the call."""
+
+
+class KeyGroupOutOfRangeError(UsageError):
+    """A change names a key group that this writer does not own."""
+
+
+class ChangesTruncatedError(UsageError):
+    """The requested changes lie below the truncation point."""
+
+
+class ChangesNotAppendedError(UsageError):
+    """The requested changes have not been appended yet."""
+
+
+class InvalidOptionsError(UsageError):
+    """An option is unknown, has a wrong unit, or contradicts another."""
+
+
+class ClosedError(StatelogError):
+    """The object was closed; open a new one."""
+
+
+class WriterClosedError(ClosedError):
+    """The changelog writer was closed while, or before, the call was made."""
+
+
+class UnavailableError(StatelogError, OSError):
+    """A passing fault: the same call may succeed later, and nothing was lost."""
+
+
+class UploadFailedError(UnavailableError):
+    """Every attempt of one upload failed; the changes are still held by the writer."""
+
+
+class BackpressureTimeoutError(UnavailableError, TimeoutError):
+    """No upload capacity became free within the allowed time."""
+
+
+class StoreError(StatelogError, OSError):
+    """The object store refused or failed an operation."""
+
+
+class ObjectNotFoundError(StoreError, FileNotFoundError):
+    """The named object does not exist."""
+
+
+class ObjectExistsError(StoreError, FileExistsError):
+    """Put-if-absent found the name taken."""
+
+
+class CorruptionError(StatelogError):
+    """Bytes are damaged or torn; never retried, never skipped silently."""
+
+
+class IncompatibleFormatError(StatelogError):
+    """The bytes were written by a newer format; nothing is damaged, upgrade statelog."""
+
+
+class FencedError(StatelogError):
+    """Another owner took the state location over; this one must stop writing."""
+
+
+class CheckpointError(StatelogError):
+    """A checkpoint was declined, cannot be found, or cannot be used (`reason` says which)."""
+
+
+class ProcessorError(StatelogError):
+    """The user's stateful processor raised, or produced values that do not fit its schema."""
+
+
+class InvariantError(AssertionError):
+    """A promise that statelog makes to itself was broken: a bug, please report it."""
+
+
+def check(condition: bool, message: str) -> None:
+    """
+    Raise `InvariantError` unless *condition* holds; unlike `assert` it is never compiled away.
+
+    Raises:
+        InvariantError: *condition* is false.
+    """
+    if not condition:
+        raise InvariantError(message)

@@ -1,0 +1,327 @@
+"""
+A changelog file: Flink's bytes, then what Flink's reader never looks at.
+
+::
+
+    file    := flag:1  payload  trailer
+    flag    := 00 plain | 01 Snappy-framed
+    payload := changeSet*                       (format/change_set.py), framed if flag is 01
+    trailer := section*  footer                 plain file: behind the last change set
+                                                framed: inside one skippable chunk at the end
+
+    section := tag:4  length:u32  body
+    footer  := sections_length:u32  trailer_crc32c:u32  payload_length:u64  payload_crc32c:u32
+               version:u16  reserved:u16  "STATELOG"                             32 bytes
+
+All integers are big-endian.  `payload_length` and every offset count *uncompressed* payload bytes
+without the flag, as Flink's handles do.  The trailer's checksum covers the sections and the footer
+(with the checksum itself as zero).  A file without the footer's last eight bytes is a plain file
+of Flink: readable, but with nothing to verify beyond its structure and Snappy's checksums.
+
+The page for people is docs/formats/segment.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format.change_set import (
+    Buffer,
+    EncodedChangeSet,
+    GroupEntry,
+    checksum,
+    decode_change_set,
+    encode_change_set,
+)
+from statelog.format.snappy_frames import (
+    BLOCK_SIZE,
+    MAX_CHUNK_LENGTH,
+    compress_frames,
+    decompress_frames,
+    skippable_chunk,
+)
+from statelog.model import ChangeBatch, StateChangeSet
+
+PLAIN: Final = 0
+SNAPPY_FRAMED: Final = 1
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"STATELOG"
+FOOTER: Final = struct.Struct(">IIQIHH8s")
+_SECTION: Final = struct.Struct(">4sI")
+_SETS_TAG: Final = b"SETS"
+_FRAMES_TAG: Final = b"FRAM"
+_COUNT: Final = struct.Struct(">I")
+_SET: Final = struct.Struct(">QQII")
+_GROUP: Final = struct.Struct(">iIQ")
+_FRAMES: Final = struct.Struct(">II")
+_NO_GROUP_INDEX: Final = 0xFFFFFFFF
+_SKIPPABLE_HEADER_SIZE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SetEntry:
+    """
+    A change set inside a file.
+
+    Args:
+        offset: Uncompressed payload bytes before it.
+        size_bytes: Its encoded length.
+        crc32c: Checksum over its encoded bytes.
+        groups: Its groups in file order; empty where the index leaves them out.
+    """
+
+    offset: int
+    size_bytes: int
+    crc32c: int
+    groups: tuple[GroupEntry, ...] = ()
+
+
+class SegmentWriter:
+    """
+    Puts change sets together into one file; keeps the bytes in memory.
+
+    Args:
+        compress: Snappy-frame the payload.
+    """
+
+    def __init__(self, *, compress: bool = False) -> None:
+        self._compress = compress
+        self._payload: list[Buffer] = []
+        self._payload_crc = 0
+        self._size = 0
+        self._sets: list[SetEntry] = []
+
+    @property
+    def payload_size(self) -> int:
+        """Uncompressed payload bytes so far; the `size` of a handle on this file."""
+        return self._size
+
+    def add(self, change_set: StateChangeSet | Sequence[ChangeBatch]) -> SetEntry:
+        """Append one change set and return where it lies."""
+        return self.add_encoded(encode_change_set(change_set))
+
+    def add_encoded(self, encoded: EncodedChangeSet) -> SetEntry:
+        """Append a change set that is encoded already and return where it lies."""
+        entry = SetEntry(self._size, encoded.size_bytes, encoded.crc32c, encoded.groups)
+        self._payload.extend(encoded.buffers)
+        self._payload_crc = checksum(encoded.buffers, self._payload_crc)
+        self._size += encoded.size_bytes
+        self._sets.append(entry)
+        return entry
+
+    def finish(self, sections: Mapping[bytes, bytes] | None = None) -> list[Buffer]:
+        """
+        Return the whole file, in pieces to be written one after another.
+
+        Args:
+            sections: More trailer sections by their four-byte tag.
+
+        Raises:
+            UsageError: The trailer of a framed file would pass 16 MiB.
+        """
+        extra = dict(sections or {})
+        if not self._compress:
+            index = {_SETS_TAG: _pack_sets(self._sets)}
+            return [b"\x00", *self._payload, self._trailer({**index, **extra})]
+        framed = compress_frames(b"".join(self._payload))
+        frames = _FRAMES.pack(BLOCK_SIZE, len(framed.chunk_positions)) + struct.pack(
+            f">{len(framed.chunk_positions)}Q", *framed.chunk_positions
+        )
+        for with_groups in (True, False):
+            index = {_SETS_TAG: _pack_sets(self._sets, with_groups), _FRAMES_TAG: frames}
+            trailer = self._trailer({**index, **extra})
+            if len(trailer) <= MAX_CHUNK_LENGTH:
+                return [b"\x01", *framed.buffers, skippable_chunk(trailer)]
+        raise UsageError(
+            f"a trailer of {len(trailer)} bytes does not fit a Snappy-framed file (16 MiB); write "
+            "the file plain, or put less beside the changes"
+        )
+
+    def _trailer(self, sections: Mapping[bytes, bytes]) -> bytes:
+        body = b"".join(
+            _SECTION.pack(tag, len(content)) + content for tag, content in sections.items()
+        )
+        fields = (self._size, self._payload_crc, FORMAT_VERSION, 0, MAGIC)
+        crc = checksum([body, FOOTER.pack(len(body), 0, *fields)])
+        return body + FOOTER.pack(len(body), crc, *fields)
+
+
+def _pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
+    pieces = [_COUNT.pack(len(sets))]
+    for entry in sets:
+        count = len(entry.groups) if with_groups else _NO_GROUP_INDEX
+        pieces.append(_SET.pack(entry.offset, entry.size_bytes, entry.crc32c, count))
+        if with_groups:
+            pieces += [_GROUP.pack(g.key_group, g.count, g.size_bytes) for g in entry.groups]
+    return b"".join(pieces)
+
+
+def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
+    (num_sets,) = _COUNT.unpack_from(body, 0)
+    position = _COUNT.size
+    sets = []
+    for _ in range(num_sets):
+        offset, size, crc, num_groups = _SET.unpack_from(body, position)
+        position += _SET.size
+        groups = []
+        if num_groups != _NO_GROUP_INDEX:
+            for _ in range(num_groups):
+                groups.append(GroupEntry(*_GROUP.unpack_from(body, position)))
+                position += _GROUP.size
+        sets.append(SetEntry(offset, size, crc, tuple(groups)))
+    return tuple(sets)
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """
+    What stands behind the payload of a file of ours.
+
+    Args:
+        payload_length: Uncompressed payload bytes.
+        payload_crc32c: Checksum over them.
+        sets: The index.
+        sections: All sections by tag.
+        start: File position of the first byte behind the payload (with framing: of the skippable
+            chunk).
+    """
+
+    payload_length: int
+    payload_crc32c: int
+    sets: tuple[SetEntry, ...]
+    sections: Mapping[bytes, bytes] = field(repr=False)
+    start: int
+
+
+def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
+    """
+    Return the trailer of a file, or None for a file that statelog did not write.
+
+    Args:
+        data: The whole file, or its tail from any position at or before the trailer (then `start`
+            counts from there).
+        where: Name of the object, for messages.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote the file.
+        CorruptionError: The trailer is damaged.
+    """
+    view = memoryview(data)
+    if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) != MAGIC:
+        return None
+    length, crc, payload_length, payload_crc, version, reserved, _ = FOOTER.unpack(
+        view[-FOOTER.size :]
+    )
+    if version > FORMAT_VERSION:
+        raise IncompatibleFormatError(
+            f"{where or 'file'} has format version {version}; this statelog reads up to "
+            f"{FORMAT_VERSION}. Nothing is damaged: upgrade statelog",
+            path=where,
+        )
+    start = len(view) - FOOTER.size - length
+    if start < 0:
+        raise _damaged(where, "the trailer is longer than the file")
+    body = bytes(view[start : len(view) - FOOTER.size])
+    footer = FOOTER.pack(length, 0, payload_length, payload_crc, version, reserved, MAGIC)
+    if checksum([body, footer]) != crc:
+        raise _damaged(where, "the trailer's checksum does not match")
+    sections: dict[bytes, bytes] = {}
+    position = 0
+    try:
+        while position < length:
+            tag, size = _SECTION.unpack_from(body, position)
+            position += _SECTION.size
+            sections[tag] = body[position : position + size]
+            position += size
+        sets = _unpack_sets(sections[_SETS_TAG])
+    except (struct.error, KeyError) as error:
+        raise _damaged(where, "the trailer's index cannot be read") from error
+    if _FRAMES_TAG in sections:
+        start -= _SKIPPABLE_HEADER_SIZE
+    return Trailer(payload_length, payload_crc, sets, sections, start)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """
+    A file read whole and verified.
+
+    Args:
+        payload: Uncompressed payload.
+        trailer: None for a file that statelog did not write.
+        compressed: Whether the file is Snappy-framed.
+        where: Name of the object, for messages.
+    """
+
+    payload: memoryview = field(repr=False)
+    trailer: Trailer | None
+    compressed: bool
+    where: str
+
+    def set_offsets(self) -> list[int]:
+        """Return the offsets of all change sets in file order (walking a foreign file)."""
+        if self.trailer is not None:
+            return [entry.offset for entry in self.trailer.sets]
+        offsets = []
+        position = 0
+        while position < len(self.payload):
+            offsets.append(position)
+            position = decode_change_set(self.payload, position, where=self.where).end
+        return offsets
+
+
+def parse_segment(data: Buffer, *, where: str = "") -> Segment:
+    """
+    Read a whole file, verifying every checksum it has.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote it.
+        CorruptionError: It is damaged, torn, or no changelog file.
+    """
+    view = memoryview(data)
+    if len(view) == 0:
+        raise _damaged(where, "the file is empty")
+    trailer = read_trailer(view, where=where)
+    end = len(view) if trailer is None else trailer.start
+    flag = view[0]
+    if flag not in (PLAIN, SNAPPY_FRAMED):
+        raise _damaged(where, f"flag byte 0x{flag:02x} is neither plain nor Snappy-framed")
+    if end < 1:
+        raise _damaged(where, "the trailer overlaps the flag byte")
+    if flag == SNAPPY_FRAMED:
+        limit = None if trailer is None else trailer.payload_length + 1
+        payload = memoryview(decompress_frames(view[1:end], where=where, max_size=limit))
+    else:
+        payload = view[1:end]
+    if trailer is not None:
+        if len(payload) != trailer.payload_length:
+            raise _damaged(
+                where, f"{len(payload)} payload bytes instead of {trailer.payload_length}"
+            )
+        if checksum([payload]) != trailer.payload_crc32c:
+            raise _damaged(where, "the payload's checksum does not match")
+    return Segment(payload, trailer, flag == SNAPPY_FRAMED, where)
+
+
+def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0) -> None:
+    """
+    Check the bytes of one change set.
+
+    Raises:
+        CorruptionError: The checksum does not match.
+    """
+    if checksum([encoded]) != crc32c:
+        raise CorruptionError(
+            f"damaged change set in {where or 'file'} at payload offset {offset}: its checksum does "
+            "not match",
+            path=where,
+            offset=offset,
+        )
+
+
+def _damaged(where: str, reason: str) -> CorruptionError:
+    return CorruptionError(f"damaged changelog file {where}: {reason}", path=where)

@@ -1,0 +1,38 @@
+"""Values: what the other rooms talk about.  No IO, no clock, no threads."""
+
+from statelog.model.handles import (
+    ByteStreamStateHandle,
+    ChangelogStateHandle,
+    FileStateHandle,
+    HandleAndOffset,
+    StreamStateHandle,
+)
+from statelog.model.key_group import (
+    DEFAULT_MAX_PARALLELISM,
+    METADATA_KEY_GROUP,
+    KeyGroupRange,
+    key_group_range_for_operator,
+    split_key_groups,
+)
+from statelog.model.sequence_number import SequenceNumber, SequenceNumberRange
+from statelog.model.snapshot import SnapshotResult
+from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
+
+__all__ = [
+    "DEFAULT_MAX_PARALLELISM",
+    "METADATA_KEY_GROUP",
+    "ByteStreamStateHandle",
+    "ChangeBatch",
+    "ChangelogStateHandle",
+    "FileStateHandle",
+    "HandleAndOffset",
+    "KeyGroupRange",
+    "SequenceNumber",
+    "SequenceNumberRange",
+    "SnapshotResult",
+    "StateChange",
+    "StateChangeSet",
+    "StreamStateHandle",
+    "key_group_range_for_operator",
+    "split_key_groups",
+]

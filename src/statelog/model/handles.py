@@ -1,0 +1,195 @@
+"""
+Handles: how a checkpoint names bytes.
+
+A handle is small, immutable, and has a JSON form, because it travels from workers to the driver
+and lives on in checkpoint metadata.  Paths are relative to the root of the store, so that a state
+location can be copied or mounted elsewhere.
+Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle and
+ChangelogStateHandleStreamImpl.  Deviations: relative paths; each entry also carries the size and
+the checksum of its change set, so that one set can be read and verified without the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.model.key_group import KeyGroupRange
+
+HANDLE_JSON_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileStateHandle:
+    """
+    Bytes in an object of the store.
+
+    Args:
+        path: Object name relative to the root of the store; the identity of the handle.
+        size_bytes: Size of the state in it; for changelog files the uncompressed payload, as in
+            Flink.  -1 if unknown.
+        crc32c: Checksum of the whole object, or None where the object verifies itself.
+    """
+
+    path: str
+    size_bytes: int = field(compare=False)
+    crc32c: int | None = field(default=None, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"file": self.path, "size": self.size_bytes, "crc32c": self.crc32c}
+
+
+@dataclass(frozen=True, slots=True)
+class ByteStreamStateHandle:
+    """
+    Bytes carried by the handle itself; no object in the store.
+
+    Args:
+        name: The name a file would have had; the identity of the handle.
+        data: The bytes.
+    """
+
+    name: str
+    data: bytes = field(compare=False, repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the data."""
+        return len(self.data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; the bytes become base64."""
+        return {"inline": self.name, "data": base64.b64encode(self.data).decode("ascii")}
+
+
+StreamStateHandle = FileStateHandle | ByteStreamStateHandle
+
+
+def stream_handle_from_json(value: dict[str, Any]) -> StreamStateHandle:
+    """
+    Build a stream handle from its JSON form.
+
+    Raises:
+        CorruptionError: *value* is not the JSON of a stream handle.
+    """
+    try:
+        if "file" in value:
+            return FileStateHandle(value["file"], int(value["size"]), value.get("crc32c"))
+        return ByteStreamStateHandle(value["inline"], base64.b64decode(value["data"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"not a stream handle: {value!r:.200}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class HandleAndOffset:
+    """
+    Where one change set lies.
+
+    Args:
+        handle: The file (or inline bytes) that holds the set.
+        offset: Uncompressed payload bytes before the set, not counting the flag byte.
+        size_bytes: Encoded length of the set, or None for a file that statelog did not write.
+        crc32c: Checksum over the encoded set, or None.
+    """
+
+    handle: StreamStateHandle
+    offset: int
+    size_bytes: int | None = None
+    crc32c: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "handle": self.handle.to_json(),
+            "offset": self.offset,
+            "size": self.size_bytes,
+            "crc32c": self.crc32c,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> HandleAndOffset:
+        """Build an entry from its JSON form; raises `CorruptionError` if it is none."""
+        try:
+            handle = stream_handle_from_json(value["handle"])
+            return cls(handle, int(value["offset"]), value.get("size"), value.get("crc32c"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptionError(f"not a log entry: {value!r:.200}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogStateHandle:
+    """
+    A piece of one writer's log: change sets in order, each by file and offset.
+
+    Args:
+        key_group_range: Key groups whose changes it holds.
+        handles_and_offsets: The sets in the order of their sequence numbers.
+        size_bytes: Summed value bytes of all sets.
+        incremental_size_bytes: The part of it that this checkpoint newly uploaded.
+        state_handle_id: Unique name of this handle.
+        checkpoint_id: The checkpoint that asked for it; 0 if none did.
+        storage_identifier: Which storage can read it; always "filesystem".
+    """
+
+    key_group_range: KeyGroupRange
+    handles_and_offsets: tuple[HandleAndOffset, ...]
+    size_bytes: int
+    incremental_size_bytes: int
+    state_handle_id: str
+    checkpoint_id: int = 0
+    storage_identifier: str = "filesystem"
+
+    def intersection(self, key_group_range: KeyGroupRange) -> ChangelogStateHandle | None:
+        """
+        Return the handle as a task that owns *key_group_range* sees it, or None without overlap.
+
+        The entries stay whole; readers drop foreign key groups.
+        """
+        overlap = self.key_group_range.intersection(key_group_range)
+        return replace(self, key_group_range=overlap) if len(overlap) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, readable by every later version."""
+        return {
+            "version": HANDLE_JSON_VERSION,
+            "key_groups": [self.key_group_range.start, self.key_group_range.end],
+            "entries": [entry.to_json() for entry in self.handles_and_offsets],
+            "size": self.size_bytes,
+            "incremental_size": self.incremental_size_bytes,
+            "id": self.state_handle_id,
+            "checkpoint_id": self.checkpoint_id,
+            "storage": self.storage_identifier,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ChangelogStateHandle:
+        """
+        Build a handle from its JSON form.
+
+        Raises:
+            IncompatibleFormatError: A newer statelog wrote it.
+            CorruptionError: It is not the JSON of a changelog handle.
+        """
+        try:
+            if value["version"] > HANDLE_JSON_VERSION:
+                raise IncompatibleFormatError(
+                    f"changelog handle has version {value['version']}, this statelog reads up to "
+                    f"{HANDLE_JSON_VERSION}; upgrade statelog"
+                )
+            start, end = value["key_groups"]
+            return cls(
+                key_group_range=KeyGroupRange(start, end),
+                handles_and_offsets=tuple(
+                    HandleAndOffset.from_json(entry) for entry in value["entries"]
+                ),
+                size_bytes=int(value["size"]),
+                incremental_size_bytes=int(value["incremental_size"]),
+                state_handle_id=str(value["id"]),
+                checkpoint_id=int(value["checkpoint_id"]),
+                storage_identifier=str(value["storage"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptionError(f"not a changelog handle: {value!r:.200}") from error

@@ -1,0 +1,107 @@
+"""
+Key groups: the shards of the key space, and the ranges of them that tasks own.
+
+The number of key groups of a job is fixed for life (its *maximum parallelism*); the number of
+tasks is not, because a task owns a contiguous range of groups.
+Source: Flink, KeyGroupRange and KeyGroupRangeAssignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from statelog.errors import UsageError
+
+METADATA_KEY_GROUP = -1
+"""Key group of a metadata change (Flink's constant)."""
+
+DEFAULT_MAX_PARALLELISM = 128
+"""Key groups of a job unless it says otherwise."""
+
+MAX_PARALLELISM_LIMIT = 32768
+"""Flink's upper bound for the number of key groups."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyGroupRange:
+    """
+    The key groups *start* to *end*, both inclusive.
+
+    The empty range is (0, -1), as in Flink.
+
+    Args:
+        start: First key group, >= 0.
+        end: Last key group, >= *start* (or -1 with *start* 0 for the empty range).
+
+    Raises:
+        UsageError: The bounds are negative or reversed.
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if (self.start, self.end) != (0, -1) and not 0 <= self.start <= self.end:
+            raise UsageError(f"invalid key group range [{self.start}, {self.end}]")
+
+    @classmethod
+    def empty(cls) -> KeyGroupRange:
+        """Return the range without any key group."""
+        return cls(0, -1)
+
+    @classmethod
+    def of(cls, start: int, end: int) -> KeyGroupRange:
+        """Return [start, end], or the empty range if *start* lies above *end*."""
+        return cls(start, end) if start <= end else cls.empty()
+
+    def __len__(self) -> int:
+        return self.end - self.start + 1
+
+    def __contains__(self, key_group: int) -> bool:
+        return self.start <= key_group <= self.end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end + 1))
+
+    def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
+        """Return the key groups in both ranges."""
+        return KeyGroupRange.of(max(self.start, other.start), min(self.end, other.end))
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end}]"
+
+
+def key_group_range_for_operator(
+    max_parallelism: int, parallelism: int, operator_index: int
+) -> KeyGroupRange:
+    """
+    Return the key groups of task *operator_index* out of *parallelism* tasks.
+
+    Args:
+        max_parallelism: Number of key groups, 1 to 32768.
+        parallelism: Number of tasks, 1 to *max_parallelism*.
+        operator_index: 0 to *parallelism* - 1.
+
+    Raises:
+        UsageError: An argument is out of its range.
+    """
+    if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+        raise UsageError(f"max_parallelism {max_parallelism} is outside 1..{MAX_PARALLELISM_LIMIT}")
+    if not 1 <= parallelism <= max_parallelism:
+        raise UsageError(
+            f"parallelism {parallelism} is outside 1..{max_parallelism} (the number of key groups)"
+        )
+    if not 0 <= operator_index < parallelism:
+        raise UsageError(f"operator index {operator_index} is outside 0..{parallelism - 1}")
+    start = (operator_index * max_parallelism + parallelism - 1) // parallelism
+    end = ((operator_index + 1) * max_parallelism - 1) // parallelism
+    return KeyGroupRange(start, end)
+
+
+def split_key_groups(max_parallelism: int, parallelism: int) -> tuple[KeyGroupRange, ...]:
+    """Return the ranges of all *parallelism* tasks, in order; together they cover every group."""
+    return tuple(
+        key_group_range_for_operator(max_parallelism, parallelism, index)
+        for index in range(parallelism)
+    )

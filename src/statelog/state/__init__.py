@@ -1,0 +1,1 @@
+"""Keyed state: tables, value/list/map state, TTL, timers, and their changes as bytes."""

@@ -1,0 +1,79 @@
+"""
+What statelog asks of a store, and what it promises itself of the answers.
+
+Names are relative to the root of the store, with "/" between parts.  Objects are immutable: a
+name is written once and never reused, so there is no overwrite in this seam.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+Buffers = Buffer | Sequence[Buffer]
+"""The content of an object: one buffer, or several that are written one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """
+    One object in a listing.
+
+    Args:
+        path: Name relative to the root of the store.
+        size_bytes: Length of the object.
+        last_modified: When the store saw it last written (UTC).
+    """
+
+    path: str
+    size_bytes: int
+    last_modified: dt.datetime
+
+
+class ObjectStore(Protocol):
+    """
+    An object store.  Methods may be called from several threads at once, and they block.
+
+    An implementation must not return from a put before the object is durable, must show an object
+    whole or not at all, and must let exactly one of several concurrent `put_if_absent` calls win.
+    """
+
+    @property
+    def url(self) -> str:
+        """Root of the store as a URL."""
+        ...
+
+    def put(self, path: str, data: Buffers) -> None:
+        """Write a new object under a name that is unique by construction; durable on return."""
+        ...
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        """Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable."""
+        ...
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole object, or raise `ObjectNotFoundError`."""
+        ...
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return *length* bytes from *start*; fewer only where the object ends."""
+        ...
+
+    def head(self, path: str) -> ObjectInfo:
+        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below the folder *prefix*, in no particular order."""
+        ...
+
+    def list_folders(self, prefix: str = "") -> list[str]:
+        """Return the names of the folders directly below the folder *prefix*."""
+        ...
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete the objects; names that do not exist are fine."""
+        ...

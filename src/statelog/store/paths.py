@@ -1,0 +1,87 @@
+"""
+Every object name of statelog is made here and parsed here.
+
+Source: Flink's checkpoint layout (FsCheckpointStorageAccess): `shared/`, `taskowned/`,
+`chk-<n>/_metadata`, and `dstl/` for changelog files.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from statelog.errors import UsageError
+
+METADATA_FILE_NAME = "_metadata"
+TEMPORARY_FOLDER = "tmp"
+_CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
+_CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
+_OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LocationPaths:
+    """
+    Names below one folder of a store.
+
+    Args:
+        root: Folder, "" for the root of the store, else without a trailing slash.
+    """
+
+    root: str = ""
+
+    def _join(self, *parts: str) -> str:
+        return "/".join(part for part in (self.root, *parts) if part)
+
+    def changelog(self, name: str) -> str:
+        """Return the name of a changelog file."""
+        return self._join("dstl", name)
+
+    def shared(self, name: str = "") -> str:
+        """Return the folder of shared state, or a name in it."""
+        return self._join("shared", name)
+
+    def task_owned(self, name: str = "") -> str:
+        """Return the folder of task-owned state (materialized snapshots), or a name in it."""
+        return self._join("taskowned", name)
+
+    def output(self, name: str) -> str:
+        """Return the name of a file with staged output rows."""
+        return self._join("output", name)
+
+    def owner(self, epoch: int) -> str:
+        """Return the name of the object that claims *epoch* (>= 1)."""
+        return self._join("owner", str(epoch))
+
+    @property
+    def owners(self) -> str:
+        """Folder of all claims."""
+        return self._join("owner")
+
+    def checkpoint(self, checkpoint_id: int) -> str:
+        """Return the exclusive folder of a checkpoint; raises `UsageError` for a negative id."""
+        if checkpoint_id < 0:
+            raise UsageError(f"checkpoint id {checkpoint_id} is negative")
+        return self._join(f"chk-{checkpoint_id}")
+
+    def metadata(self, checkpoint_id: int) -> str:
+        """Return the name of a checkpoint's metadata object, the commit point."""
+        return f"{self.checkpoint(checkpoint_id)}/{METADATA_FILE_NAME}"
+
+
+def parse_checkpoint_folder(path: str) -> int | None:
+    """Return N if *path* is the folder `chk-N`, else None."""
+    match = _CHECKPOINT_FOLDER.search(path)
+    return int(match[1]) if match else None
+
+
+def parse_checkpoint_metadata(path: str) -> int | None:
+    """Return N if *path* is `chk-N/_metadata`, else None."""
+    match = _CHECKPOINT_METADATA.search(path)
+    return int(match[1]) if match else None
+
+
+def parse_owner(path: str) -> int | None:
+    """Return the epoch if *path* is a claim, else None."""
+    match = _OWNER.search(path)
+    return int(match[1]) if match else None
