@@ -46,7 +46,7 @@ java-ready: $(READY)
 demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 	@$(WITH_JAVA) $(BIN)/statelog demo $(ARGS)
 
-test: test-pure test-spark ## all tests but the campaigns: first the pure ones, then those on Spark
+test: java-ready test-pure test-spark ## all tests but the campaigns: first the pure ones, then those on Spark
 
 test-pure: $(READY) ## tests that need no Spark, two at a time
 	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) tests
