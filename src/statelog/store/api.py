@@ -7,6 +7,7 @@ name is written once and never reused, so there is no overwrite in this seam.
 
 from __future__ import annotations
 
+import builtins
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class ObjectStore(Protocol):
         """Yield every object below the folder *prefix*, in no particular order."""
         ...
 
-    def list_folders(self, prefix: str = "") -> list[str]:
+    def list_folders(self, prefix: str = "") -> builtins.list[str]:
         """Return the names of the folders directly below the folder *prefix*."""
         ...
 

@@ -7,6 +7,7 @@ used before a fork hangs in the child for ever, so such a use is refused with an
 
 from __future__ import annotations
 
+import builtins
 import os
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
@@ -192,7 +193,7 @@ class ObstoreStore:
                 for meta in chunk:
                     yield _info(meta)
 
-    def list_folders(self, prefix: str = "") -> list[str]:
+    def list_folders(self, prefix: str = "") -> builtins.list[str]:
         """Return the names of the folders directly below the folder *prefix*."""
         with self._explained("list", prefix) as client:
             found = obstore.list_with_delimiter(client, prefix=prefix or None)
