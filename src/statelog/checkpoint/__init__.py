@@ -1,1 +1,18 @@
 """Checkpoints: stream factory, coordinator, completed checkpoints, restore, clean-up."""
+
+from statelog.checkpoint.clean_up import CleanUpReport, sweep
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.checkpoint.options import CheckpointOptions
+from statelog.checkpoint.restore import read_materialized
+
+__all__ = [
+    "CheckpointCoordinator",
+    "CheckpointOptions",
+    "CheckpointState",
+    "CheckpointSummary",
+    "CleanUpReport",
+    "list_checkpoints",
+    "read_materialized",
+    "sweep",
+]

@@ -124,7 +124,7 @@ def _prefixed(values: pa.Array[Any], starts: npt.NDArray[np.int64]) -> tuple[mem
         body = np.empty((len(values), _INT_SIZE + first), dtype=np.uint8)
         body[:, :_INT_SIZE] = np.frombuffer(_INT.pack(first), dtype=np.uint8)
         body[:, _INT_SIZE:] = data.reshape(len(values), first)
-        return body.reshape(-1).data, bounds.tolist()
+        return memoryview(body.reshape(-1).data), bounds.tolist()
     prefixes = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(_INT_SIZE), len(values), [None, pa.py_buffer(lengths.astype(">i4").tobytes())]
     )
@@ -188,6 +188,23 @@ def decode_change_set(payload: Buffer, offset: int, *, where: str = "") -> Decod
         parts.append(values)
     column = np.repeat(np.asarray(key_groups, np.int32), np.asarray(counts, np.int64))
     return DecodedChangeSet(ChangeBatch(column, _concat(parts)), position)
+
+
+def group_entries(batch: ChangeBatch) -> tuple[GroupEntry, ...]:
+    """Return the groups of a set that was read back, in file order."""
+    if not len(batch):
+        return ()
+    edges = np.flatnonzero(np.diff(batch.key_groups)) + 1
+    starts = np.concatenate(([0], edges))
+    ends = np.append(edges, len(batch))
+    lengths = pc.binary_length(batch.values).to_numpy(zero_copy_only=False).astype(np.int64)
+    sums = np.add.reduceat(lengths, starts) + _INT_SIZE * (ends - starts) + _GROUP.size
+    return tuple(
+        GroupEntry(*fields)
+        for fields in zip(
+            batch.key_groups[starts].tolist(), (ends - starts).tolist(), sums.tolist(), strict=True
+        )
+    )
 
 
 def _concat(parts: list[pa.Array[Any]]) -> pa.Array[Any]:

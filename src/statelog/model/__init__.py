@@ -1,5 +1,14 @@
 """Values: what the other rooms talk about.  No IO, no clock, no threads."""
 
+from statelog.model.checkpoint import (
+    ChangelogStateBackendHandle,
+    CompletedCheckpoint,
+    Json,
+    MaterializedHandle,
+    TaskStateSnapshot,
+    live_log,
+    live_snapshots,
+)
 from statelog.model.handles import (
     ByteStreamStateHandle,
     ChangelogStateHandle,
@@ -23,16 +32,23 @@ __all__ = [
     "METADATA_KEY_GROUP",
     "ByteStreamStateHandle",
     "ChangeBatch",
+    "ChangelogStateBackendHandle",
     "ChangelogStateHandle",
+    "CompletedCheckpoint",
     "FileStateHandle",
     "HandleAndOffset",
+    "Json",
     "KeyGroupRange",
+    "MaterializedHandle",
     "SequenceNumber",
     "SequenceNumberRange",
     "SnapshotResult",
     "StateChange",
     "StateChangeSet",
     "StreamStateHandle",
+    "TaskStateSnapshot",
     "key_group_range_for_operator",
+    "live_log",
+    "live_snapshots",
     "split_key_groups",
 ]

@@ -7,7 +7,6 @@ name is written once and never reused, so there is no overwrite in this seam.
 
 from __future__ import annotations
 
-import builtins
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class ObjectStore(Protocol):
         """Yield every object below the folder *prefix*, in no particular order."""
         ...
 
-    def list_folders(self, prefix: str = "") -> builtins.list[str]:
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the names of the folders directly below the folder *prefix*."""
         ...
 

@@ -1,0 +1,518 @@
+"""
+The coordinator: many tasks acknowledge, one object commits.
+
+A checkpoint exists from the moment its `chk-<id>/_metadata` was put and the answer "you made it"
+was true; everything before can be repeated, everything after can be lost.  Decisions are in
+`core.checkpoint_ledger`; this shell talks to the store.
+Source: Flink, CheckpointCoordinator; fencing by claims is our own (Flink has leader election).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, TypeVar
+
+from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, sweep
+from statelog.checkpoint.history import (
+    find_newest,
+    load_checkpoint,
+    load_section,
+    missing_objects,
+    present_ids,
+    read_checkpoint,
+)
+from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.options import CheckpointOptions
+from statelog.checkpoint.ownership import claim_epoch, is_taken_over
+from statelog.core.checkpoint_ledger import (
+    Acknowledged,
+    CheckpointLedger,
+    CleanUpRequested,
+    CommitRequested,
+    Committed,
+    Declined,
+    Deleted,
+    DeleteObjects,
+    Fenced,
+    Restored,
+    RetainedCheckpoint,
+    Triggered,
+    WriteMetadata,
+)
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    FencedError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+    StoreError,
+    UsageError,
+)
+from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
+from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
+from statelog.runtime.fail_points import fail_point
+from statelog.store import LocationPaths, ObjectStore
+
+__all__ = [
+    "CheckpointCoordinator",
+    "CheckpointOptions",
+    "CheckpointSummary",
+    "CleanUpReport",
+    "list_checkpoints",
+    "sweep",
+]
+
+_NS_PER_MS = 1_000_000
+_Action = TypeVar("_Action")
+
+
+class CheckpointCoordinator:
+    """
+    Completes checkpoints of one location, for one owner.
+
+    The order of calls: `claim`, `restore`, and then for every checkpoint `trigger`, `acknowledge`
+    for each range, `complete` (or `decline`), `clean_up`.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        owner_id: Who this is; goes into claims and checkpoints.
+        max_parallelism: Number of key groups of the job, fixed for life.
+        options: How checkpoints are kept.
+        clock_ms: Milliseconds since 1970 (UTC).
+
+    Thread: Not for several at once.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: LocationPaths,
+        *,
+        owner_id: str,
+        max_parallelism: int,
+        options: CheckpointOptions,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._owner_id = owner_id
+        self._max_parallelism = max_parallelism
+        self._options = options
+        self._clock_ms = clock_ms
+        self._ledger = self._new_ledger()
+        self._epoch: int | None = None
+        self._restored = False
+        self._abandoned: tuple[int, ...] = ()
+        self._prepared: MetadataFile | None = None
+
+    def _new_ledger(self) -> CheckpointLedger:
+        return CheckpointLedger(
+            max_parallelism=self._max_parallelism, retained=self._options.retained
+        )
+
+    def _now_ns(self) -> int:
+        return self._clock_ms() * _NS_PER_MS
+
+    @property
+    def latest(self) -> CompletedCheckpoint | None:
+        """The newest checkpoint this coordinator has restored or completed."""
+        return self._ledger.latest
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of this owner's claim; None before `claim`."""
+        return self._epoch
+
+    def claim(self) -> int:
+        """
+        Take the location over: from now on every earlier owner fails with `FencedError`.
+
+        What was restored before the claim is forgotten, because the earlier owner may have
+        committed since; call `restore` afterwards.
+
+        Returns:
+            The epoch of the claim, >= 1.
+
+        Raises:
+            StoreError: The store failed; the claim may be repeated.
+            CheckpointError: Too many others claim the location (`reason` "contended").
+
+        Blocks: On the store (one listing, one put).   Thread: the driver's.
+        """
+        self._epoch = claim_epoch(self._store, self._paths, self._owner_id, self._clock_ms)
+        self._ledger = self._new_ledger()
+        self._restored = False
+        self._prepared = None
+        return self._epoch
+
+    def restore(self, checkpoint_id: int | None = None) -> CompletedCheckpoint | None:
+        """
+        Find the checkpoint to continue from.
+
+        A damaged newest checkpoint is reported, never skipped.  Asking for an older one by its id
+        means to give up the newer ones: the first `complete` afterwards deletes them.
+
+        Args:
+            checkpoint_id: None for the newest one, or the id of one.
+
+        Returns:
+            The checkpoint, read whole and verified; None if the location has none.
+
+        Raises:
+            CheckpointError: `reason` "damaged": the checkpoint asked for is damaged; `path` names
+                the object and `usable_id` an older one that can be asked for.  "not_found",
+                "subsumed", "objects_missing": the id cannot be restored.  "max_parallelism": the
+                job was started with another number of key groups.
+            IncompatibleFormatError: A newer statelog wrote it.
+
+        Blocks: On the store.   Thread: the driver's.
+        """
+        ids = present_ids(self._store, self._paths)
+        if checkpoint_id is None:
+            history = find_newest(self._store, self._paths, ids=ids)
+            found, abandoned = history.newest, history.strays
+            kept = found.retained if found else ()
+        else:
+            found = self._asked_for(checkpoint_id, ids)
+            abandoned = tuple(one for one in ids if one > checkpoint_id)
+            kept = self._whole(found)
+        if found is not None and found.max_parallelism != self._max_parallelism:
+            raise CheckpointError(
+                f"checkpoint {found.checkpoint_id} of {self._store.url} was taken with "
+                f"{found.max_parallelism} key groups; max_parallelism {self._max_parallelism} "
+                "cannot read it, because keys would move between key groups. Use the number the "
+                "job began with",
+                reason="max_parallelism",
+                checkpoint_id=found.checkpoint_id,
+            )
+        self._ledger.handle(
+            Restored(
+                found,
+                tuple(one for i in kept if (one := self._retained(i, found)) is not None),
+                self._leftovers(found),
+            ),
+            self._now_ns(),
+        )
+        self._abandoned = abandoned
+        self._prepared = None
+        self._restored = True
+        return found
+
+    def _asked_for(self, checkpoint_id: int, ids: Sequence[int]) -> CompletedCheckpoint:
+        """Return the checkpoint with the given id if it can be restored."""
+        path = self._paths.metadata(checkpoint_id)
+        facts = {"checkpoint_id": checkpoint_id, "path": path}
+        try:
+            found = read_checkpoint(self._store, self._paths, checkpoint_id, whole=True).checkpoint
+        except ObjectNotFoundError as error:
+            present = ", ".join(map(str, ids[-10:])) or "none"
+            raise CheckpointError(
+                f"there is no checkpoint {checkpoint_id} in {self._store.url} (newest: {present})",
+                reason="not_found",
+                **facts,
+            ) from error
+        except CorruptionError as error:
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} is damaged: {error}; ask for another one",
+                reason="damaged",
+                usable_id=None,
+                **facts,
+            ) from error
+        try:
+            newest = find_newest(self._store, self._paths, ids=list(ids)).newest
+        except CheckpointError:
+            newest = None  # damaged: this is what one asks for an older one for
+        if newest is not None and checkpoint_id not in newest.retained:
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} is not retained any more (retained: "
+                f"{', '.join(map(str, newest.retained))}); what it needs may have been deleted",
+                reason="subsumed",
+                **facts,
+            )
+        if missing := missing_objects(self._store, self._paths, found):
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
+                f"gone, first {missing[0]}",
+                reason="objects_missing",
+                missing=missing,
+                **facts,
+            )
+        return found
+
+    def _whole(self, found: CompletedCheckpoint) -> tuple[int, ...]:
+        """Return those retained by *found* that still have all their objects, itself last."""
+        whole = []
+        for checkpoint_id in found.retained[:-1]:
+            try:
+                older = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
+            except (ObjectNotFoundError, CorruptionError):
+                continue
+            if not missing_objects(self._store, self._paths, older):
+                whole.append(checkpoint_id)
+        return (*whole, found.checkpoint_id)
+
+    def _retained(
+        self, checkpoint_id: int, found: CompletedCheckpoint | None
+    ) -> RetainedCheckpoint | None:
+        """Return what the ledger needs to know of one checkpoint; None if it does not exist."""
+        if found is not None and checkpoint_id == found.checkpoint_id:
+            return RetainedCheckpoint(checkpoint_id, self._objects(found))
+        try:
+            older = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
+        except ObjectNotFoundError:
+            return None
+        except (CorruptionError, IncompatibleFormatError):
+            return RetainedCheckpoint(checkpoint_id, None)
+        return RetainedCheckpoint(checkpoint_id, self._objects(older))
+
+    def _leftovers(self, found: CompletedCheckpoint | None) -> tuple[RetainedCheckpoint, ...]:
+        """Return what *found* subsumed: its owner may have died before the clean-up."""
+        if found is None or found.parent_id is None:
+            return ()
+        try:
+            parent = read_checkpoint(self._store, self._paths, found.parent_id).checkpoint
+        except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+            return ()
+        subsumed = [one for one in parent.retained if one not in found.retained]
+        leftovers = (self._retained(one, None) for one in subsumed)
+        return tuple(one for one in leftovers if one is not None)
+
+    def _objects(self, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
+        own = self._paths.metadata(checkpoint.checkpoint_id)
+        return (*(path for path in checkpoint.referenced_paths() if path != own), own)
+
+    def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
+        """
+        Begin a checkpoint; triggering the one under way again begins it anew.
+
+        Args:
+            checkpoint_id: Higher than that of the latest checkpoint.
+            ranges: Key groups of each task that will acknowledge; disjoint.
+
+        Raises:
+            CheckpointError: `reason` "not_newer", "in_progress" or "committing".
+            UsageError: The ranges overlap, or `claim` and `restore` were not called before.
+            FencedError: Another owner has taken over.
+
+        Thread: the driver's.
+        """
+        if self._epoch is None or not self._restored:
+            raise UsageError(
+                "call claim() and then restore() before the first checkpoint: the location may "
+                "have an owner and a past"
+            )
+        self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
+        self._prepared = None
+
+    def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
+        """
+        Take in what one task has made durable; of several for one range the last counts.
+
+        Raises:
+            CheckpointError: `reason` "unknown", "declined", "unknown_range", "committing",
+                "foreign_key_groups" or "snapshot_too_new".
+            FencedError: Another owner has taken over.
+
+        Thread: the driver's.
+        """
+        self._ledger.handle(Acknowledged(checkpoint_id, snapshot), self._now_ns())
+
+    def decline(self, checkpoint_id: int, reason: str) -> None:
+        """
+        Give the checkpoint under way up; what tasks have uploaded for it is left to the sweep.
+
+        Raises:
+            CheckpointError: It is not under way.
+            FencedError: Another owner has taken over.
+
+        Thread: the driver's.
+        """
+        self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
+        self._prepared = None
+
+    def complete(
+        self,
+        checkpoint_id: int,
+        *,
+        properties: Mapping[str, Json],
+        sections: Mapping[bytes, bytes] | None = None,
+    ) -> CompletedCheckpoint:
+        """
+        Commit: put the one object that makes the checkpoint exist.
+
+        After an error of the store the outcome may be unknown; calling again puts the same bytes
+        and finds out (the first call's properties and sections count).
+
+        Args:
+            checkpoint_id: The checkpoint under way, acknowledged by all its tasks.
+            properties: What the engine wants to find again with it, in JSON.
+            sections: Opaque bytes by four-byte tag, in the same object (`OUTP`: staged output).
+
+        Returns:
+            The checkpoint; change sets that were inline now lie in its metadata object.
+
+        Raises:
+            CheckpointError: `reason` "incomplete" names the `missing` ranges; or it is not under
+                way, or was declined.
+            FencedError: Another owner has taken over, or has committed this id.  This owner must
+                stop; if its object was put, the new owner may or may not have seen it.
+            StoreError: The store failed; call again.
+            UsageError: A property is not JSON, or a tag is reserved.
+
+        Blocks: On the store (two looks at the claims, one put).   Thread: the driver's.
+        """
+        plan = _only(self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns()))
+        if not isinstance(plan, WriteMetadata):
+            raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
+        self._check_ownership(checkpoint_id, committed=False)
+        if self._prepared is None:
+            self._prepared = self._prepare(plan, properties, sections or {})
+        prepared = self._prepared
+        self._delete_abandoned()
+        fail_point("before-commit")
+        self._put(checkpoint_id, prepared)
+        fail_point("after-commit")
+        # A claim that came while the put was on its way may have restored without this checkpoint
+        # and gone on.  Only if there is still none is this checkpoint surely part of the history.
+        self._check_ownership(checkpoint_id, committed=True)
+        checkpoint = prepared.record.checkpoint
+        self._prepared = None
+        self._ledger.handle(Committed(checkpoint, self._objects(checkpoint)), self._now_ns())
+        return checkpoint
+
+    def _prepare(
+        self,
+        plan: WriteMetadata,
+        properties: Mapping[str, Json],
+        sections: Mapping[bytes, bytes],
+    ) -> MetadataFile:
+        checkpoint = CompletedCheckpoint(
+            checkpoint_id=plan.checkpoint_id,
+            parent_id=plan.parent_id,
+            created_at_ms=self._clock_ms(),
+            epoch=self._epoch or 0,
+            owner_id=self._owner_id,
+            max_parallelism=self._max_parallelism,
+            materialized=plan.materialized,
+            log=plan.log,
+            retained=plan.retained,
+            properties=dict(properties),
+        )
+        return write_metadata(
+            CheckpointRecord(checkpoint, os.urandom(8).hex()),
+            self._paths.metadata(plan.checkpoint_id),
+            compress=self._options.compress_metadata,
+            sections=sections,
+        )
+
+    def _put(self, checkpoint_id: int, prepared: MetadataFile) -> None:
+        """Put the metadata object; return if it is there and ours."""
+        path = self._paths.metadata(checkpoint_id)
+        try:
+            self._store.put_if_absent(path, prepared.buffers)
+        except StoreError as error:
+            # A lost answer looks like a fault, or (repeated by the client) like a conflict.
+            try:
+                found = read_checkpoint(self._store, self._paths, checkpoint_id).record
+            except ObjectNotFoundError:
+                raise error from None
+            except (CorruptionError, IncompatibleFormatError) as unreadable:
+                self._fence(f"{path} exists and is not ours: {unreadable}", error)
+            other, own = found.checkpoint, prepared.record.checkpoint
+            if (other.owner_id, other.epoch, found.attempt) != (
+                own.owner_id,
+                own.epoch,
+                prepared.record.attempt,
+            ):
+                self._fence(
+                    f"checkpoint {checkpoint_id} was committed by {other.owner_id!r} in epoch "
+                    f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch "
+                    f"{own.epoch} (attempt {prepared.record.attempt})",
+                    error,
+                )
+
+    def _check_ownership(self, checkpoint_id: int, *, committed: bool) -> None:
+        epoch = self._epoch or 0
+        if is_taken_over(self._store, self._paths, epoch):
+            self._fence(
+                f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}; "
+                f"checkpoint {checkpoint_id} was "
+                + ("put, but the new owner may not know of it" if committed else "not committed")
+            )
+
+    def _fence(self, reason: str, cause: StoreError | None = None) -> NoReturn:
+        message = f"{self._owner_id!r} has lost its place: {reason}. Stop; a restart continues"
+        self._ledger.handle(Fenced(message), self._now_ns())
+        self._prepared = None
+        raise FencedError(message) from cause
+
+    def _delete_abandoned(self) -> None:
+        """Take the checkpoints away that `restore` gave up, newest first."""
+        if self._abandoned:
+            self._store.delete([self._paths.metadata(one) for one in reversed(self._abandoned)])
+            self._abandoned = ()
+
+    def checkpoints(self) -> list[int]:
+        """
+        Return the ids of the checkpoints that can be restored, ascending.
+
+        Raises:
+            CheckpointError: Nothing was restored yet, and the newest checkpoint is damaged.
+
+        Blocks: On the store, before the first `restore`.   Thread: the driver's.
+        """
+        if self._restored:
+            return list(self._ledger.retained)
+        newest = find_newest(self._store, self._paths).newest
+        return list(newest.retained) if newest else []
+
+    def load(self, checkpoint_id: int) -> CompletedCheckpoint:
+        """
+        Read a checkpoint to look at it; nothing is continued from it.
+
+        Raises:
+            CheckpointError: `reason` "not_found" or "damaged".
+            IncompatibleFormatError: A newer statelog wrote it.
+
+        Blocks: On the store.   Thread: any.
+        """
+        latest = self._ledger.latest
+        if latest is not None and latest.checkpoint_id == checkpoint_id:
+            return latest
+        return load_checkpoint(self._store, self._paths, checkpoint_id)
+
+    def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
+        """
+        Return a caller's section of a checkpoint, or None if it has none.
+
+        Raises:
+            CheckpointError: `reason` "not_found" or "damaged".
+            IncompatibleFormatError: A newer statelog wrote it.
+
+        Blocks: On the store.   Thread: any.
+        """
+        return load_section(self._store, self._paths, checkpoint_id, tag)
+
+    def clean_up(self) -> CleanUpReport:
+        """
+        Delete what no retained checkpoint needs any more; no listing.
+
+        A failure is in the report, not raised, and is tried again the next time.
+
+        Raises:
+            FencedError: Another owner has taken over.
+
+        Blocks: On the store, one request for each object.   Thread: the driver's.
+        """
+        report = CleanUpReport()
+        for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
+            if isinstance(action, DeleteObjects):
+                report = delete_objects(self._store, action.paths)
+                self._ledger.handle(Deleted(report.deleted), self._now_ns())
+        return report
+
+
+def _only(actions: Sequence[_Action]) -> _Action | None:
+    return actions[0] if len(actions) == 1 else None

@@ -1,0 +1,269 @@
+"""
+Reading checkpoints back: which there are, which one is the newest, what each says.
+
+A checkpoint exists when its `_metadata` does.  The newest is the one to continue from, unless it
+is a *stray*: committed late by an owner that had lost its place, beside a history that went on
+without it.  A stray is told by this: between its parent and itself there is another checkpoint, of
+a later claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord, decode_record
+from statelog.format.segment import FOOTER, Trailer, parse_segment, read_trailer
+from statelog.model import CompletedCheckpoint
+from statelog.store import LocationPaths, ObjectStore
+from statelog.store.paths import parse_checkpoint_folder
+
+_TAIL_SIZE: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """
+    A checkpoint as the store has it.
+
+    Args:
+        record: What it says.
+        sections: The trailer sections of its file by tag.
+        size_bytes: Length of its file.
+    """
+
+    record: CheckpointRecord
+    sections: Mapping[bytes, bytes]
+    size_bytes: int
+
+    @property
+    def checkpoint(self) -> CompletedCheckpoint:
+        """The checkpoint itself."""
+        return self.record.checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """
+    What a restart needs to know.
+
+    Args:
+        newest: The checkpoint to continue from, or None if there is none.
+        strays: Checkpoints that are no part of its history, though their ids are higher.
+    """
+
+    newest: CompletedCheckpoint | None
+    strays: tuple[int, ...] = ()
+
+
+def present_ids(store: ObjectStore, paths: LocationPaths) -> list[int]:
+    """Return the ids of all checkpoint folders, ascending; a folder may have no metadata (yet)."""
+    ids = (parse_checkpoint_folder(name) for name in store.list_folders(paths.root))
+    return sorted(one for one in ids if one is not None)
+
+
+def read_checkpoint(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, *, whole: bool = False
+) -> StoredCheckpoint:
+    """
+    Read one checkpoint, verified.
+
+    Args:
+        store: Where it lies.
+        paths: The location in the store.
+        checkpoint_id: Its id.
+        whole: Also read and verify the change sets inside; otherwise only the trailer is read.
+
+    Raises:
+        ObjectNotFoundError: There is no such checkpoint.
+        CorruptionError: Its metadata is damaged.
+        IncompatibleFormatError: A newer statelog wrote it.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    path = paths.metadata(checkpoint_id)
+    if whole:
+        data = store.get(path)
+        trailer, size = parse_segment(data, where=path).trailer, len(data)
+    else:
+        size = store.head(path).size_bytes
+        trailer = _read_tail(store, path, size)
+    if trailer is None or CHECKPOINT_TAG not in trailer.sections:
+        raise CorruptionError(
+            f"damaged checkpoint metadata {path}: the {size} bytes hold no checkpoint record (cut "
+            "short, or no checkpoint)",
+            path=path,
+        )
+    record = decode_record(trailer.sections[CHECKPOINT_TAG], where=path)
+    if record.checkpoint.checkpoint_id != checkpoint_id:
+        raise CorruptionError(
+            f"{path} holds checkpoint {record.checkpoint.checkpoint_id}; somebody moved it",
+            path=path,
+        )
+    return StoredCheckpoint(record, trailer.sections, size)
+
+
+def _read_tail(store: ObjectStore, path: str, size: int) -> Trailer | None:
+    start = max(0, size - _TAIL_SIZE)
+    tail = store.get_range(path, start, size - start)
+    if len(tail) >= FOOTER.size:
+        needed = FOOTER.size + FOOTER.unpack(tail[-FOOTER.size :])[0]
+        if len(tail) < needed <= size:
+            tail = store.get_range(path, size - needed, needed)
+    return read_trailer(tail, where=path)
+
+
+def find_newest(
+    store: ObjectStore, paths: LocationPaths, *, ids: list[int] | None = None
+) -> History:
+    """
+    Find the checkpoint to continue from.
+
+    Args:
+        store: Where to look.
+        paths: The location in the store.
+        ids: Result of `present_ids`, if known.
+
+    Raises:
+        CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
+            older one that can be used (`usable_id`) and how to ask for it.
+        IncompatibleFormatError: A newer statelog wrote the newest one.
+
+    Blocks: On the store.
+    """
+    ids = present_ids(store, paths) if ids is None else ids
+    strays: list[int] = []
+    for position in reversed(range(len(ids))):
+        try:
+            newest = read_checkpoint(store, paths, ids[position], whole=True).checkpoint
+        except ObjectNotFoundError:
+            continue
+        except CorruptionError as error:
+            raise _damaged(store, paths, ids[position], ids[:position], error) from error
+        if not _is_stray(store, paths, newest, ids[:position]):
+            return History(newest, tuple(reversed(strays)))
+        strays.append(newest.checkpoint_id)
+    return History(None, tuple(reversed(strays)))
+
+
+def _is_stray(
+    store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint, older: list[int]
+) -> bool:
+    parent = -1 if newest.parent_id is None else newest.parent_id
+    for checkpoint_id in older:
+        if checkpoint_id <= parent:
+            continue
+        try:
+            rival = read_checkpoint(store, paths, checkpoint_id).checkpoint
+        except (ObjectNotFoundError, CorruptionError):
+            continue
+        if rival.epoch > newest.epoch:
+            return True
+    return False
+
+
+def missing_objects(
+    store: ObjectStore, paths: LocationPaths, checkpoint: CompletedCheckpoint
+) -> tuple[str, ...]:
+    """Return the objects the checkpoint needs that are not there (one listing, some requests)."""
+    listed = {info.path for info in store.list(paths.root)}
+    return tuple(
+        path
+        for path in checkpoint.referenced_paths()
+        if path not in listed and not _exists(store, path)
+    )
+
+
+def _exists(store: ObjectStore, path: str) -> bool:
+    try:
+        store.head(path)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def _damaged(
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint_id: int,
+    older: list[int],
+    error: CorruptionError,
+) -> CheckpointError:
+    usable = _newest_usable(store, paths, older)
+    advice = (
+        "there is no older checkpoint that can be used"
+        if usable is None
+        else f"the newest older checkpoint that can be used is {usable}; to continue from it, and "
+        f"give up what was committed after it, ask for it by name: restore(checkpoint_id={usable})"
+    )
+    return CheckpointError(
+        f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}",
+        reason="damaged",
+        checkpoint_id=checkpoint_id,
+        path=paths.metadata(checkpoint_id),
+        usable_id=usable,
+    )
+
+
+def _newest_usable(store: ObjectStore, paths: LocationPaths, ids: list[int]) -> int | None:
+    for checkpoint_id in reversed(ids):
+        try:
+            found = read_checkpoint(store, paths, checkpoint_id, whole=True).checkpoint
+        except (ObjectNotFoundError, CorruptionError):
+            continue
+        if not missing_objects(store, paths, found):
+            return checkpoint_id
+    return None
+
+
+def load_checkpoint(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
+) -> CompletedCheckpoint:
+    """
+    Read one checkpoint for somebody who asked for it by its id.
+
+    Raises:
+        CheckpointError: `reason` "not_found" or "damaged".
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store.
+    """
+    return _load(store, paths, checkpoint_id).checkpoint
+
+
+def load_section(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, tag: bytes
+) -> bytes | None:
+    """
+    Return a caller's section of one checkpoint, or None if it has none.
+
+    Raises:
+        CheckpointError: `reason` "not_found" or "damaged".
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store.
+    """
+    return _load(store, paths, checkpoint_id).sections.get(tag)
+
+
+def _load(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> StoredCheckpoint:
+    path = paths.metadata(checkpoint_id)
+    try:
+        return read_checkpoint(store, paths, checkpoint_id)
+    except ObjectNotFoundError as error:
+        raise CheckpointError(
+            f"there is no checkpoint {checkpoint_id} in {store.url}",
+            reason="not_found",
+            checkpoint_id=checkpoint_id,
+            path=path,
+        ) from error
+    except CorruptionError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} is damaged: {error}",
+            reason="damaged",
+            checkpoint_id=checkpoint_id,
+            path=path,
+        ) from error

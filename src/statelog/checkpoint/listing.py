@@ -1,0 +1,131 @@
+"""A location's checkpoints at a glance."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statelog.checkpoint.history import StoredCheckpoint, find_newest, present_ids, read_checkpoint
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+)
+from statelog.model import Json
+from statelog.store import LocationPaths, ObjectStore
+
+
+class CheckpointState(enum.Enum):
+    """What a checkpoint is good for."""
+
+    RETAINED = "retained"
+    """Can be restored."""
+    SUBSUMED = "subsumed"
+    """Cannot be restored; its file is there because a retained one needs change sets in it."""
+    DAMAGED = "damaged"
+    """Cannot be read."""
+    INCOMPATIBLE = "incompatible"
+    """Written by a newer statelog; not damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSummary:
+    """
+    One checkpoint in a listing.
+
+    Args:
+        checkpoint_id: Its number.
+        state: What it is good for.
+        size_bytes: Length of its metadata object (with inline changes and staged output).
+        created_at_ms: Milliseconds since 1970, or None if it cannot be read.
+        parent_id: The checkpoint it continues.
+        epoch: Claim under which it was committed, or None.
+        owner_id: Who committed it, or None.
+        log_length: Number of log handles.
+        log_size_bytes: Summed value bytes of its log.
+        snapshot_count: Number of snapshots.
+        properties: What the engine remembered with it.
+        problem: Why it cannot be read, or "".
+    """
+
+    checkpoint_id: int
+    state: CheckpointState
+    size_bytes: int
+    created_at_ms: int | None = None
+    parent_id: int | None = None
+    epoch: int | None = None
+    owner_id: str | None = None
+    log_length: int = 0
+    log_size_bytes: int = 0
+    snapshot_count: int = 0
+    properties: Mapping[str, Json] = field(default_factory=dict)
+    problem: str = ""
+
+
+def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[CheckpointSummary]:
+    """
+    Return all checkpoints whose metadata is there, ascending by id.
+
+    A damaged newest checkpoint hides which others are retained: then those that the newest
+    readable one names are called retained.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store, about two requests for each checkpoint.
+    """
+    found: dict[int, StoredCheckpoint | CorruptionError | IncompatibleFormatError] = {}
+    ids = present_ids(store, paths)
+    for checkpoint_id in ids:
+        try:
+            found[checkpoint_id] = read_checkpoint(store, paths, checkpoint_id)
+        except ObjectNotFoundError:
+            continue
+        except (CorruptionError, IncompatibleFormatError) as error:
+            found[checkpoint_id] = error
+    retained = _retained_ids(store, paths, found)
+    summaries = []
+    for checkpoint_id, one in found.items():
+        if isinstance(one, StoredCheckpoint):
+            summaries.append(_summary(one, checkpoint_id in retained))
+        else:
+            damaged = isinstance(one, CorruptionError)
+            summaries.append(
+                CheckpointSummary(
+                    checkpoint_id=checkpoint_id,
+                    state=CheckpointState.DAMAGED if damaged else CheckpointState.INCOMPATIBLE,
+                    size_bytes=store.head(paths.metadata(checkpoint_id)).size_bytes,
+                    problem=str(one),
+                )
+            )
+    return summaries
+
+
+def _retained_ids(
+    store: ObjectStore, paths: LocationPaths, found: Mapping[int, object]
+) -> tuple[int, ...]:
+    try:
+        newest = find_newest(store, paths, ids=list(found)).newest
+    except (CheckpointError, IncompatibleFormatError):
+        readable = [one for one in found.values() if isinstance(one, StoredCheckpoint)]
+        newest = readable[-1].checkpoint if readable else None
+    return newest.retained if newest else ()
+
+
+def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:
+    checkpoint = stored.checkpoint
+    return CheckpointSummary(
+        checkpoint_id=checkpoint.checkpoint_id,
+        state=CheckpointState.RETAINED if retained else CheckpointState.SUBSUMED,
+        size_bytes=stored.size_bytes,
+        created_at_ms=checkpoint.created_at_ms,
+        parent_id=checkpoint.parent_id,
+        epoch=checkpoint.epoch,
+        owner_id=checkpoint.owner_id,
+        log_length=len(checkpoint.log),
+        log_size_bytes=sum(handle.size_bytes for handle in checkpoint.log),
+        snapshot_count=len(checkpoint.materialized),
+        properties=checkpoint.properties,
+    )

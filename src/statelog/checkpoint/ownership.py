@@ -1,0 +1,95 @@
+"""
+Who may write: claims of a location, numbered by epoch.
+
+A claim is the object `owner/<epoch>`, made by put-if-absent, so that one of several starters wins
+each number; it is never deleted.  Whoever holds epoch e has lost its place as soon as
+`owner/<e + 1>` exists: one question to the store, with no clock and no lease in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from statelog.errors import (
+    CheckpointError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+)
+from statelog.store import LocationPaths, ObjectStore
+from statelog.store.paths import parse_owner
+
+_ATTEMPTS: Final = 1000
+
+
+def newest_epoch(store: ObjectStore, paths: LocationPaths) -> int:
+    """Return the newest claimed epoch, 0 if there is none."""
+    epochs = (parse_owner(info.path) for info in store.list(paths.owners))
+    return max((epoch for epoch in epochs if epoch is not None), default=0)
+
+
+def claim_epoch(
+    store: ObjectStore, paths: LocationPaths, owner_id: str, clock_ms: Callable[[], int]
+) -> int:
+    """
+    Take the location over and return the epoch of the claim.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        owner_id: Who claims; for people.
+        clock_ms: Milliseconds since 1970; for people.
+
+    Raises:
+        StoreError: The store failed.
+        CheckpointError: Others claimed the location faster, a thousand times in a row.
+
+    Blocks: On the store.
+    """
+    nonce = os.urandom(16).hex()
+    body = msgspec.json.encode(
+        {"version": 1, "owner_id": owner_id, "attempt": nonce, "created_at_ms": clock_ms()}
+    )
+    epoch = newest_epoch(store, paths)
+    for _ in range(_ATTEMPTS):
+        epoch += 1
+        try:
+            store.put_if_absent(paths.owner(epoch), body)
+        except StoreError as error:
+            # A lost answer looks like a conflict or a fault; the claim itself knows whose it is.
+            found = _body(store, paths.owner(epoch))
+            if found is None and not isinstance(error, ObjectExistsError):
+                raise
+            if found != body:
+                continue
+        return epoch
+    raise CheckpointError(
+        f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
+        "is the job started more than once?",
+        reason="contended",
+    )
+
+
+def _body(store: ObjectStore, path: str) -> bytes | None:
+    try:
+        return bytes(store.get(path))
+    except ObjectNotFoundError:
+        return None
+
+
+def is_taken_over(store: ObjectStore, paths: LocationPaths, epoch: int) -> bool:
+    """
+    Return whether a newer claim than *epoch* exists.
+
+    Raises:
+        StoreError: The store failed, so nothing is known.
+    """
+    try:
+        store.head(paths.owner(epoch + 1))
+    except ObjectNotFoundError:
+        return False
+    return True

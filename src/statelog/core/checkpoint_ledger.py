@@ -1,0 +1,487 @@
+"""
+The coordinator's memory: who has acknowledged, what a commit consists of, what is garbage.
+
+No IO, no clock, no names of objects: the shell tells what happened (`handle(event, now_ns)`) and
+does what the actions say.  An event that must not be is refused with an error and changes nothing.
+Source: Flink, CheckpointCoordinator, PendingCheckpoint and SharedStateRegistry.  Deviations: one
+checkpoint at a time; garbage is found by counting references of retained checkpoints, and what a
+pending acknowledgement names is never garbage.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, assert_never
+
+from statelog.errors import CheckpointError, FencedError, UsageError, check
+from statelog.model import (
+    ChangelogStateHandle,
+    CompletedCheckpoint,
+    FileStateHandle,
+    KeyGroupRange,
+    MaterializedHandle,
+    TaskStateSnapshot,
+    live_log,
+    live_snapshots,
+)
+
+_DECLINED_REMEMBERED: Final = 100
+_NS_PER_MS: Final = 1_000_000
+
+# --------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint:
+    """
+    A checkpoint and the objects it alone or with others keeps alive.
+
+    Args:
+        checkpoint_id: Its number.
+        objects: All objects it needs, its own metadata last; None if it cannot be read, and then
+            nothing can be called garbage while it is retained.
+    """
+
+    checkpoint_id: int
+    objects: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """
+    The past is known.
+
+    Args:
+        latest: The checkpoint to continue from; None at the very beginning.
+        retained: Checkpoints that count, ascending, *latest* last.
+        leftovers: Checkpoints no longer retained whose clean-up may not have been finished.
+    """
+
+    latest: CompletedCheckpoint | None
+    retained: tuple[RetainedCheckpoint, ...] = ()
+    leftovers: tuple[RetainedCheckpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """Tasks that own *ranges* were asked for checkpoint *checkpoint_id*."""
+
+    checkpoint_id: int
+    ranges: tuple[KeyGroupRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """One task has made its part durable."""
+
+    checkpoint_id: int
+    snapshot: TaskStateSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Somebody cannot or will not go on with the checkpoint."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequested:
+    """The engine wants the checkpoint committed; from here on its parts are fixed."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The metadata object is there, and it is ours."""
+
+    checkpoint: CompletedCheckpoint
+    objects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Another owner has taken the location over."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUpRequested:
+    """The engine has time for clean-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """These objects are gone."""
+
+    paths: tuple[str, ...]
+
+
+Event: TypeAlias = (
+    Restored
+    | Triggered
+    | Acknowledged
+    | Declined
+    | CommitRequested
+    | Committed
+    | Fenced
+    | CleanUpRequested
+    | Deleted
+)
+
+# -------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """
+    Build the checkpoint from these parts and put it; then report `Committed` or `Fenced`.
+
+    Args:
+        checkpoint_id: Its number.
+        parent_id: The checkpoint it continues.
+        materialized: Its snapshots.
+        log: Its log handles; those of this checkpoint may be inline.
+        retained: Checkpoints that count from then on, itself included.
+    """
+
+    checkpoint_id: int
+    parent_id: int | None
+    materialized: tuple[MaterializedHandle, ...]
+    log: tuple[ChangelogStateHandle, ...]
+    retained: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteObjects:
+    """Delete these objects in this order, then report those that are gone with `Deleted`."""
+
+    paths: tuple[str, ...]
+
+
+Action: TypeAlias = WriteMetadata | DeleteObjects
+
+# --------------------------------------------------------------------------------------- ledger
+
+
+@dataclass(slots=True)
+class _Pending:
+    checkpoint_id: int
+    ranges: tuple[KeyGroupRange, ...]
+    triggered_ns: int
+    snapshots: dict[KeyGroupRange, TaskStateSnapshot]
+    committing: bool = False
+
+
+class CheckpointLedger:
+    """
+    Remembers checkpoints for one owner.
+
+    Invariants:
+        1. The references to an object are the retained checkpoints that name it.
+        2. No garbage is named by a retained checkpoint.
+        3. The pending checkpoint is younger than the latest one.
+        4. Retained ids ascend and end with the latest one.
+        5. A pending checkpoint holds snapshots of its own ranges only, and these are disjoint.
+
+    Args:
+        max_parallelism: Number of key groups of the job.
+        retained: How many checkpoints to keep, >= 1.
+    """
+
+    def __init__(self, *, max_parallelism: int, retained: int) -> None:
+        self._max_parallelism = max_parallelism
+        self._retained_max = retained
+        self._latest: CompletedCheckpoint | None = None
+        self._retained: dict[int, tuple[str, ...] | None] = {}
+        self._references: dict[str, int] = {}
+        self._garbage: dict[str, None] = {}
+        self._pending: _Pending | None = None
+        self._declined: dict[int, str] = {}
+        self._fenced: str | None = None
+
+    @property
+    def latest(self) -> CompletedCheckpoint | None:
+        """The newest committed checkpoint."""
+        return self._latest
+
+    @property
+    def retained(self) -> tuple[int, ...]:
+        """Checkpoints that can be restored, ascending."""
+        return tuple(self._retained)
+
+    @property
+    def pending_id(self) -> int | None:
+        """The checkpoint under way, or None."""
+        return None if self._pending is None else self._pending.checkpoint_id
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """
+        Take an event in and return what is to be done.
+
+        Args:
+            event: What happened.
+            now_ns: Time, nanoseconds of any steady count.
+
+        Raises:
+            FencedError: This owner has lost its place; nothing but `Restored` is taken any more.
+            CheckpointError: The event does not fit what is known; nothing has changed.
+            UsageError: The ranges of a trigger overlap or pass the key groups of the job.
+        """
+        if self._fenced is not None and not isinstance(event, Restored | Fenced):
+            raise FencedError(self._fenced)
+        match event:
+            case Restored():
+                self._restore(event)
+            case Triggered():
+                self._trigger(event, now_ns)
+            case Acknowledged():
+                self._acknowledge(event)
+            case Declined():
+                self._decline(event)
+            case CommitRequested():
+                return [self._plan(event, now_ns)]
+            case Committed():
+                self._commit(event)
+            case Fenced():
+                self._fenced = event.reason
+                self._pending = None
+            case CleanUpRequested():
+                return self._clean_up()
+            case Deleted():
+                for path in event.paths:
+                    self._garbage.pop(path, None)
+            case _:
+                assert_never(event)
+        return []
+
+    def _restore(self, event: Restored) -> None:
+        self._latest = event.latest
+        self._fenced = None
+        self._pending = None
+        self._declined.clear()
+        self._garbage.clear()
+        self._references.clear()
+        self._retained.clear()
+        for checkpoint in event.retained:
+            self._retain(checkpoint)
+        for leftover in event.leftovers:
+            self._discard(leftover.objects)
+
+    def _trigger(self, event: Triggered, now_ns: int) -> None:
+        pending, latest = self._pending, self._latest
+        if pending is not None and pending.checkpoint_id != event.checkpoint_id:
+            raise CheckpointError(
+                f"checkpoint {event.checkpoint_id} cannot begin while {pending.checkpoint_id} is "
+                "under way; complete or decline that one first",
+                checkpoint_id=event.checkpoint_id,
+                reason="in_progress",
+            )
+        if pending is not None and pending.committing:
+            raise CheckpointError(
+                f"checkpoint {event.checkpoint_id} is being committed; call complete again, or "
+                "decline it",
+                checkpoint_id=event.checkpoint_id,
+                reason="committing",
+            )
+        if event.checkpoint_id < 0 or (latest and event.checkpoint_id <= latest.checkpoint_id):
+            raise CheckpointError(
+                f"checkpoint {event.checkpoint_id} cannot begin: "
+                + (f"{latest.checkpoint_id} is complete already" if latest else "negative id"),
+                checkpoint_id=event.checkpoint_id,
+                reason="not_newer",
+            )
+        ranges = tuple(sorted(event.ranges))
+        for before, after in itertools.pairwise(ranges):
+            if after.start <= before.end:
+                raise UsageError(f"key group ranges {before} and {after} overlap")
+        for key_groups in ranges:
+            if not len(key_groups) or key_groups.end >= self._max_parallelism:
+                raise UsageError(
+                    f"key group range {key_groups} is empty or passes the {self._max_parallelism} "
+                    "key groups of the job"
+                )
+        self._declined.pop(event.checkpoint_id, None)
+        self._pending = _Pending(event.checkpoint_id, ranges, now_ns, {})
+
+    def _pending_for(self, checkpoint_id: int) -> _Pending:
+        if self._pending is not None and self._pending.checkpoint_id == checkpoint_id:
+            return self._pending
+        if checkpoint_id in self._declined:
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} was declined: {self._declined[checkpoint_id]}",
+                checkpoint_id=checkpoint_id,
+                reason="declined",
+            )
+        under_way = "none" if self._pending is None else str(self._pending.checkpoint_id)
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} is not under way (under way: {under_way}); trigger it "
+            "first",
+            checkpoint_id=checkpoint_id,
+            reason="unknown",
+        )
+
+    def _acknowledge(self, event: Acknowledged) -> None:
+        pending = self._pending_for(event.checkpoint_id)
+        snapshot = event.snapshot
+        if pending.committing:
+            raise CheckpointError(
+                f"checkpoint {event.checkpoint_id} is being committed; the acknowledgement of "
+                f"{snapshot.key_group_range} comes too late",
+                checkpoint_id=event.checkpoint_id,
+                reason="committing",
+            )
+        if snapshot.key_group_range not in pending.ranges:
+            raise CheckpointError(
+                f"checkpoint {event.checkpoint_id} has no task with key groups "
+                f"{snapshot.key_group_range}; it was triggered for "
+                f"{', '.join(map(str, pending.ranges)) or 'no task'}",
+                checkpoint_id=event.checkpoint_id,
+                reason="unknown_range",
+            )
+        self._check_snapshot(event.checkpoint_id, snapshot)
+        pending.snapshots[snapshot.key_group_range] = snapshot
+
+    def _check_snapshot(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
+        own = snapshot.key_group_range
+        for part in (snapshot.log, snapshot.materialized):
+            if part is not None and part.key_group_range.intersection(own) != part.key_group_range:
+                raise CheckpointError(
+                    f"the task with key groups {own} acknowledged state of {part.key_group_range}",
+                    checkpoint_id=checkpoint_id,
+                    reason="foreign_key_groups",
+                )
+        if snapshot.materialized and snapshot.materialized.checkpoint_id > checkpoint_id:
+            raise CheckpointError(
+                f"the task with key groups {own} acknowledged checkpoint {checkpoint_id} with a "
+                f"snapshot of the later checkpoint {snapshot.materialized.checkpoint_id}",
+                checkpoint_id=checkpoint_id,
+                reason="snapshot_too_new",
+            )
+
+    def _decline(self, event: Declined) -> None:
+        self._pending_for(event.checkpoint_id)
+        self._pending = None
+        self._declined[event.checkpoint_id] = event.reason
+        while len(self._declined) > _DECLINED_REMEMBERED:
+            del self._declined[next(iter(self._declined))]
+
+    def _plan(self, event: CommitRequested, now_ns: int) -> WriteMetadata:
+        pending = self._pending_for(event.checkpoint_id)
+        missing = tuple(one for one in pending.ranges if one not in pending.snapshots)
+        if missing:
+            waited_ms = (now_ns - pending.triggered_ns) // _NS_PER_MS
+            raise CheckpointError(
+                f"checkpoint {event.checkpoint_id} is not complete: no acknowledgement of key "
+                f"groups {', '.join(map(str, missing))} after {waited_ms} ms",
+                checkpoint_id=event.checkpoint_id,
+                reason="incomplete",
+                missing=missing,
+            )
+        pending.committing = True
+        snapshots = [pending.snapshots[one] for one in pending.ranges]
+        latest = self._latest
+        fresh_log = tuple(
+            replace(one.log, checkpoint_id=event.checkpoint_id)
+            for one in snapshots
+            if one.log is not None and one.log.handles_and_offsets
+        )
+        log = (latest.log if latest else ()) + fresh_log
+        materialized = latest.materialized if latest else ()
+        if fresh := _unknown(materialized, snapshots):
+            materialized = live_snapshots((*materialized, *fresh), self._max_parallelism)
+            log = live_log(log, materialized, self._max_parallelism)
+        return WriteMetadata(
+            event.checkpoint_id,
+            latest.checkpoint_id if latest else None,
+            materialized,
+            log,
+            (*self._retained, event.checkpoint_id)[-self._retained_max :],
+        )
+
+    def _commit(self, event: Committed) -> None:
+        self._pending_for(event.checkpoint.checkpoint_id)
+        self._pending = None
+        self._latest = event.checkpoint
+        self._retain(RetainedCheckpoint(event.checkpoint.checkpoint_id, event.objects))
+        for checkpoint_id in list(self._retained):
+            if checkpoint_id not in event.checkpoint.retained:
+                objects = self._retained.pop(checkpoint_id)
+                for path in objects or ():
+                    self._references[path] -= 1
+                    if not self._references[path]:
+                        del self._references[path]
+                self._discard(objects)
+
+    def _retain(self, checkpoint: RetainedCheckpoint) -> None:
+        self._retained[checkpoint.checkpoint_id] = checkpoint.objects
+        for path in checkpoint.objects or ():
+            self._references[path] = self._references.get(path, 0) + 1
+            self._garbage.pop(path, None)
+
+    def _discard(self, objects: tuple[str, ...] | None) -> None:
+        for path in objects or ():
+            if path not in self._references:
+                self._garbage[path] = None
+
+    def _clean_up(self) -> list[Action]:
+        if any(objects is None for objects in self._retained.values()):
+            return []  # what the unreadable one needs is unknown, so everything may be needed
+        awaited = self._named_by_pending()
+        paths = tuple(path for path in self._garbage if path not in awaited)
+        return [DeleteObjects(paths)] if paths else []
+
+    def _named_by_pending(self) -> frozenset[str]:
+        if self._pending is None:
+            return frozenset()
+        handles = [
+            entry.handle
+            for snapshot in self._pending.snapshots.values()
+            if snapshot.log is not None
+            for entry in snapshot.log.handles_and_offsets
+        ]
+        handles += [
+            snapshot.materialized.handle
+            for snapshot in self._pending.snapshots.values()
+            if snapshot.materialized is not None
+        ]
+        return frozenset(one.path for one in handles if isinstance(one, FileStateHandle))
+
+    def check_invariants(self) -> None:
+        """Raise `InvariantError` if a numbered invariant does not hold."""
+        counted: dict[str, int] = {}
+        for objects in self._retained.values():
+            for path in objects or ():
+                counted[path] = counted.get(path, 0) + 1
+        check(counted == self._references, "1: references are not what retained checkpoints name")
+        check(not any(path in counted for path in self._garbage), "2: garbage is still named")
+        ids = tuple(self._retained)
+        latest = None if self._latest is None else self._latest.checkpoint_id
+        if self._pending is not None:
+            check(latest is None or self._pending.checkpoint_id > latest, "3: pending is too old")
+            ranges = self._pending.ranges
+            check(
+                all(one in ranges for one in self._pending.snapshots)
+                and all(a.end < b.start for a, b in itertools.pairwise(ranges)),
+                "5: pending snapshots do not fit the ranges",
+            )
+        check(
+            ids == tuple(sorted(ids)) and (ids[-1] if ids else None) == latest,
+            "4: retained ids do not ascend to the latest",
+        )
+
+
+def _unknown(
+    known: Sequence[MaterializedHandle], snapshots: Sequence[TaskStateSnapshot]
+) -> list[MaterializedHandle]:
+    """Return the snapshots that were acknowledged now for the first time."""
+    return [
+        one.materialized
+        for one in snapshots
+        if one.materialized is not None and one.materialized not in known
+    ]

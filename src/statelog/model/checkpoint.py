@@ -1,0 +1,316 @@
+"""
+Checkpoints as values: what tasks acknowledge, what is kept, and what tasks restore from.
+
+A checkpoint is a list of log positions and, beside it, snapshots that make parts of the log
+unnecessary.  The rule for every key group alone: its state is the newest snapshot that covers it,
+and then every log handle that covers it and is younger than that snapshot, in order.  Ranges of
+log and snapshots may differ (tasks come and go), so the rule is applied per key group, and handles
+are narrowed to the runs of key groups for which they still count.
+Source: Flink, ChangelogStateBackendHandle and CompletedCheckpoint.  Deviations: a task acknowledges
+only the log that is new since the last checkpoint, and the coordinator keeps the list; covering is
+decided per key group instead of per task, so that rescaling never replays old over new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from statelog.errors import CorruptionError, UsageError
+from statelog.model.handles import (
+    ChangelogStateHandle,
+    FileStateHandle,
+    StreamStateHandle,
+    stream_handle_from_json,
+)
+from statelog.model.key_group import KeyGroupRange
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+BuiltT = TypeVar("BuiltT")
+_Int64Array = npt.NDArray[np.int64]
+_NO_SNAPSHOT = -1
+
+OBJECTS_PROPERTY = "statelog.objects"
+"""Property with a list of object paths that live and die with the checkpoint (staged output)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializedHandle:
+    """
+    A snapshot of the state of some key groups.
+
+    Args:
+        key_group_range: The key groups to take from it; the snapshot itself may hold more.
+        checkpoint_id: It contains every change up to and including this checkpoint; >= 0.
+        handle: The bytes.
+
+    Raises:
+        UsageError: The range is empty or the id negative.
+    """
+
+    key_group_range: KeyGroupRange
+    checkpoint_id: int
+    handle: StreamStateHandle
+
+    def __post_init__(self) -> None:
+        if not len(self.key_group_range) or self.checkpoint_id < 0:
+            raise UsageError(
+                f"a snapshot needs key groups and an id: {self.key_group_range}, checkpoint "
+                f"{self.checkpoint_id}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "key_groups": [self.key_group_range.start, self.key_group_range.end],
+            "checkpoint_id": self.checkpoint_id,
+            "handle": self.handle.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> MaterializedHandle:
+        """Build a handle from its JSON form; raises `CorruptionError` if it is none."""
+        return _from_json(
+            value,
+            "a materialized handle",
+            lambda: cls(
+                KeyGroupRange(*value["key_groups"]),
+                int(value["checkpoint_id"]),
+                stream_handle_from_json(value["handle"]),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStateSnapshot:
+    """
+    What one task acknowledges.
+
+    Args:
+        key_group_range: The key groups of the task.
+        log: Its changes since the last completed checkpoint; None if there are none.
+        materialized: A snapshot it has finished since, or None.
+    """
+
+    key_group_range: KeyGroupRange
+    log: ChangelogStateHandle | None
+    materialized: MaterializedHandle | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "key_groups": [self.key_group_range.start, self.key_group_range.end],
+            "log": None if self.log is None else self.log.to_json(),
+            "materialized": None if self.materialized is None else self.materialized.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TaskStateSnapshot:
+        """Build a snapshot from its JSON form; raises `CorruptionError` if it is none."""
+
+        def build() -> TaskStateSnapshot:
+            log, materialized = value["log"], value["materialized"]
+            return cls(
+                KeyGroupRange(*value["key_groups"]),
+                None if log is None else ChangelogStateHandle.from_json(log),
+                None if materialized is None else MaterializedHandle.from_json(materialized),
+            )
+
+        return _from_json(value, "a task state snapshot", build)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogStateBackendHandle:
+    """
+    What one task restores from: load the snapshots, then replay the log, both in this order.
+
+    Readers drop the key groups outside the range of each single handle.  No key group is in two
+    snapshots, and none is in a log handle that its snapshot contains already.
+
+    Args:
+        key_group_range: The key groups of the task.
+        checkpoint_id: The checkpoint restored.
+        materialized: Snapshots, ascending by checkpoint.
+        log: Log handles, ascending by checkpoint.
+    """
+
+    key_group_range: KeyGroupRange
+    checkpoint_id: int
+    materialized: tuple[MaterializedHandle, ...]
+    log: tuple[ChangelogStateHandle, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "key_groups": [self.key_group_range.start, self.key_group_range.end],
+            "checkpoint_id": self.checkpoint_id,
+            "materialized": [handle.to_json() for handle in self.materialized],
+            "log": [handle.to_json() for handle in self.log],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ChangelogStateBackendHandle:
+        """Build a handle from its JSON form; raises `CorruptionError` if it is none."""
+        return _from_json(
+            value,
+            "a changelog backend handle",
+            lambda: cls(
+                KeyGroupRange(*value["key_groups"]),
+                int(value["checkpoint_id"]),
+                tuple(MaterializedHandle.from_json(one) for one in value["materialized"]),
+                tuple(ChangelogStateHandle.from_json(one) for one in value["log"]),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedCheckpoint:
+    """
+    A committed checkpoint.
+
+    Args:
+        checkpoint_id: Its number, >= 0.
+        parent_id: The checkpoint it continues; None for the first.
+        created_at_ms: When it was built, milliseconds since 1970 (UTC).
+        epoch: Claim under which it was committed, >= 1.
+        owner_id: Who committed it.
+        max_parallelism: Number of key groups of the job.
+        materialized: Snapshots, ascending by checkpoint.
+        log: Log handles, ascending by checkpoint; each has the id of the checkpoint that made it.
+        retained: Checkpoints that count when this one is the newest, ascending, itself included.
+        properties: Whatever the engine wants to remember, in JSON.
+    """
+
+    checkpoint_id: int
+    parent_id: int | None
+    created_at_ms: int
+    epoch: int
+    owner_id: str
+    max_parallelism: int
+    materialized: tuple[MaterializedHandle, ...] = ()
+    log: tuple[ChangelogStateHandle, ...] = ()
+    retained: tuple[int, ...] = ()
+    properties: Mapping[str, Json] = field(default_factory=dict, hash=False)
+
+    def for_range(self, key_group_range: KeyGroupRange) -> ChangelogStateBackendHandle:
+        """
+        Return what a task that owns *key_group_range* restores from.
+
+        A handle that counts for some key groups of the range only is narrowed to them, and comes
+        more than once if they are not contiguous.
+
+        Raises:
+            UsageError: The range passes the key groups of the job.
+        """
+        if key_group_range.end >= self.max_parallelism:
+            raise UsageError(
+                f"key groups {key_group_range} pass the {self.max_parallelism} key groups of "
+                f"checkpoint {self.checkpoint_id}"
+            )
+        winner, covered = _coverage(self.materialized, self.max_parallelism)
+        materialized = tuple(
+            replace(snapshot, key_group_range=run)
+            for index, snapshot in enumerate(self.materialized)
+            for run in _runs(snapshot.key_group_range.intersection(key_group_range), winner, index)
+        )
+        log = tuple(
+            handle if run == handle.key_group_range else replace(handle, key_group_range=run)
+            for handle in self.log
+            for run in _runs_below(
+                handle.key_group_range.intersection(key_group_range), covered, handle.checkpoint_id
+            )
+        )
+        return ChangelogStateBackendHandle(key_group_range, self.checkpoint_id, materialized, log)
+
+    def referenced_paths(self) -> tuple[str, ...]:
+        """Return the objects it needs, its own metadata not counted; sorted, each once."""
+        paths = {
+            entry.handle.path: None
+            for handle in self.log
+            for entry in handle.handles_and_offsets
+            if isinstance(entry.handle, FileStateHandle)
+        }
+        for snapshot in self.materialized:
+            if isinstance(snapshot.handle, FileStateHandle):
+                paths[snapshot.handle.path] = None
+        listed = self.properties.get(OBJECTS_PROPERTY)
+        if isinstance(listed, Sequence) and not isinstance(listed, str):
+            paths.update((path, None) for path in listed if isinstance(path, str))
+        return tuple(sorted(paths))
+
+
+def live_snapshots(
+    snapshots: Iterable[MaterializedHandle], max_parallelism: int
+) -> tuple[MaterializedHandle, ...]:
+    """
+    Return those that some key group still needs, ascending by checkpoint.
+
+    Of two snapshots of one checkpoint, the later in *snapshots* counts.
+    """
+    ordered = sorted(snapshots, key=lambda snapshot: snapshot.checkpoint_id)
+    winner, _ = _coverage(ordered, max_parallelism)
+    needed = set(np.unique(winner).tolist())
+    return tuple(snapshot for index, snapshot in enumerate(ordered) if index in needed)
+
+
+def live_log(
+    log: Iterable[ChangelogStateHandle],
+    snapshots: Sequence[MaterializedHandle],
+    max_parallelism: int,
+) -> tuple[ChangelogStateHandle, ...]:
+    """Return the handles that hold a change no snapshot contains, in the given order."""
+    _, covered = _coverage(snapshots, max_parallelism)
+    return tuple(
+        handle
+        for handle in log
+        if (
+            covered[handle.key_group_range.start : handle.key_group_range.end + 1]
+            < handle.checkpoint_id
+        ).any()
+    )
+
+
+def _coverage(
+    snapshots: Sequence[MaterializedHandle], max_parallelism: int
+) -> tuple[_Int64Array, _Int64Array]:
+    """Return per key group the index of its snapshot, and the checkpoint up to which that goes."""
+    winner = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
+    covered = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
+    for index, snapshot in enumerate(snapshots):
+        span = slice(snapshot.key_group_range.start, snapshot.key_group_range.end + 1)
+        newer = covered[span] <= snapshot.checkpoint_id
+        winner[span][newer] = index
+        covered[span][newer] = snapshot.checkpoint_id
+    return winner, covered
+
+
+def _runs(overlap: KeyGroupRange, winner: _Int64Array, index: int) -> Iterator[KeyGroupRange]:
+    return _runs_of(overlap, winner[overlap.start : overlap.end + 1] == index)
+
+
+def _runs_below(
+    overlap: KeyGroupRange, covered: _Int64Array, checkpoint_id: int
+) -> Iterator[KeyGroupRange]:
+    return _runs_of(overlap, covered[overlap.start : overlap.end + 1] < checkpoint_id)
+
+
+def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[KeyGroupRange]:
+    """Yield the contiguous runs of *overlap* where *counts* holds."""
+    if counts.all():
+        if len(overlap):
+            yield overlap
+        return
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], counts, [False])).astype(np.int8)))
+    for start, end in edges.reshape(-1, 2).tolist():
+        yield KeyGroupRange(overlap.start + start, overlap.start + end - 1)
+
+
+def _from_json(value: Any, what: str, build: Callable[[], BuiltT]) -> BuiltT:
+    try:
+        return build()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"not {what}: {value!r:.200}") from error

@@ -1,0 +1,141 @@
+"""Small makers for checkpoint tests."""
+
+import itertools
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
+from statelog.format.change_set import decode_change_set
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.model import (
+    ByteStreamStateHandle,
+    ChangeBatch,
+    ChangelogStateHandle,
+    FileStateHandle,
+    HandleAndOffset,
+    KeyGroupRange,
+    StateChange,
+    TaskStateSnapshot,
+)
+from statelog.store import LocationPaths, ObjectStore
+
+names = itertools.count()
+Changes = Sequence[tuple[int, bytes]]
+
+
+def batch_of(changes: Changes) -> ChangeBatch:
+    return ChangeBatch(
+        np.array([key_group for key_group, _ in changes], np.int32),
+        pa.array([value for _, value in changes], pa.binary()),
+    )
+
+
+def log_in_file(
+    store: ObjectStore, key_groups: KeyGroupRange, sets: Sequence[Changes], checkpoint_id: int = 0
+) -> ChangelogStateHandle:
+    """Write the sets into one changelog file and return the handle on them."""
+    writer = SegmentWriter()
+    entries = [writer.add([batch_of(changes)]) for changes in sets]
+    path = LocationPaths().changelog(f"file-{next(names)}")
+    store.put(path, writer.finish())
+    file = FileStateHandle(path, writer.payload_size)
+    return _handle(key_groups, file, entries, sets, checkpoint_id)
+
+
+def log_inline(
+    key_groups: KeyGroupRange, sets: Sequence[Changes], checkpoint_id: int = 0
+) -> ChangelogStateHandle:
+    """Return a handle that carries the sets as the bytes of a changelog file."""
+    writer = SegmentWriter()
+    entries = [writer.add([batch_of(changes)]) for changes in sets]
+    data = b"".join(bytes(piece) for piece in writer.finish())
+    inline = ByteStreamStateHandle(f"inline-{next(names)}", data)
+    return _handle(key_groups, inline, entries, sets, checkpoint_id)
+
+
+def _handle(key_groups, file, entries, sets, checkpoint_id):
+    size = sum(len(value) for changes in sets for _, value in changes)
+    return ChangelogStateHandle(
+        key_groups,
+        tuple(HandleAndOffset(file, one.offset, one.size_bytes, one.crc32c) for one in entries),
+        size,
+        size,
+        f"handle-{next(names)}",
+        checkpoint_id,
+    )
+
+
+def read_log(
+    store: ObjectStore, log: Sequence[ChangelogStateHandle], *, metadata: bool = False
+) -> list[StateChange]:
+    """Read what a restoring task would replay."""
+    found = []
+    for handle in log:
+        for entry in handle.handles_and_offsets:
+            if isinstance(entry.handle, FileStateHandle):
+                segment = parse_segment(store.get(entry.handle.path), where=entry.handle.path)
+            else:
+                segment = parse_segment(entry.handle.data)
+            for change in decode_change_set(segment.payload, entry.offset).batch:
+                if change.key_group in handle.key_group_range or (
+                    metadata and change.key_group == -1
+                ):
+                    found.append(change)
+    return found
+
+
+class ManualClock:
+    """Milliseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+
+def coordinator(store: ObjectStore, owner: str = "a", **options: object) -> CheckpointCoordinator:
+    max_parallelism = int(options.pop("max_parallelism", 8))  # type: ignore[call-overload]
+    return CheckpointCoordinator(
+        store,
+        LocationPaths(),
+        owner_id=owner,
+        max_parallelism=max_parallelism,
+        options=CheckpointOptions(**options),  # type: ignore[arg-type]
+        clock_ms=ManualClock(),
+    )
+
+
+def started(store: ObjectStore, owner: str = "a", **options: object) -> CheckpointCoordinator:
+    one = coordinator(store, owner, **options)
+    one.claim()
+    one.restore()
+    return one
+
+
+def run_checkpoint(
+    one: CheckpointCoordinator,
+    checkpoint_id: int,
+    snapshots: Sequence[TaskStateSnapshot],
+    **more: object,
+):
+    one.trigger(checkpoint_id, [snapshot.key_group_range for snapshot in snapshots])
+    for snapshot in snapshots:
+        one.acknowledge(checkpoint_id, snapshot)
+    return one.complete(checkpoint_id, properties=more.pop("properties", {}), **more)
+
+
+def small_checkpoint(one: CheckpointCoordinator, checkpoint_id: int, **more: object):
+    """Complete a checkpoint of one task with one inline change per key group pair."""
+    key_groups = KeyGroupRange(0, 7)
+    changes = [(k, f"{checkpoint_id}/{k}".encode()) for k in (0, 3, 7)]
+    snapshot = TaskStateSnapshot(key_groups, log_inline(key_groups, [changes]))
+    return run_checkpoint(one, checkpoint_id, [snapshot], **more)
+
+
+def memory_url() -> str:
+    return f"memory://checkpoint-{os.urandom(8).hex()}"
