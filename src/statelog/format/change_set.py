@@ -111,9 +111,7 @@ def _finish(pieces: list[Buffer], groups: list[GroupEntry]) -> EncodedChangeSet:
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), tuple(groups))
 
 
-def _prefixed(
-    values: pa.Array[Any], starts: npt.NDArray[np.int64]
-) -> tuple[memoryview, list[int]]:
+def _prefixed(values: pa.Array[Any], starts: npt.NDArray[np.int64]) -> tuple[memoryview, list[int]]:
     """Return all values with their lengths before them, and the byte positions of *starts*."""
     wide = pa.types.is_large_binary(values.type)
     offsets = np.frombuffer(values.buffers()[1], dtype=np.int64 if wide else np.int32)
@@ -126,7 +124,7 @@ def _prefixed(
         body = np.empty((len(values), _INT_SIZE + first), dtype=np.uint8)
         body[:, :_INT_SIZE] = np.frombuffer(_INT.pack(first), dtype=np.uint8)
         body[:, _INT_SIZE:] = data.reshape(len(values), first)
-        return memoryview(body.reshape(-1)), bounds.tolist()
+        return memoryview(body.reshape(-1).data), bounds.tolist()
     prefixes = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(_INT_SIZE), len(values), [None, pa.py_buffer(lengths.astype(">i4").tobytes())]
     )

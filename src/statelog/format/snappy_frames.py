@@ -54,7 +54,7 @@ class FramedPayload:
 
 def masked_crc32c(block: bytes | memoryview) -> int:
     """Return the CRC-32C of *block* in the masked form the framing format stores."""
-    crc = google_crc32c.value(block if isinstance(block, bytes) else np.asarray(block))
+    crc: int = google_crc32c.value(block if isinstance(block, bytes) else np.asarray(block))
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 

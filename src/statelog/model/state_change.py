@@ -50,9 +50,7 @@ class ChangeBatch:
         return value_bytes(self.values)
 
     def __iter__(self) -> Iterator[StateChange]:
-        for key_group, value in zip(
-            self.key_groups.tolist(), self.values.to_pylist(), strict=True
-        ):
+        for key_group, value in zip(self.key_groups.tolist(), self.values.to_pylist(), strict=True):
             yield StateChange(key_group, value)
 
 

@@ -70,7 +70,7 @@ class ObjectStore(Protocol):
         """Yield every object below the folder *prefix*, in no particular order."""
         ...
 
-    def list_folders(self, prefix: str = "") -> list[str]:
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the names of the folders directly below the folder *prefix*."""
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -192,7 +192,7 @@ class ObstoreStore:
                 for meta in chunk:
                     yield _info(meta)
 
-    def list_folders(self, prefix: str = "") -> list[str]:
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the names of the folders directly below the folder *prefix*."""
         with self._explained("list", prefix) as client:
             found = obstore.list_with_delimiter(client, prefix=prefix or None)

@@ -1,0 +1,54 @@
+"""
+Named places where a crash test kills the process.
+
+`STATELOG_FAIL_POINTS="after-upload:3"` sends SIGKILL to the process at the third time it comes to
+`after-upload`; several are separated by commas.  Unarmed, a fail point is one look into an empty
+dict.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Final
+
+from statelog.errors import InvalidOptionsError
+
+VARIABLE: Final = "STATELOG_FAIL_POINTS"
+
+_counting = threading.Lock()
+
+
+def parse_fail_points(text: str) -> dict[str, int]:
+    """
+    Return how many hits each named point has left.
+
+    Args:
+        text: "name:count[,name:count...]", each count >= 1.
+
+    Raises:
+        InvalidOptionsError: *text* has another form.
+    """
+    armed: dict[str, int] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, separator, count = part.partition(":")
+        if not name or not separator or not count.isdigit() or int(count) < 1:
+            raise InvalidOptionsError(
+                f"{VARIABLE}={text!r}: {part!r} is not of the form name:count with count >= 1"
+            )
+        armed[name] = int(count)
+    return armed
+
+
+_armed: Final = parse_fail_points(os.environ.get(VARIABLE, ""))
+
+
+def fail_point(name: str) -> None:
+    """Kill this process if *name* is armed and this is the hit it waits for."""
+    if name in _armed:
+        with _counting:
+            _armed[name] -= 1
+            due = _armed[name] == 0
+        if due:
+            os.kill(os.getpid(), signal.SIGKILL)
