@@ -1,1 +1,108 @@
 """statelog: durable, log-structured keyed state."""
+
+from statelog.changelog.availability import AvailabilityProvider
+from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
+from statelog.changelog.reader import read_change_batches, read_changes
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.scheduler import (
+    DirectStateChangeUploadScheduler,
+    StateChangeUploadScheduler,
+)
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload_task import UploadTask, UploadTasksResult
+from statelog.changelog.uploader import (
+    InlineStateChangeUploader,
+    StateChangeFsUploader,
+    StateChangeUploader,
+)
+from statelog.changelog.writer import FsStateChangelogWriter, StateChangelogWriter
+from statelog.core.change_log import UploadResult
+from statelog.core.upload_retry import RetryPolicy
+from statelog.errors import (
+    BackpressureTimeoutError,
+    ChangesNotAppendedError,
+    ChangesTruncatedError,
+    CheckpointError,
+    ClosedError,
+    CorruptionError,
+    FencedError,
+    IncompatibleFormatError,
+    InvalidOptionsError,
+    InvariantError,
+    KeyGroupOutOfRangeError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ProcessorError,
+    StatelogError,
+    StoreError,
+    UnavailableError,
+    UploadFailedError,
+    UsageError,
+    WriterClosedError,
+)
+from statelog.metrics import Metrics
+from statelog.model import (
+    ByteStreamStateHandle,
+    ChangelogStateHandle,
+    FileStateHandle,
+    HandleAndOffset,
+    KeyGroupRange,
+    SequenceNumber,
+    SequenceNumberRange,
+    SnapshotResult,
+    StateChange,
+    StateChangeSet,
+)
+from statelog.options import ChangelogOptions
+
+__all__ = [
+    "AvailabilityProvider",
+    "BackpressureTimeoutError",
+    "BatchingStateChangeUploadScheduler",
+    "ByteStreamStateHandle",
+    "ChangelogOptions",
+    "ChangelogStateHandle",
+    "ChangesNotAppendedError",
+    "ChangesTruncatedError",
+    "CheckpointError",
+    "ClosedError",
+    "CorruptionError",
+    "DirectStateChangeUploadScheduler",
+    "FencedError",
+    "FileStateHandle",
+    "FsStateChangelogStorage",
+    "FsStateChangelogWriter",
+    "HandleAndOffset",
+    "IncompatibleFormatError",
+    "InlineStateChangeUploader",
+    "InvalidOptionsError",
+    "InvariantError",
+    "KeyGroupOutOfRangeError",
+    "KeyGroupRange",
+    "Metrics",
+    "ObjectExistsError",
+    "ObjectNotFoundError",
+    "ProcessorError",
+    "RetryPolicy",
+    "SequenceNumber",
+    "SequenceNumberRange",
+    "SnapshotResult",
+    "StateChange",
+    "StateChangeFsUploader",
+    "StateChangeSet",
+    "StateChangeUploadScheduler",
+    "StateChangeUploader",
+    "StateChangelogWriter",
+    "StatelogError",
+    "StoreError",
+    "TaskChangelogRegistry",
+    "UnavailableError",
+    "UploadFailedError",
+    "UploadResult",
+    "UploadTask",
+    "UploadTasksResult",
+    "UsageError",
+    "WriterClosedError",
+    "read_change_batches",
+    "read_changes",
+]

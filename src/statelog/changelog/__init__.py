@@ -1,1 +1,1 @@
-"""Flink's state changelog: storage, writers, schedulers, uploader, readers."""
+"""Flink's writer side: storage, writers, schedulers, uploaders, registries, readers."""

@@ -1,0 +1,78 @@
+"""
+Whether a scheduler has room, for callers that would rather do something else than wait.
+
+Source: Flink, AvailabilityProvider.  Deviation: `wait` has a time-out and says how it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from statelog.runtime.lock import Lock
+
+
+def _completed() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+class AvailabilityProvider:
+    """
+    Tells of room, and of its coming back.
+
+    Args:
+        lock: The storage's lock; None for a scheduler that always has room.
+        has_room: Tells whether there is room; called under the lock.
+    """
+
+    def __init__(
+        self, lock: Lock | None = None, has_room: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._lock = lock
+        self._has_room = has_room
+        self._future = _completed()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether an upload would be taken without waiting."""
+        return self._future.done()
+
+    @property
+    def future(self) -> Future[None]:
+        """Completed while there is room; else completed when there is room again, or on close."""
+        return self._future
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """
+        Wait until there is room (or the scheduler is closed) and return whether it came in time.
+
+        Blocks: At most *timeout_s*, or without bound for None.
+        """
+        try:
+            self._future.result(timeout_s)
+        except FutureTimeoutError:
+            return False
+        return True
+
+    def refresh(self) -> None:
+        """
+        Look whether there is room and tell those who wait for a change.
+
+        It asks anew under the lock, so that two changes told in the wrong order do no harm.
+        Callbacks of the future run here, after the lock is given up.
+        """
+        if self._lock is None:
+            return
+        freed: Future[None] | None = None
+        with self._lock:
+            room, was_available = self._has_room(), self._future.done()
+            if room and not was_available:
+                freed, self._future = self._future, _completed()
+            elif not room and was_available:
+                self._future = Future()
+                self._future.set_running_or_notify_cancel()
+        if freed is not None:
+            freed.set_result(None)

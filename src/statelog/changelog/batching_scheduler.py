@@ -1,0 +1,249 @@
+"""
+The shell around `core/upload_batcher.py`: many writers' tasks into few files, with back-pressure.
+
+The lock law: cores and bookkeeping under the storage's lock; uploads, callbacks and futures after
+it.  Room is given back before the tasks of a batch are told (a callback may want to upload again).
+Source: Flink, BatchingStateChangeUploadScheduler.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import assert_never
+
+from statelog.changelog.availability import AvailabilityProvider
+from statelog.changelog.retrying_uploads import RetryingUploads
+from statelog.changelog.upload_task import UploadTask, UploadTasksResult, fail_tasks
+from statelog.changelog.uploader import StateChangeUploader
+from statelog.core.upload_batcher import (
+    Action,
+    BatchDone,
+    Closed,
+    Event,
+    RejectTasks,
+    SetAvailable,
+    SetTimer,
+    StartBatch,
+    TaskAdmitted,
+    TaskOffered,
+    TaskWithdrawn,
+    TimerFired,
+    UploadBatcher,
+)
+from statelog.core.upload_retry import RetryPolicy
+from statelog.errors import BackpressureTimeoutError, ClosedError
+from statelog.metrics import Metrics
+from statelog.runtime.driver import Runtime
+
+NS_PER_S = 1_000_000_000
+
+
+class _Offer:
+    """A task and whether it was let in."""
+
+    __slots__ = ("admitted", "task")
+
+    def __init__(self, task: UploadTask) -> None:
+        self.task = task
+        self.admitted = False
+
+
+class BatchingStateChangeUploadScheduler:
+    """
+    Gathers tasks of all writers into few files, with retries and a bound on bytes in flight.
+
+    Args:
+        uploader: Writes a batch; closed with the scheduler.
+        runtime: Clock, lock, timers and the upload pool.
+        policy: When to try an upload again.
+        batch_delay_ns: Longest wait for others to share the file; 0 for none.
+        batch_threshold_bytes: Waiting bytes that are uploaded at once.
+        max_in_flight_bytes: Bound on waiting and uploading bytes.
+        fixed_delay: Wait for the delay even if no upload is running.
+        backpressure_timeout_s: Longest wait for room.
+        metrics: Told of batches and attempts.
+
+    Raises:
+        InvalidOptionsError: The threshold exceeds the bound.
+    """
+
+    def __init__(
+        self,
+        uploader: StateChangeUploader,
+        runtime: Runtime,
+        *,
+        policy: RetryPolicy | None = None,
+        batch_delay_ns: int = 10_000_000,
+        batch_threshold_bytes: int = 10 * 1024 * 1024,
+        max_in_flight_bytes: int = 100 * 1024 * 1024,
+        fixed_delay: bool = False,
+        backpressure_timeout_s: float = 600.0,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._batcher = UploadBatcher(
+            delay_ns=batch_delay_ns,
+            threshold_bytes=batch_threshold_bytes,
+            limit_bytes=max_in_flight_bytes,
+            fixed_delay=fixed_delay,
+        )
+        self._uploader = uploader
+        self._runtime = runtime
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._uploads = RetryingUploads(
+            uploader,
+            policy if policy is not None else RetryPolicy.fixed(),
+            runtime,
+            self._metrics,
+        )
+        self._backpressure_timeout_s = backpressure_timeout_s
+        self._offers: dict[int, _Offer] = {}
+        self._batches: dict[int, list[UploadTask]] = {}
+        self._next_task_id = 0
+        self._closed = False
+        self._availability = AvailabilityProvider(
+            runtime.lock, lambda: self._batcher.available or self._closed
+        )
+        self._metrics.gauge("upload_queue_size", self._queue_size)
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Tells whether `upload` would wait."""
+        return self._availability
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes waiting and uploading."""
+        with self._runtime.lock:
+            return self._batcher.in_flight_bytes
+
+    def upload(self, task: UploadTask) -> None:
+        """
+        Take *task*; it ends on a pool thread, or here if it is refused.
+
+        Blocks: While there is no room, at most for the back-pressure time-out.   Thread: Any.
+
+        Raises:
+            ClosedError: The scheduler is closed, or was closed while waiting.
+            BackpressureTimeoutError: No room came in time; the task has been failed with it.
+        """
+        offer = _Offer(task)
+        with self._runtime.lock:
+            task_id, self._next_task_id = self._next_task_id, self._next_task_id + 1
+            self._offers[task_id] = offer
+            actions = self._step(TaskOffered(task_id, task.size_bytes))
+            waiting = self._batcher.is_waiting(task_id)
+        self._perform(actions)
+        if waiting:
+            self._wait_for_room(task_id, offer)
+        if not offer.admitted:
+            raise _closed_error()
+
+    def close(self) -> None:
+        """
+        End every task that has not ended, with `ClosedError`, and close the uploader.
+
+        Thread: Any.
+        """
+        with self._runtime.lock:
+            first, self._closed = not self._closed, True
+            actions = self._step(Closed()) if first else []
+        if first:
+            self._perform(actions)
+            self._uploads.close()
+            self._availability.refresh()
+            self._uploader.close()
+
+    def _wait_for_room(self, task_id: int, offer: _Offer) -> None:
+        lock = self._runtime.lock
+        started_ns = self._runtime.clock.now_ns()
+        actions: list[Action] = []
+        interrupt: BaseException | None = None
+        with lock:
+            try:
+                lock.wait_for(
+                    lambda: not self._batcher.is_waiting(task_id), self._backpressure_timeout_s
+                )
+            except BaseException as caught:
+                interrupt = caught
+            withdrawn = self._batcher.is_waiting(task_id)
+            if withdrawn:
+                self._offers.pop(task_id)
+                actions = self._step(TaskWithdrawn(task_id))
+        self._metrics.count("changelog_busy_time", self._runtime.clock.now_ns() - started_ns)
+        self._perform(actions)
+        if withdrawn:
+            error = interrupt or BackpressureTimeoutError(
+                f"no room for {offer.task.size_bytes} bytes within "
+                f"{self._backpressure_timeout_s} s; the store is too slow for this writer",
+                size_bytes=offer.task.size_bytes,
+            )
+            fail_tasks([offer.task], error)
+            raise error
+        if interrupt is not None:
+            raise interrupt
+
+    def _step(self, event: Event) -> list[Action]:
+        """Advance the core and do the bookkeeping.  Called under the lock."""
+        actions = self._batcher.handle(event, self._runtime.clock.now_ns())
+        wake = False
+        for action in actions:
+            match action:
+                case TaskAdmitted(task_id):
+                    self._offers[task_id].admitted = True
+                    wake = True
+                case StartBatch(batch_id, task_ids):
+                    self._batches[batch_id] = [self._offers.pop(each).task for each in task_ids]
+                case RejectTasks():
+                    wake = True
+                case _:
+                    pass
+        if wake:
+            self._runtime.lock.notify_all()
+        return actions
+
+    def _post(self, event: Event) -> None:
+        with self._runtime.lock:
+            actions = self._step(event)
+        self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartBatch(batch_id, task_ids):
+                    self._metrics.record("upload_batch_sizes", len(task_ids))
+                    with self._runtime.lock:
+                        tasks = self._batches.pop(batch_id)
+                    self._uploads.start(tasks, partial(self._batch_ended, batch_id, tasks))
+                case SetTimer(at_ns):
+                    self._runtime.timers.schedule(at_ns, partial(self._post, TimerFired()))
+                case SetAvailable():
+                    self._availability.refresh()
+                case RejectTasks(task_ids):
+                    with self._runtime.lock:
+                        rejected = [self._offers.pop(each).task for each in task_ids]
+                    fail_tasks(rejected, _closed_error())
+                case TaskAdmitted():
+                    pass  # noted under the lock
+                case _:
+                    assert_never(action)
+
+    def _batch_ended(
+        self,
+        batch_id: int,
+        tasks: list[UploadTask],
+        result: UploadTasksResult | None,
+        error: BaseException | None,
+    ) -> None:
+        self._post(BatchDone(batch_id))  # the room first
+        if result is not None:
+            result.complete()
+        else:
+            fail_tasks(tasks, error if error is not None else _closed_error())
+
+    def _queue_size(self) -> int:
+        with self._runtime.lock:
+            return self._batcher.queue_size
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("the upload scheduler is closed; create a new storage")

@@ -1,0 +1,113 @@
+"""
+The registry of uploaded files: who owns each, and the deletion of those nobody needs.
+
+A thin shell around `core/file_ownership.py`.
+Source: Flink, TaskChangelogRegistry.  Deviations: `offer` notes that a handle has left; deletions
+have an end (`close` waits for them); inline handles are welcome and ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from statelog.core.file_ownership import (
+    Event,
+    FileConfirmed,
+    FileDiscarded,
+    FileOffered,
+    FileOwner,
+    FileOwnership,
+    FileTracked,
+    SetReleased,
+)
+from statelog.errors import ClosedError
+from statelog.model import FileStateHandle, StreamStateHandle
+from statelog.runtime.driver import Runtime
+from statelog.store.api import ObjectStore
+
+_log = logging.getLogger("statelog")
+
+
+class TaskChangelogRegistry:
+    """
+    Tracks the files of one storage and deletes those that became garbage.
+
+    Args:
+        store: Where the files are.
+        runtime: Lock, and the pool that deletes.
+    """
+
+    def __init__(self, store: ObjectStore, runtime: Runtime) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._ownership = FileOwnership()
+        self._deleting = 0
+
+    def start_tracking(self, handle: StreamStateHandle, num_sets: int) -> None:
+        """
+        Track a new file that holds *num_sets* change sets of any writers.
+
+        Raises:
+            UsageError: *num_sets* is not above zero, or the file is tracked already.
+        """
+        if isinstance(handle, FileStateHandle):
+            self._post(FileTracked(handle.path, num_sets))
+
+    def offer(self, handle: StreamStateHandle) -> None:
+        """Note that a handle naming the file has left its writer."""
+        if isinstance(handle, FileStateHandle):
+            self._post(FileOffered(handle.path))
+
+    def stop_tracking(self, handle: StreamStateHandle) -> None:
+        """Hand the file over to a checkpoint; this registry never deletes it any more."""
+        if isinstance(handle, FileStateHandle):
+            self._post(FileConfirmed(handle.path))
+
+    def release(self, handle: StreamStateHandle) -> None:
+        """Give one set of the file up; the last one deletes the file unless a checkpoint has it."""
+        if isinstance(handle, FileStateHandle):
+            self._post(SetReleased(handle.path))
+
+    def discard(self, handle: StreamStateHandle) -> None:
+        """Delete a file that is in nobody's result."""
+        if isinstance(handle, FileStateHandle):
+            self._post(FileDiscarded(handle.path))
+
+    def owner(self, handle: StreamStateHandle) -> FileOwner | None:
+        """Return who owns the file, or None if it is not tracked."""
+        if not isinstance(handle, FileStateHandle):
+            return None
+        with self._runtime.lock:
+            return self._ownership.owner(handle.path)
+
+    def __len__(self) -> int:
+        with self._runtime.lock:
+            return len(self._ownership)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """
+        Wait for the deletions under way; those that do not end in time are left behind.
+
+        Blocks: At most *timeout_s*.
+        """
+        with self._runtime.lock:
+            self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
+
+    def _post(self, event: Event) -> None:
+        with self._runtime.lock:
+            actions = self._ownership.handle(event, self._runtime.clock.now_ns())
+            self._deleting += len(actions)
+        for action in actions:
+            self._delete(action.path)
+
+    def _delete(self, path: str) -> None:
+        def deleted(_: None, error: BaseException | None) -> None:
+            with self._runtime.lock:
+                self._deleting -= 1
+                self._runtime.lock.notify_all()
+            if error is not None and not isinstance(error, ClosedError):
+                _log.warning(
+                    "could not delete %s; it stays until the next clean-up: %s", path, error
+                )
+
+        self._runtime.discard_pool.submit(lambda: self._store.delete([path]), deleted)

@@ -1,0 +1,267 @@
+"""
+The storage of changelogs: what a job opens, and the one place where its parts are put together.
+
+Source: Flink, FsStateChangelogStorage.  Deviations: it knows its writers and closes them; making
+one starts no thread and asks the store nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
+from statelog.changelog.reader import read_change_batches, read_changes
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.scheduler import StateChangeUploadScheduler
+from statelog.changelog.uploader import StateChangeFsUploader
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.core.upload_retry import RetryPolicy
+from statelog.errors import ClosedError, InvalidOptionsError, UsageError
+from statelog.metrics import Metrics
+from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
+from statelog.model.key_group import MAX_PARALLELISM_LIMIT
+from statelog.options import ChangelogOptions
+from statelog.runtime.driver import Runtime, system_runtime
+from statelog.store.api import ObjectStore
+from statelog.store.object_store import open_store
+from statelog.store.paths import LocationPaths
+
+_CLOSE_TIMEOUT_S = 1.0
+
+
+def _assemble(
+    store: ObjectStore,
+    paths: LocationPaths,
+    options: ChangelogOptions,
+    metrics: Metrics,
+    runtime: Runtime,
+    registry: TaskChangelogRegistry,
+) -> StateChangeUploadScheduler:
+    """Put together what takes the uploads of a storage, as *options* describe it."""
+    uploader = StateChangeFsUploader(
+        store, paths, runtime.ids, compress=options.compression_enabled, registry=registry
+    )
+    return BatchingStateChangeUploadScheduler(
+        uploader,
+        runtime,
+        policy=retry_policy(options),
+        batch_delay_ns=round(options.batch_persist_delay.total_seconds() * 1e9),
+        batch_threshold_bytes=options.batch_persist_size_threshold_bytes,
+        max_in_flight_bytes=options.upload_max_in_flight_bytes,
+        fixed_delay=options.batch_fixed_delay,
+        backpressure_timeout_s=options.backpressure_timeout.total_seconds(),
+        metrics=metrics,
+    )
+
+
+def retry_policy(options: ChangelogOptions) -> RetryPolicy:
+    """Return the retry policy that *options* describe."""
+    timeout_s = options.upload_timeout.total_seconds()
+    delay_s = options.upload_next_attempt_delay.total_seconds()
+    if options.upload_retry_policy == "none":
+        return RetryPolicy.none()
+    if options.upload_retry_policy == "exponential":
+        return RetryPolicy.exponential(options.upload_max_attempts, timeout_s, delay_s)
+    return RetryPolicy.fixed(options.upload_max_attempts, timeout_s, delay_s)
+
+
+class FsStateChangelogStorage:
+    """
+    Changelogs of one job in one process, on an object store.
+
+    Args:
+        base_path: Path, URL or store; None to take `options.base_path`.
+        options: How to batch, retry and hold back.
+        job_id: Folder of the job below the root: files go to `<job_id>/dstl/`.  "" for no such
+            folder, None for a new unique one.
+        metrics: Where values are collected; None for a fresh registry.
+        scheduler: Takes the uploads instead of the batching one that the options describe; it is
+            closed with the storage.  Files it uploads are tracked only if its uploader was made
+            with *registry*.
+        registry: Tracks files; None for one of its own.
+        runtime: Clock, threads and ids; None for the real ones.
+
+    Raises:
+        InvalidOptionsError: No location, or one that cannot be understood.
+    """
+
+    def __init__(
+        self,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        *,
+        options: ChangelogOptions | None = None,
+        job_id: str | None = None,
+        metrics: Metrics | None = None,
+        scheduler: StateChangeUploadScheduler | None = None,
+        registry: TaskChangelogRegistry | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._options = options if options is not None else ChangelogOptions()
+        self._store = _store_of(base_path if base_path is not None else self._options.base_path)
+        self._metrics = metrics if metrics is not None else Metrics()
+        if runtime is None:
+            runtime = system_runtime(
+                upload_threads=self._options.upload_num_threads,
+                discard_threads=self._options.discard_num_threads,
+            )
+        self._job_id = runtime.ids.new_id().replace("-", "") if job_id is None else job_id
+        self._runtime = runtime
+        self._registry = (
+            registry if registry is not None else TaskChangelogRegistry(self._store, runtime)
+        )
+        self._scheduler = (
+            scheduler
+            if scheduler is not None
+            else _assemble(
+                self._store,
+                LocationPaths(self._job_id),
+                self._options,
+                self._metrics,
+                runtime,
+                self._registry,
+            )
+        )
+        self._writers: dict[int, FsStateChangelogWriter] = {}
+        self._next_log_id = 0
+        self._closed = False
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store that the paths of all handles are relative to."""
+        return self._store
+
+    @property
+    def job_id(self) -> str:
+        """Folder of this job below the root of the store."""
+        return self._job_id
+
+    @property
+    def metrics(self) -> Metrics:
+        """Values of this storage's metrics."""
+        return self._metrics
+
+    @property
+    def registry(self) -> TaskChangelogRegistry:
+        """Who owns the uploaded files."""
+        return self._registry
+
+    @property
+    def scheduler(self) -> StateChangeUploadScheduler:
+        """Takes the uploads of all writers; its `availability` tells whether a persist waits."""
+        return self._scheduler
+
+    def create_writer(
+        self, operator_id: str, key_group_range: KeyGroupRange
+    ) -> FsStateChangelogWriter:
+        """
+        Return a new, empty writer.
+
+        Args:
+            operator_id: Whose state it is; for people.
+            key_group_range: The key groups it takes, within 0..32767.
+
+        Raises:
+            ClosedError: The storage is closed.
+            UsageError: The range is empty or too high.
+
+        Thread: Any.
+        """
+        if not len(key_group_range) or key_group_range.end >= MAX_PARALLELISM_LIMIT:
+            raise UsageError(
+                f"a writer needs key groups within 0..{MAX_PARALLELISM_LIMIT - 1}, not "
+                f"{key_group_range}"
+            )
+        with self._runtime.lock:
+            if self._closed:
+                raise ClosedError("the changelog storage is closed; open a new one")
+            log_id, self._next_log_id = self._next_log_id, self._next_log_id + 1
+            writer = self._writers[log_id] = FsStateChangelogWriter(
+                log_id,
+                operator_id,
+                key_group_range,
+                scheduler=self._scheduler,
+                registry=self._registry,
+                runtime=self._runtime,
+                preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
+                on_close=self._forget,
+            )
+        return writer
+
+    def read(self, handle: ChangelogStateHandle) -> Iterator[StateChange]:
+        """
+        Yield the changes of *handle* one by one; see `statelog.changelog.reader.read_changes`.
+
+        Raises:
+            ObjectNotFoundError: A file is missing.
+            CorruptionError: A file is damaged.
+
+        Blocks: For the store.   Thread: Any.
+        """
+        return read_changes(self._store, handle)
+
+    def read_batches(
+        self, handle: ChangelogStateHandle, key_group_range: KeyGroupRange | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the changes of *handle* in columns `key_group` and `value`.
+
+        Args:
+            handle: What to read.
+            key_group_range: Drop changes of other key groups; metadata is always kept.
+
+        Raises:
+            ObjectNotFoundError: A file is missing.
+            CorruptionError: A file is damaged.
+
+        Blocks: For the store.   Thread: Any.
+        """
+        return read_change_batches(self._store, handle, key_group_range)
+
+    def close(self) -> None:
+        """
+        End the storage: uploads under way fail with `ClosedError`, writers are closed.
+
+        May be called more than once.
+
+        Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: Any.
+        """
+        with self._runtime.lock:
+            first, self._closed = not self._closed, True
+            writers = list(self._writers.values())
+        if not first:
+            return
+        for writer in writers:
+            writer.close()
+        self._scheduler.close()
+        self._registry.close()
+        self._runtime.close(_CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _forget(self, log_id: int) -> None:
+        with self._runtime.lock:
+            self._writers.pop(log_id, None)
+
+
+def _store_of(location: str | os.PathLike[str] | ObjectStore | None) -> ObjectStore:
+    if location is None:
+        raise InvalidOptionsError(
+            "a changelog storage needs a location: pass one, or set the option base-path"
+        )
+    if isinstance(location, str | os.PathLike):
+        return open_store(os.fspath(location))
+    return location

@@ -1,0 +1,108 @@
+"""
+What a writer asks of a scheduler, and what an uploader answers.
+
+Source: Flink, StateChangeUploadScheduler.UploadTask and UploadTasksResult.  Deviation: results are
+sequences in file order instead of maps keyed by tasks, and one failing callback does not keep the
+other tasks of the file from theirs (H4).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from statelog.core.change_log import UploadResult
+from statelog.model import SequenceNumber, StateChangeSet, StreamStateHandle
+
+_log = logging.getLogger("statelog")
+
+
+class UploadTask:
+    """
+    Change sets to be uploaded together, and whom to tell.
+
+    A task ends once: the first `complete` or `fail` counts, later ones are ignored.
+
+    Args:
+        change_sets: Sets of one writer, copied.
+        on_success: Gets one result for each set, on whatever thread the upload ended.
+        on_failure: Gets the numbers of all sets and the error, likewise.
+    """
+
+    __slots__ = ("_armed", "_on_failure", "_on_success", "change_sets", "size_bytes")
+
+    def __init__(
+        self,
+        change_sets: Sequence[StateChangeSet],
+        on_success: Callable[[Sequence[UploadResult]], None],
+        on_failure: Callable[[Sequence[SequenceNumber], BaseException], None],
+    ) -> None:
+        self.change_sets = tuple(change_sets)
+        self.size_bytes = sum(change_set.size_bytes for change_set in self.change_sets)
+        self._on_success = on_success
+        self._on_failure = on_failure
+        self._armed = [True]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task has ended."""
+        return not self._armed
+
+    def complete(self, results: Sequence[UploadResult]) -> None:
+        """End the task well.  Errors of the callback come through to the caller."""
+        if self._first():
+            self._on_success(results)
+
+    def fail(self, error: BaseException) -> None:
+        """End the task badly.  Errors of the callback come through to the caller."""
+        if self._first():
+            self._on_failure([change_set.sqn for change_set in self.change_sets], error)
+
+    def _first(self) -> bool:
+        try:
+            self._armed.pop()  # atomic: of two threads, one gets it
+        except IndexError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResults:
+    """One task of a file and the results of its sets."""
+
+    task: UploadTask
+    results: tuple[UploadResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadTasksResult:
+    """
+    One file (or one piece of inline state) with the sets of several tasks.
+
+    Args:
+        tasks: The tasks in file order.
+        handles: What was written: one file, or inline handles.
+        payload_bytes: Encoded size, before compression.
+    """
+
+    tasks: tuple[TaskResults, ...]
+    handles: tuple[StreamStateHandle, ...]
+    payload_bytes: int
+
+    def complete(self) -> None:
+        """Complete every task; a callback that raises is logged and stops no other."""
+        for entry in self.tasks:
+            try:
+                entry.task.complete(entry.results)
+            except Exception:
+                _log.exception("the callback of an upload failed; other tasks go on")
+
+
+def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
+    """Fail every task; a callback that raises is logged and stops no other."""
+    for task in tasks:
+        try:
+            task.fail(error)
+        except Exception:
+            _log.exception("the failure callback of an upload failed; other tasks go on")

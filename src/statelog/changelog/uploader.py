@@ -1,0 +1,211 @@
+"""
+Tasks to bytes to the store: one file for all tasks of a batch.
+
+An uploader raises when it fails and never touches a task: whether an upload has failed is decided
+by the retry core alone (H2).  Success is reported only after the put has returned (H1).
+Source: Flink, StateChangeFsUploader.  Deviations: a failed attempt removes what it may have left
+behind (H7); a loser takes its registry entry with it (H6); small state can stay inline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
+from statelog.core.change_log import UploadResult
+from statelog.errors import StatelogError
+from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.model import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    HandleAndOffset,
+    StateChangeSet,
+    StreamStateHandle,
+)
+from statelog.runtime.fail_points import fail_point
+from statelog.runtime.ids import IdSource
+from statelog.store.api import ObjectStore
+from statelog.store.paths import LocationPaths
+
+_PREFIX_SIZE = 4
+"""Encoded bytes of a change beyond its value, at least."""
+
+
+class StateChangeUploader(Protocol):
+    """Writes batches of tasks.  May be called from several threads at once."""
+
+    def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
+        """
+        Make all sets of *tasks* durable, or raise and leave nothing behind.
+
+        Must not complete or fail a task, and must not return before the bytes are durable.
+        Each call writes under new names.
+
+        Blocks: For the time of the store's put.
+        """
+        ...
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Delete what a successful upload has written, because another one won."""
+        ...
+
+    def close(self) -> None:
+        """End.  May be called more than once."""
+        ...
+
+
+class StateChangeFsUploader:
+    """
+    Writes each batch as one changelog file.
+
+    Args:
+        store: Where files go.
+        paths: Makes their names.
+        ids: Makes unique names.
+        compress: Snappy-frame the payload.
+        registry: Tracks the files; None if nobody here ever deletes one.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: LocationPaths,
+        ids: IdSource,
+        *,
+        compress: bool = False,
+        registry: TaskChangelogRegistry | None = None,
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._ids = ids
+        self._compress = compress
+        self._registry = registry
+
+    def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
+        """
+        Write all sets of *tasks* into one file under a new name.
+
+        Blocks: For the time of the store's put.
+
+        Raises:
+            StoreError: The put failed; a partial object has been deleted as far as possible.
+        """
+        segment = SegmentWriter(compress=self._compress)
+        located = [
+            (task, [(change_set, segment.add(change_set)) for change_set in _in_order(task)])
+            for task in tasks
+        ]
+        path = self._paths.changelog(self._ids.new_id())
+        fail_point("before-upload")
+        try:
+            self._store.put(path, segment.finish())
+        except BaseException:
+            self._clean_up(path)
+            raise
+        fail_point("after-upload")
+        handle = FileStateHandle(path, segment.payload_size)
+        if self._registry is not None:
+            self._registry.start_tracking(handle, sum(len(sets) for _, sets in located))
+        return UploadTasksResult(
+            tasks=tuple(
+                TaskResults(task, tuple(_result(change_set, handle, at) for change_set, at in sets))
+                for task, sets in located
+            ),
+            handles=(handle,),
+            payload_bytes=segment.payload_size,
+        )
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Delete the file of an upload that lost; without a registry it is left to the clean-up."""
+        if self._registry is not None:
+            for handle in result.handles:
+                self._registry.discard(handle)
+
+    def close(self) -> None:
+        """Do nothing: the store is the caller's."""
+
+    def _clean_up(self, path: str) -> None:
+        try:
+            self._store.delete([path])
+        except (StatelogError, OSError):
+            return  # the put's own error says more; the next clean-up finds the object
+
+
+class InlineStateChangeUploader:
+    """
+    Keeps small batches in their handles and passes large ones on.
+
+    Each change set becomes a complete plain changelog file of its own inside a
+    `ByteStreamStateHandle`, so that nothing is carried twice where a handle names several sets.
+
+    Args:
+        threshold_bytes: Largest summed length of these files; 0 keeps nothing inline.
+        delegate: Takes what is larger.
+        ids: Makes the handles' names.
+    """
+
+    def __init__(self, threshold_bytes: int, delegate: StateChangeUploader, ids: IdSource) -> None:
+        self._threshold_bytes = threshold_bytes
+        self._delegate = delegate
+        self._ids = ids
+
+    def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
+        """
+        Encode *tasks* into handles, or let the delegate write them.
+
+        Blocks: Only where the delegate does.
+        """
+        # What is surely too large is not encoded here in vain.
+        least = sum(
+            change_set.size_bytes + _PREFIX_SIZE * len(change_set)
+            for task in tasks
+            for change_set in task.change_sets
+        )
+        if least > self._threshold_bytes:
+            return self._delegate.upload(tasks)
+        handles: list[StreamStateHandle] = []
+        entries: list[TaskResults] = []
+        size = payload_bytes = 0
+        for task in tasks:
+            results = []
+            for change_set in _in_order(task):
+                segment = SegmentWriter()
+                at = segment.add(change_set)
+                data = b"".join(segment.finish())
+                size += len(data)
+                payload_bytes += segment.payload_size
+                if size > self._threshold_bytes:
+                    return self._delegate.upload(tasks)
+                handle = ByteStreamStateHandle(self._ids.new_id(), data)
+                handles.append(handle)
+                results.append(_result(change_set, handle, at))
+            entries.append(TaskResults(task, tuple(results)))
+        fail_point("before-upload")
+        fail_point("after-upload")
+        return UploadTasksResult(
+            tasks=tuple(entries), handles=tuple(handles), payload_bytes=payload_bytes
+        )
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Delete what the delegate wrote; inline bytes vanish by themselves."""
+        if any(isinstance(handle, FileStateHandle) for handle in result.handles):
+            self._delegate.discard(result)
+
+    def close(self) -> None:
+        """Close the delegate."""
+        self._delegate.close()
+
+
+def _in_order(task: UploadTask) -> Iterator[StateChangeSet]:
+    return iter(sorted(task.change_sets, key=lambda each: (each.log_id, each.sqn.value)))
+
+
+def _result(change_set: StateChangeSet, handle: StreamStateHandle, at: SetEntry) -> UploadResult:
+    return UploadResult(
+        log_id=change_set.log_id,
+        sqn=change_set.sqn,
+        size_bytes=change_set.size_bytes,
+        entry=HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c),
+    )

@@ -1,0 +1,560 @@
+"""
+The writer: appends on one side, durable change sets on the other.
+
+Appending touches two columns and a counter and takes no lock; they belong to the writer's thread.
+Everything that concerns sets is decided by `core/change_log.py`, under the storage's lock.
+Source: Flink, FsStateChangelogWriter.  Deviations are listed there and at the methods.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Protocol, Self, assert_never
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.scheduler import StateChangeUploadScheduler
+from statelog.changelog.upload_task import UploadTask
+from statelog.core.change_log import (
+    Action,
+    ChangeLog,
+    ChangesCut,
+    Closed,
+    CompletePersist,
+    Confirmed,
+    Event,
+    FailPersist,
+    FlushRequested,
+    HandOver,
+    OfferFiles,
+    PersistRequested,
+    ReleaseSets,
+    StartUpload,
+    Truncated,
+    UploadFailed,
+    UploadResult,
+    UploadSucceeded,
+)
+from statelog.errors import (
+    ClosedError,
+    KeyGroupOutOfRangeError,
+    StatelogError,
+    UploadFailedError,
+    UsageError,
+    WriterClosedError,
+)
+from statelog.model import (
+    METADATA_KEY_GROUP,
+    ChangeBatch,
+    ChangelogStateHandle,
+    KeyGroupRange,
+    SequenceNumber,
+    SnapshotResult,
+)
+from statelog.model.state_change import value_bytes
+from statelog.runtime.driver import Runtime
+
+_ARROW_BINARY_MAX = 2**31 - 1
+_NOBODY = 2**62
+"""Lower bound of a range without key groups: every append of a closed writer takes the slow way."""
+
+PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
+
+
+class StateChangelogWriter(Protocol):
+    """Writes the log of one task's keyed state.  Not thread-safe: one owner at a time."""
+
+    def append(self, key_group: int, value: bytes) -> None:
+        """Append one change."""
+        ...
+
+    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array[Any]) -> None:
+        """Append many changes, in columns."""
+        ...
+
+    def append_meta(self, value: bytes) -> None:
+        """Append a metadata change, which every reader gets whatever its key groups."""
+        ...
+
+    def initial_sequence_number(self) -> SequenceNumber:
+        """Return the number of the writer's first change set."""
+        ...
+
+    def next_sequence_number(self) -> SequenceNumber:
+        """Return a number above everything appended so far, and not above what comes."""
+        ...
+
+    def persist(self, from_sqn: SequenceNumber, checkpoint_id: int = 0) -> PersistFuture:
+        """Make every change at or after *from_sqn* durable."""
+        ...
+
+    def confirm(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+        """Hand the files of [from_sqn, to_sqn) over to a completed checkpoint."""
+        ...
+
+    def reset(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+        """Note that a checkpoint was aborted."""
+        ...
+
+    def truncate(self, to_sqn: SequenceNumber) -> None:
+        """Give up everything below *to_sqn*."""
+        ...
+
+    def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
+        """Give up everything at or after *from_sqn*, which no checkpoint holds, and close."""
+        ...
+
+    def close(self) -> None:
+        """End the writer."""
+        ...
+
+
+class FsStateChangelogWriter:
+    """
+    A writer whose change sets become files of an object store.
+
+    Made by `FsStateChangelogStorage.create_writer`.
+    """
+
+    def __init__(
+        self,
+        log_id: int,
+        operator_id: str,
+        key_group_range: KeyGroupRange,
+        *,
+        scheduler: StateChangeUploadScheduler,
+        registry: TaskChangelogRegistry,
+        runtime: Runtime,
+        preemptive_threshold_bytes: int,
+        on_close: Callable[[int], None],
+    ) -> None:
+        self._log_id = log_id
+        self._operator_id = operator_id
+        self._key_group_range = key_group_range
+        self._start = key_group_range.start
+        self._end = key_group_range.end
+        self._scheduler = scheduler
+        self._registry = registry
+        self._runtime = runtime
+        self._threshold_bytes = preemptive_threshold_bytes
+        self._on_close = on_close
+        self._log = ChangeLog(log_id)
+        self._futures: dict[int, PersistFuture] = {}
+        self._checkpoint_ids: dict[int, int] = {}
+        self._next_persist_id = 0
+        self._batches: list[ChangeBatch] = []
+        self._room_bytes = self._start_room_bytes = preemptive_threshold_bytes
+        self._start_rows()
+
+    # --- appending: the owner's thread, no lock ---------------------------------------------------
+
+    def append(self, key_group: int, value: bytes) -> None:
+        """
+        Append one change.
+
+        Reaching the pre-emptive threshold starts an upload of everything held so far; where that
+        raises, the change is in the log all the same and must not be appended again.
+
+        Args:
+            key_group: Inside the writer's range.
+            value: The bytes of the change.
+
+        Raises:
+            KeyGroupOutOfRangeError: The key group belongs to another task.
+            WriterClosedError: The writer is closed.
+            BackpressureTimeoutError: At the threshold, and no room came in time.
+
+        Blocks: At the threshold, while bytes in flight are at their limit.   Thread: the owner.
+        Source: Flink, FsStateChangelogWriter.append; deviates: the range is checked, a closed
+        writer raises, an old failure does not.
+        """
+        if not self._start <= key_group <= self._end:
+            self._refuse(key_group)
+        if value.__class__ is not bytes:
+            value = _as_bytes(value)
+        self._add_key_group(key_group)
+        self._add_value(value)
+        self._room_bytes = room = self._room_bytes - len(value)
+        if room <= 0:
+            self._flush()
+
+    def append_meta(self, value: bytes) -> None:
+        """
+        Append a metadata change; every reader gets it, whatever key groups it asks for.
+
+        Raises:
+            WriterClosedError: The writer is closed.
+            BackpressureTimeoutError: As for `append`.
+
+        Blocks: As `append`.   Thread: the owner.
+        """
+        self._check_open()
+        if value.__class__ is not bytes:
+            value = _as_bytes(value)
+        self._add_key_group(METADATA_KEY_GROUP)
+        self._add_value(value)
+        self._room_bytes -= len(value)
+        if self._room_bytes <= 0:
+            self._flush()
+
+    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array[Any]) -> None:
+        """
+        Append many changes, in order, without touching them one by one.
+
+        Args:
+            key_groups: Integers inside the writer's range; copied.
+            values: Arrow `binary` or `large_binary` array of the same length, without nulls; kept
+                as it is until it is uploaded.
+
+        Raises:
+            KeyGroupOutOfRangeError: A key group belongs to another task; nothing was appended.
+            UsageError: Lengths differ, or types do not fit.
+            WriterClosedError: The writer is closed.
+            BackpressureTimeoutError: As for `append`.
+
+        Blocks: As `append`.   Thread: the owner.
+        """
+        self._check_open()
+        batch = _checked_batch(key_groups, values)
+        if not len(batch):
+            return
+        lowest, highest = int(batch.key_groups.min()), int(batch.key_groups.max())
+        if lowest < self._start or highest > self._end:
+            self._refuse(lowest if lowest < self._start else highest)
+        self._end_rows()
+        self._batches.append(batch)
+        self._room_bytes -= value_bytes(values)
+        if self._room_bytes <= 0:
+            self._flush()
+
+    # --- sets: the owner's thread -----------------------------------------------------------------
+
+    @property
+    def log_id(self) -> int:
+        """Number of this writer within its storage."""
+        return self._log_id
+
+    @property
+    def operator_id(self) -> str:
+        """The operator this writer was made for; for people, nothing depends on it."""
+        return self._operator_id
+
+    @property
+    def key_group_range(self) -> KeyGroupRange:
+        """The key groups this writer takes."""
+        return self._key_group_range
+
+    def initial_sequence_number(self) -> SequenceNumber:
+        """Return the number of the first change set, which is always 0."""
+        return SequenceNumber(0)
+
+    def next_sequence_number(self) -> SequenceNumber:
+        """
+        Return a number above every change appended so far and not above any that comes.
+
+        Without appends between them, calls return the same number.
+
+        Raises:
+            WriterClosedError: The writer is closed.
+
+        Thread: the owner.
+        """
+        self._check_open()
+        with self._runtime.lock:
+            self._cut()
+            return SequenceNumber(self._log.active_sqn)
+
+    def persist(self, from_sqn: SequenceNumber, checkpoint_id: int = 0) -> PersistFuture:
+        """
+        Make every change at or after *from_sqn* durable.
+
+        Sets already uploaded are reused, sets on their way are joined, and sets whose upload
+        failed are sent again.
+
+        Args:
+            from_sqn: First number wanted, inclusive; not below the last `truncate`.
+            checkpoint_id: The checkpoint that asks; only a label.
+
+        Returns:
+            Future of a handle over [from_sqn, n), n being the next number at the time of the
+            call.  An empty range gives a handle without entries.  It fails with
+            `UploadFailedError`, or with `WriterClosedError` where the writer ends first.  It
+            cannot be cancelled.  Callbacks run on an upload thread, never under a lock.
+
+        Raises:
+            ChangesTruncatedError: *from_sqn* lies below the truncation point.
+            ChangesNotAppendedError: *from_sqn* lies above the next number.
+            WriterClosedError: The writer is closed.
+            ClosedError: The storage is closed.
+            BackpressureTimeoutError: No upload capacity came in time; the changes are kept.
+
+        Blocks: While bytes in flight are at their limit; with the direct scheduler for the time
+        of the upload.   Thread: the owner.
+        Source: Flink, FsStateChangelogWriter.persist; deviates: failed sets are sent again.
+        """
+        future: PersistFuture = Future()
+        future.set_running_or_notify_cancel()
+        with self._runtime.lock:
+            self._log.check_persist(from_sqn.value)
+            self._cut()
+            persist_id, self._next_persist_id = self._next_persist_id, self._next_persist_id + 1
+            self._futures[persist_id] = future
+            self._checkpoint_ids[persist_id] = checkpoint_id
+            actions = self._step(PersistRequested(persist_id, from_sqn.value))
+            self._measure_room()
+        self._perform(actions)
+        return future
+
+    def confirm(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+        """
+        Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
+
+        From here on only the checkpoint side may delete them.  Truncated numbers in the range are
+        fine; several checkpoints may be in flight and be confirmed in any order.
+
+        Raises:
+            UsageError: The range is reversed or ends above the next number.
+
+        Thread: the owner.
+        """
+        del checkpoint_id  # a label in this place; what is confirmed is the range
+        self._post(Confirmed(from_sqn.value, to_sqn.value))
+
+    def reset(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+        """
+        Note that a checkpoint was aborted.  Nothing happens to the changes.
+
+        Uploaded sets stay, and the next `persist` uses them again.
+        Source: Flink, FsStateChangelogWriter.reset, which touches local copies only.
+        """
+
+    def truncate(self, to_sqn: SequenceNumber) -> None:
+        """
+        Give up everything below *to_sqn*: no checkpoint and no restore needs it from the writer.
+
+        An open persist that still waits for such a set, or would name a file that is deleted by
+        this, fails with `ChangesTruncatedError`.  A lower number than before changes nothing.
+        Allowed after the close, where it does nothing.
+
+        Raises:
+            ChangesNotAppendedError: *to_sqn* lies above the next number.
+
+        Thread: the owner.
+        """
+        self._post(Truncated(to_sqn.value))
+        with self._runtime.lock:
+            self._measure_room()
+
+    def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
+        """
+        Give up everything at or after *from_sqn*, which no checkpoint holds, and close.
+
+        Sets below stay for the checkpoints that name them.
+
+        Thread: the owner, or whoever closes the storage.
+        """
+        self._end_writer(Closed(from_sqn.value))
+
+    def close(self) -> None:
+        """
+        End the writer; open persists fail with `WriterClosedError`.  May be called twice.
+
+        Files that were handed out in a snapshot stay; files with nothing but sets that nobody was
+        told of are deleted.
+
+        Thread: the owner, or whoever closes the storage.
+        Source: Flink, FsStateChangelogWriter.close; deviates: futures do not hang, a second call
+        does nothing.
+        """
+        self._end_writer(Closed())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _start_rows(self) -> None:
+        self._key_groups: array[int] = array("i")
+        self._values: list[bytes] = []
+        self._add_key_group = self._key_groups.append
+        self._add_value = self._values.append
+
+    def _end_rows(self) -> None:
+        """Turn the changes appended one by one into a batch."""
+        if not self._values:
+            return
+        appended_bytes = self._start_room_bytes - self._room_bytes
+        wide = appended_bytes > _ARROW_BINARY_MAX
+        values = pa.array(self._values, pa.large_binary() if wide else pa.binary())
+        key_groups = np.frombuffer(self._key_groups, dtype=np.int32)
+        self._batches.append(ChangeBatch(key_groups, values))
+        self._start_rows()
+
+    def _cut(self) -> None:
+        """Make a change set of what was appended.  Called under the lock."""
+        self._end_rows()
+        if self._batches:
+            batches, self._batches = tuple(self._batches), []
+            self._step(ChangesCut(batches, self._start_room_bytes - self._room_bytes))
+        self._measure_room()
+
+    def _measure_room(self) -> None:
+        """Set how many bytes may be appended before a flush.  Called under the lock."""
+        appended_bytes = self._start_room_bytes - self._room_bytes
+        if not self._values and not self._batches:
+            appended_bytes = 0
+        self._start_room_bytes = self._threshold_bytes - self._log.pending_bytes
+        self._room_bytes = self._start_room_bytes - appended_bytes
+
+    def _flush(self) -> None:
+        """Upload everything held, before a checkpoint asks for it."""
+        with self._runtime.lock:
+            self._cut()
+            actions = self._step(FlushRequested())
+            self._measure_room()
+        self._perform(actions)
+
+    def _step(self, event: Event) -> list[Action]:
+        return self._log.handle(event, self._runtime.clock.now_ns())
+
+    def _post(self, event: Event) -> None:
+        with self._runtime.lock:
+            actions = self._step(event)
+        self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        """Do what the core asks for.  Called without the lock."""
+        for action in actions:
+            match action:
+                case StartUpload(change_sets):
+                    self._scheduler.upload(
+                        UploadTask(change_sets, self._on_success, self._on_failure)
+                    )
+                case CompletePersist(persist_id, results, incremental_size_bytes):
+                    snapshot = self._snapshot(persist_id, results, incremental_size_bytes)
+                    self._futures.pop(persist_id).set_result(snapshot)
+                case FailPersist(persist_id, error):
+                    self._checkpoint_ids.pop(persist_id)
+                    self._futures.pop(persist_id).set_exception(self._explain(error))
+                case OfferFiles(results):
+                    for handle in _handles(results):
+                        self._registry.offer(handle)
+                case HandOver(results):
+                    for handle in _handles(results):
+                        self._registry.stop_tracking(handle)
+                case ReleaseSets(results):
+                    for result in results:
+                        self._registry.release(result.entry.handle)
+                case _:
+                    assert_never(action)
+
+    def _on_success(self, results: Sequence[UploadResult]) -> None:
+        self._post(UploadSucceeded(tuple(results)))
+
+    def _on_failure(self, sqns: Sequence[SequenceNumber], error: BaseException) -> None:
+        self._post(UploadFailed(tuple(sqn.value for sqn in sqns), error))
+
+    def _snapshot(
+        self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
+    ) -> SnapshotResult[ChangelogStateHandle]:
+        handle = ChangelogStateHandle(
+            key_group_range=self._key_group_range,
+            handles_and_offsets=tuple(result.entry for result in results),
+            size_bytes=sum(result.size_bytes for result in results),
+            incremental_size_bytes=incremental_size_bytes,
+            state_handle_id=self._runtime.ids.new_id(),
+            checkpoint_id=self._checkpoint_ids.pop(persist_id),
+        )
+        return SnapshotResult(handle)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, UploadFailedError | ClosedError | UsageError):
+            return error
+        if not isinstance(error, Exception) or isinstance(error, StatelogError):
+            kind = "" if isinstance(error, StatelogError) else f"{type(error).__name__}: "
+        else:
+            kind = f"{type(error).__name__}: "
+        failure = UploadFailedError(
+            f"writer {self._log_id} ({self._operator_id}): an upload failed ({kind}{error}); the "
+            "changes are kept and the next persist sends them again",
+            log_id=self._log_id,
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _end_writer(self, event: Closed) -> None:
+        self._start, self._end = _NOBODY, _NOBODY - 1
+        with self._runtime.lock:
+            first = not self._log.closed
+            actions = self._step(event)
+        if not first:
+            return
+        self._batches = []
+        self._start_rows()
+        self._perform(actions)
+        self._on_close(self._log_id)
+
+    def _check_open(self) -> None:
+        if self._log.closed:
+            raise WriterClosedError(
+                f"writer {self._log_id} ({self._operator_id}) is closed; create a new one",
+                log_id=self._log_id,
+            )
+
+    def _refuse(self, key_group: int) -> None:
+        self._check_open()
+        raise KeyGroupOutOfRangeError(
+            f"key group {key_group} is outside {self._key_group_range}, the range of writer "
+            f"{self._log_id} ({self._operator_id}); send the change to the task that owns it",
+            key_group=key_group,
+        )
+
+
+def _handles(results: tuple[UploadResult, ...]) -> list[Any]:
+    return list({result.entry.handle: None for result in results})
+
+
+def _as_bytes(value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)  # a copy: the caller may change its buffer later
+    raise UsageError(f"a change must be bytes, not {type(value).__name__}")
+
+
+def _checked_batch(key_groups: npt.ArrayLike, values: pa.Array[Any]) -> ChangeBatch:
+    column = np.asarray(key_groups)
+    if column.ndim != 1 or (column.dtype.kind not in "iu" and len(column)):
+        raise UsageError(
+            f"key groups must be a one-dimensional array of integers, not {column!r:.80}"
+        )
+    if not isinstance(values, pa.Array) or not (
+        pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
+    ):
+        kind = getattr(values, "type", type(values).__name__)
+        raise UsageError(f"values must be an Arrow array of binary or large_binary, not {kind}")
+    if len(column) != len(values):
+        raise UsageError(f"{len(column)} key groups beside {len(values)} values")
+    if values.null_count:
+        raise UsageError(f"{values.null_count} values are null; a change has bytes, maybe none")
+    if (
+        column.dtype.itemsize > 4
+        and len(column)
+        and not -(2**31) <= column.min() <= column.max() < 2**31
+    ):
+        raise KeyGroupOutOfRangeError(
+            "a key group does not even fit 32 bits", key_group=int(column.max())
+        )
+    return ChangeBatch(column.astype(np.int32), values)

@@ -1,0 +1,481 @@
+"""
+A writer's memory: which change sets exist, and how far each is on its way to the store.
+
+Two rules: every decision about a set is made here, and nothing here knows of stores, threads or
+clocks.  A set lives in one of four places::
+
+    cut ──> not_uploaded ──> uploading ──> uploaded ──> (truncated)
+                                │  ▲
+                                ▼  │ sent again by a later persist or flush
+                              failed
+
+Source: Flink, FsStateChangelogWriter.  Deviations, each a repair:
+- a failed set is kept and sent again, so one bad hour does not poison the writer (H10);
+- truncation never moves back, and a close completes every open persist (H11);
+- truncating something an open persist still needs fails that persist, instead of completing it
+  with a handle to a file that is being deleted;
+- the incremental size counts each set once, in the first snapshot that holds it (H11);
+- an upload that ends after the close is released, not deleted: others may share its file (H3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from statelog.errors import (
+    ChangesNotAppendedError,
+    ChangesTruncatedError,
+    UsageError,
+    WriterClosedError,
+    check,
+)
+from statelog.model import ChangeBatch, HandleAndOffset, SequenceNumber, StateChangeSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadResult:
+    """
+    Where one change set has become durable.
+
+    Args:
+        log_id: The writer's number within its storage.
+        sqn: The set's position in that writer's log.
+        size_bytes: Summed value bytes of the set.
+        entry: File (or inline bytes), offset, encoded size and checksum.
+        local_entry: The same in the host-local copy, or None without one.
+    """
+
+    log_id: int
+    sqn: SequenceNumber
+    size_bytes: int
+    entry: HandleAndOffset
+    local_entry: HandleAndOffset | None = None
+
+
+# --- events: what happened ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesCut:
+    """The appended changes become the next set; *size_bytes* is the sum of their values."""
+
+    batches: tuple[ChangeBatch, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistRequested:
+    """A checkpoint wants everything at or after *from_sqn* to be durable."""
+
+    persist_id: int
+    from_sqn: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequested:
+    """So much was appended that it shall be uploaded before a checkpoint asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSucceeded:
+    """These sets are durable."""
+
+    results: tuple[UploadResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFailed:
+    """The upload of these sets has failed for good."""
+
+    sqns: tuple[int, ...]
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A completed checkpoint holds the sets of [from_sqn, to_sqn)."""
+
+    from_sqn: int
+    to_sqn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """No checkpoint and no restore needs the sets below *to_sqn* any more."""
+
+    to_sqn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """
+    The writer ends.
+
+    Args:
+        unwanted_from_sqn: Sets at or above it were in no checkpoint; their files can go.  None
+            to keep whatever was handed out.
+    """
+
+    unwanted_from_sqn: int | None = None
+
+
+# --- actions: what the shell shall do -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartUpload:
+    """Hand these sets to the scheduler, as one task."""
+
+    change_sets: tuple[StateChangeSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletePersist:
+    """Everything the persist asked for is durable."""
+
+    persist_id: int
+    results: tuple[UploadResult, ...]
+    incremental_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailPersist:
+    """Something the persist asked for cannot become durable now."""
+
+    persist_id: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class OfferFiles:
+    """These results are about to leave in a handle."""
+
+    results: tuple[UploadResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A checkpoint owns the files of these results from now on."""
+
+    results: tuple[UploadResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSets:
+    """This writer no longer needs these sets; a file nobody needs may be deleted."""
+
+    results: tuple[UploadResult, ...]
+
+
+Event = (
+    ChangesCut
+    | PersistRequested
+    | FlushRequested
+    | UploadSucceeded
+    | UploadFailed
+    | Confirmed
+    | Truncated
+    | Closed
+)
+Action = StartUpload | CompletePersist | FailPersist | OfferFiles | HandOver | ReleaseSets
+
+
+@dataclass(slots=True)
+class _Persist:
+    """An open persist over [from_sqn, to_sqn): what is there, and how many are missing."""
+
+    from_sqn: int
+    to_sqn: int
+    ready: dict[int, UploadResult]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ready) == self.to_sqn - self.from_sqn
+
+
+@dataclass(slots=True)
+class _Uploaded:
+    """A durable set: was it in a snapshot (offered), does a checkpoint own its file (confirmed)."""
+
+    result: UploadResult
+    offered: bool = False
+    confirmed: bool = False
+
+
+class ChangeLog:
+    """
+    The sets of one writer, by number.
+
+    Invariants:
+      1. every number in [lowest, active) is in exactly one of not_uploaded, uploading, failed,
+         uploaded; numbers outside are in none (after the close: all are empty);
+      2. an open persist misses at least one set, and each set it misses is uploading;
+      3. `pending_bytes` is the summed size of the sets in not_uploaded;
+      4. lowest and active never decrease.
+    """
+
+    def __init__(self, log_id: int) -> None:
+        self._log_id = log_id
+        self._active = 0
+        self._lowest = 0
+        self._not_uploaded: dict[int, StateChangeSet] = {}
+        self._uploading: dict[int, StateChangeSet] = {}
+        self._failed: dict[int, StateChangeSet] = {}
+        self._uploaded: dict[int, _Uploaded] = {}
+        self._pending_bytes = 0
+        self._persists: dict[int, _Persist] = {}
+        self._closed = False
+
+    @property
+    def active_sqn(self) -> int:
+        """Number of the next set to be cut."""
+        return self._active
+
+    @property
+    def lowest_sqn(self) -> int:
+        """Numbers below are truncated."""
+        return self._lowest
+
+    @property
+    def pending_bytes(self) -> int:
+        """Value bytes that are cut but not on their way; they count for the flush threshold."""
+        return self._pending_bytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether the log has ended."""
+        return self._closed
+
+    @property
+    def open_persists(self) -> tuple[int, ...]:
+        """The persists that are still waiting."""
+        return tuple(self._persists)
+
+    def check_persist(self, from_sqn: int) -> None:
+        """
+        Refuse a persist that cannot be served, before anything is cut for it.
+
+        Raises:
+            WriterClosedError: The log has ended.
+            ChangesTruncatedError: *from_sqn* lies below the truncation point.
+            ChangesNotAppendedError: *from_sqn* lies above the next number.
+        """
+        if self._closed:
+            raise WriterClosedError(
+                f"writer {self._log_id} is closed; create a new one", log_id=self._log_id
+            )
+        if from_sqn < self._lowest:
+            raise ChangesTruncatedError(
+                f"persist from {from_sqn}: the changes below {self._lowest} are truncated; ask "
+                "from there, after a materialization that covers them",
+                from_sqn=from_sqn,
+                truncated_to_sqn=self._lowest,
+            )
+        if from_sqn > self._active:
+            raise ChangesNotAppendedError(
+                f"persist from {from_sqn}: only changes below {self._active} exist so far",
+                from_sqn=from_sqn,
+                active_sqn=self._active,
+            )
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """
+        Note what happened and return what to do about it.
+
+        Raises:
+            UsageError: The event cannot happen now; nothing has changed.
+        """
+        del now_ns  # nothing here depends on time; the door is the same for every core object
+        match event:
+            case ChangesCut(batches, size_bytes):
+                return self._cut(batches, size_bytes)
+            case PersistRequested(persist_id, from_sqn):
+                return self._persist(persist_id, from_sqn)
+            case FlushRequested():
+                return [] if self._closed else self._start_upload(self._lowest)
+            case UploadSucceeded(results):
+                return self._succeeded(results)
+            case UploadFailed(sqns, error):
+                return self._upload_failed(sqns, error)
+            case Confirmed(from_sqn, to_sqn):
+                return self._confirm(from_sqn, to_sqn)
+            case Truncated(to_sqn):
+                return self._truncate(to_sqn)
+            case Closed(unwanted_from_sqn):
+                return self._close(unwanted_from_sqn)
+            case _:
+                assert_never(event)
+
+    def _cut(self, batches: tuple[ChangeBatch, ...], size_bytes: int) -> list[Action]:
+        if self._closed:
+            return []
+        change_set = StateChangeSet(self._log_id, SequenceNumber(self._active), batches, size_bytes)
+        self._not_uploaded[self._active] = change_set
+        self._pending_bytes += size_bytes
+        self._active += 1
+        return []
+
+    def _persist(self, persist_id: int, from_sqn: int) -> list[Action]:
+        self.check_persist(from_sqn)
+        uploads = self._start_upload(from_sqn)
+        ready = {
+            sqn: self._uploaded[sqn].result
+            for sqn in range(from_sqn, self._active)
+            if sqn in self._uploaded
+        }
+        persist = _Persist(from_sqn, self._active, ready)
+        if persist.complete:
+            return [*uploads, *self._complete(persist_id, persist)]
+        # Listed before the upload starts: a direct scheduler completes it inside the call.
+        self._persists[persist_id] = persist
+        return uploads
+
+    def _start_upload(self, from_sqn: int) -> list[Action]:
+        """Send what is not on its way; failed sets get their next chance."""
+        sets = []
+        for sqn in sorted((*self._not_uploaded, *self._failed)):
+            if sqn < from_sqn:
+                continue
+            if (waiting := self._not_uploaded.pop(sqn, None)) is not None:
+                self._pending_bytes -= waiting.size_bytes
+                sets.append(waiting)
+            elif (failed := self._failed.pop(sqn, None)) is not None:
+                sets.append(failed)
+        for change_set in sets:
+            self._uploading[change_set.sqn.value] = change_set
+        return [StartUpload(tuple(sets))] if sets else []
+
+    def _complete(self, persist_id: int, persist: _Persist) -> list[Action]:
+        results = tuple(persist.ready[sqn] for sqn in range(persist.from_sqn, persist.to_sqn))
+        incremental = 0
+        for result in results:
+            entry = self._uploaded.get(result.sqn.value)
+            if entry is not None and not entry.offered:
+                entry.offered = True
+                incremental += result.size_bytes
+        return [OfferFiles(results), CompletePersist(persist_id, results, incremental)]
+
+    def _succeeded(self, results: tuple[UploadResult, ...]) -> list[Action]:
+        late: list[UploadResult] = []
+        for result in results:
+            sqn = result.sqn.value
+            if self._uploading.pop(sqn, None) is None:
+                late.append(result)  # truncated or closed meanwhile; nobody waits for it
+                continue
+            self._uploaded[sqn] = _Uploaded(result)
+            for persist in self._persists.values():
+                if persist.from_sqn <= sqn < persist.to_sqn:
+                    persist.ready[sqn] = result
+        actions: list[Action] = []
+        for persist_id in [key for key, persist in self._persists.items() if persist.complete]:
+            actions += self._complete(persist_id, self._persists.pop(persist_id))
+        if late:
+            actions.append(ReleaseSets(tuple(late)))
+        return actions
+
+    def _upload_failed(self, sqns: tuple[int, ...], error: BaseException) -> list[Action]:
+        failed = []
+        for sqn in sqns:
+            if (change_set := self._uploading.pop(sqn, None)) is not None:
+                self._failed[sqn] = change_set
+                failed.append(sqn)
+        return self._fail_persists(failed, error)
+
+    def _fail_persists(self, sqns: list[int], error: BaseException) -> list[Action]:
+        hit = [
+            key
+            for key, persist in self._persists.items()
+            if any(persist.from_sqn <= sqn < persist.to_sqn for sqn in sqns)
+        ]
+        for key in hit:
+            del self._persists[key]
+        return [FailPersist(key, error) for key in hit]
+
+    def _confirm(self, from_sqn: int, to_sqn: int) -> list[Action]:
+        if from_sqn > to_sqn or to_sqn > self._active:
+            raise UsageError(
+                f"confirm of [{from_sqn}, {to_sqn}): the range is reversed or ends above the next "
+                f"number, {self._active}",
+                from_sqn=from_sqn,
+                to_sqn=to_sqn,
+            )
+        confirmed = []
+        for sqn in range(max(from_sqn, self._lowest), to_sqn):
+            entry = self._uploaded.get(sqn)
+            if entry is not None and not entry.confirmed:
+                entry.confirmed = True
+                confirmed.append(entry.result)
+        return [HandOver(tuple(confirmed))] if confirmed else []
+
+    def _truncate(self, to_sqn: int) -> list[Action]:
+        if to_sqn > self._active:
+            raise ChangesNotAppendedError(
+                f"truncate to {to_sqn}: only changes below {self._active} exist so far",
+                to_sqn=to_sqn,
+                active_sqn=self._active,
+            )
+        released, lost = [], []
+        for sqn in range(self._lowest, to_sqn):
+            if (waiting := self._not_uploaded.pop(sqn, None)) is not None:
+                self._pending_bytes -= waiting.size_bytes
+            self._failed.pop(sqn, None)
+            if self._uploading.pop(sqn, None) is not None:
+                lost.append(sqn)
+            if (entry := self._uploaded.pop(sqn, None)) is not None:
+                released.append(entry.result)
+                if not entry.confirmed:
+                    lost.append(sqn)
+        self._lowest = max(self._lowest, to_sqn)
+        error = ChangesTruncatedError(
+            f"the changes below {to_sqn} were truncated while a persist still needed them",
+            truncated_to_sqn=to_sqn,
+        )
+        actions = self._fail_persists(lost, error)
+        return [*actions, ReleaseSets(tuple(released))] if released else actions
+
+    def _close(self, unwanted_from_sqn: int | None) -> list[Action]:
+        if self._closed:
+            return []
+        self._closed = True
+        kept, released = [], []
+        for sqn in sorted(self._uploaded):
+            entry = self._uploaded[sqn]
+            wanted = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
+            if wanted and not entry.confirmed:
+                kept.append(entry.result)  # a handle names it: whoever has the handle owns it
+            released.append(entry.result)
+        persists = list(self._persists)
+        for places in (self._not_uploaded, self._uploading, self._failed):
+            places.clear()
+        self._uploaded.clear()
+        self._persists.clear()
+        self._pending_bytes = 0
+        error = WriterClosedError(
+            f"writer {self._log_id} was closed before the changes were durable",
+            log_id=self._log_id,
+        )
+        actions: list[Action] = [FailPersist(persist_id, error) for persist_id in persists]
+        if kept:
+            actions.append(HandOver(tuple(kept)))
+        if released:
+            actions.append(ReleaseSets(tuple(released)))
+        return actions
+
+    def check_invariants(self) -> None:
+        """
+        Compare all collections with each other; for tests.
+
+        Raises:
+            InvariantError: One of the class's invariants is broken.
+        """
+        places = (self._not_uploaded, self._uploading, self._failed, self._uploaded)
+        numbers = sorted(sqn for place in places for sqn in place)
+        expected = [] if self._closed else list(range(self._lowest, self._active))
+        check(numbers == expected, f"sets {numbers} instead of {expected}")
+        pending = sum(change_set.size_bytes for change_set in self._not_uploaded.values())
+        check(self._pending_bytes == pending, "pending_bytes is off")
+        for persist_id, persist in self._persists.items():
+            missing = set(range(persist.from_sqn, persist.to_sqn)) - set(persist.ready)
+            check(bool(missing), f"persist {persist_id} is complete but open")
+            check(missing <= set(self._uploading), f"persist {persist_id} waits for nothing")

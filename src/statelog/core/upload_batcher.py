@@ -1,0 +1,264 @@
+"""
+When to upload, how much, and who has to wait: the heart of the batching scheduler.
+
+Tasks come in; those that fit under the limit are admitted, the others wait in the order in which
+they came.  Admitted tasks gather in a queue, and the queue goes out as one batch, which becomes
+one file:
+
+- at once, if no upload is running (nothing is gained by waiting for an idle uploader);
+- when it holds `threshold_bytes`;
+- `delay_ns` after its first task came;
+- when the last running upload ends.
+
+Source: Flink, BatchingStateChangeUploadScheduler and UploadThrottle.  Deviations:
+- the first and the last rule (`fixed_delay` switches them off, as in Flink: there the 10 ms delay
+  is nearly all of the latency of a small persist);
+- the limit is hard: a task is admitted if it fits, or alone; Flink admits any task while less
+  than the limit is in flight;
+- waiting tasks are served first come, first served, so a large one is not passed over for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from statelog.errors import InvalidOptionsError, check
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOffered:
+    """Somebody wants *size_bytes* uploaded."""
+
+    task_id: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWithdrawn:
+    """The one who offered the task does not wait for its admission any longer."""
+
+    task_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A moment asked for by `SetTimer` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """The upload of a batch has ended, well or badly."""
+
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The scheduler ends; nothing new may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAdmitted:
+    """There is room for the task; whoever offered it may go on."""
+
+    task_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartBatch:
+    """Upload these tasks as one file; *waited_ns* is the age of the oldest."""
+
+    batch_id: int
+    task_ids: tuple[int, ...]
+    waited_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send `TimerFired` at this moment."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAvailable:
+    """Whether a task of one byte would be admitted has changed."""
+
+    available: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RejectTasks:
+    """These tasks will never be uploaded: the scheduler is closed."""
+
+    task_ids: tuple[int, ...]
+
+
+Event = TaskOffered | TaskWithdrawn | TimerFired | BatchDone | Closed
+Action = TaskAdmitted | StartBatch | SetTimer | SetAvailable | RejectTasks
+
+
+class UploadBatcher:
+    """
+    Gathers tasks until there is a reason to upload them.
+
+    Invariants:
+      1. a task is in exactly one of: waiting for room, queued, one running batch, gone;
+      2. `in_flight_bytes` is the sum over queue and running batches, and at most the limit unless
+         one task alone is larger;
+      3. tasks wait only while the first of them does not fit;
+      4. tasks are queued only while a timer is set for them, or (without `fixed_delay`) an upload
+         is running that will take them along.
+
+    Args:
+        delay_ns: Longest stay in the queue; 0 uploads each task at once.
+        threshold_bytes: Queue size that uploads at once; at most *limit_bytes*.
+        limit_bytes: Bound on queued and uploading bytes together.
+        fixed_delay: Always wait for the delay, as Flink does.
+
+    Raises:
+        InvalidOptionsError: The threshold exceeds the limit.
+    """
+
+    def __init__(
+        self, *, delay_ns: int, threshold_bytes: int, limit_bytes: int, fixed_delay: bool = False
+    ) -> None:
+        if threshold_bytes > limit_bytes:
+            raise InvalidOptionsError(
+                f"the batch size threshold ({threshold_bytes} bytes) must not exceed the bytes in "
+                f"flight ({limit_bytes}): the queue could never become large enough"
+            )
+        self._delay_ns = delay_ns
+        self._threshold_bytes = threshold_bytes
+        self._limit_bytes = limit_bytes
+        self._fixed_delay = fixed_delay
+        self._waiting: dict[int, int] = {}
+        self._queued: dict[int, int] = {}
+        self._queued_bytes = 0
+        self._queued_since_ns = 0
+        self._batches: dict[int, dict[int, int]] = {}
+        self._in_flight_bytes = 0
+        self._deadline_ns: int | None = None
+        self._next_batch_id = 0
+        self._closed = False
+
+    @property
+    def available(self) -> bool:
+        """Whether a task of one byte would be admitted now."""
+        return not self._waiting and self._in_flight_bytes < self._limit_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes admitted and not yet uploaded."""
+        return self._in_flight_bytes
+
+    @property
+    def queue_size(self) -> int:
+        """Tasks admitted and not yet in a batch."""
+        return len(self._queued)
+
+    @property
+    def running_batches(self) -> int:
+        """Uploads that have not ended."""
+        return len(self._batches)
+
+    def is_waiting(self, task_id: int) -> bool:
+        """Return whether the task still waits for room."""
+        return task_id in self._waiting
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """Note what happened and return what to do about it."""
+        was_available = self.available
+        match event:
+            case TaskOffered(task_id, size_bytes):
+                actions = self._offer(task_id, size_bytes, now_ns)
+            case TaskWithdrawn(task_id):
+                self._waiting.pop(task_id, None)
+                actions = self._admit(now_ns)
+            case TimerFired():
+                # A timer that outlived its batch is stale, not an error.
+                due = self._deadline_ns is not None and now_ns >= self._deadline_ns
+                actions = self._drain(now_ns) if due else []
+            case BatchDone(batch_id):
+                self._in_flight_bytes -= sum(self._batches.pop(batch_id).values())
+                actions = self._admit(now_ns)
+                if self._queued and not self._batches and not self._fixed_delay:
+                    actions += self._drain(now_ns)
+            case Closed():
+                actions = self._close()
+            case _:
+                assert_never(event)
+        if self.available != was_available:
+            actions.append(SetAvailable(self.available))
+        return actions
+
+    def _offer(self, task_id: int, size_bytes: int, now_ns: int) -> list[Action]:
+        if self._closed:
+            return [RejectTasks((task_id,))]
+        self._waiting[task_id] = size_bytes
+        return self._admit(now_ns)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self._limit_bytes
+
+    def _admit(self, now_ns: int) -> list[Action]:
+        actions: list[Action] = []
+        while self._waiting:
+            task_id, size_bytes = next(iter(self._waiting.items()))
+            if not self._fits(size_bytes):
+                break
+            del self._waiting[task_id]
+            actions.append(TaskAdmitted(task_id))
+            actions += self._enqueue(task_id, size_bytes, now_ns)
+        return actions
+
+    def _enqueue(self, task_id: int, size_bytes: int, now_ns: int) -> list[Action]:
+        if not self._queued:
+            self._queued_since_ns = now_ns
+        self._queued[task_id] = size_bytes
+        self._queued_bytes += size_bytes
+        self._in_flight_bytes += size_bytes
+        idle = not self._batches and not self._fixed_delay
+        if self._delay_ns == 0 or idle or self._queued_bytes >= self._threshold_bytes:
+            return self._drain(now_ns)
+        if self._deadline_ns is None:
+            self._deadline_ns = now_ns + self._delay_ns
+            return [SetTimer(self._deadline_ns)]
+        return []
+
+    def _drain(self, now_ns: int) -> list[Action]:
+        batch_id, self._next_batch_id = self._next_batch_id, self._next_batch_id + 1
+        batch, self._queued, self._queued_bytes = self._queued, {}, 0
+        self._batches[batch_id] = batch
+        self._deadline_ns = None
+        return [StartBatch(batch_id, tuple(batch), now_ns - self._queued_since_ns)]
+
+    def _close(self) -> list[Action]:
+        self._closed = True
+        rejected = (*self._queued, *self._waiting)
+        self._in_flight_bytes -= self._queued_bytes
+        self._queued, self._queued_bytes, self._waiting = {}, 0, {}
+        self._deadline_ns = None
+        return [RejectTasks(rejected)] if rejected else []
+
+    def check_invariants(self) -> None:
+        """
+        Compare all collections with each other; for tests.
+
+        Raises:
+            InvariantError: One of the class's invariants is broken.
+        """
+        held = [self._waiting, self._queued, *self._batches.values()]
+        ids = [task_id for group in held for task_id in group]
+        check(len(ids) == len(set(ids)), "a task is in two places")
+        admitted = [size for group in held[1:] for size in group.values()]
+        check(self._in_flight_bytes == sum(admitted), "in_flight_bytes is off")
+        check(
+            self._in_flight_bytes <= self._limit_bytes or sum(1 for size in admitted if size) == 1,
+            f"{self._in_flight_bytes} bytes in flight exceed {self._limit_bytes}",
+        )
+        check(self._queued_bytes == sum(self._queued.values()), "queued_bytes is off")
+        check((self._deadline_ns is None) == (not self._queued), "queue and timer disagree")
+        if self._waiting:
+            check(not self._fits(next(iter(self._waiting.values()))), "a task waits beside room")

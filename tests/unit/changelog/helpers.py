@@ -1,0 +1,110 @@
+"""Small things that most changelog tests need."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload_task import UploadTask
+from statelog.errors import StoreError
+from statelog.model import ChangelogStateHandle, KeyGroupRange, SnapshotResult, StateChange
+from statelog.store.api import Buffers, ObjectInfo
+
+ALL = KeyGroupRange(0, 127)
+
+
+def handle_of(result: SnapshotResult[ChangelogStateHandle]) -> ChangelogStateHandle:
+    assert result.job_manager_owned is not None
+    return result.job_manager_owned
+
+
+def values_of(changes: Iterable[StateChange]) -> list[bytes]:
+    return [change.value for change in changes]
+
+
+def columns(pairs: list[tuple[int, bytes]]) -> tuple[np.ndarray, pa.Array]:
+    return np.array([each[0] for each in pairs], np.int32), pa.array(
+        [each[1] for each in pairs], pa.binary()
+    )
+
+
+class ScriptedStore:
+    """A store in memory that fails as told: `failures` puts fail before the next one works."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.requests: Counter[str] = Counter()
+        self.put_errors: list[BaseException] = []
+        self.delete_errors: list[BaseException] = []
+        self.torn = False
+
+    @property
+    def url(self) -> str:
+        return "scripted://"
+
+    def put(self, path: str, data: Buffers) -> None:
+        self.requests["put"] += 1
+        content = data if isinstance(data, bytes) else b"".join(bytes(piece) for piece in data)
+        if self.put_errors:
+            if self.torn:
+                self.objects[path] = content[: len(content) // 2]
+            raise self.put_errors.pop(0)
+        assert path not in self.objects
+        self.objects[path] = content
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        self.put(path, data)
+
+    def get(self, path: str) -> memoryview:
+        self.requests["get"] += 1
+        return memoryview(self._content(path))
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        self.requests["get_range"] += 1
+        return memoryview(self._content(path))[start : start + length]
+
+    def _content(self, path: str) -> bytes:
+        from statelog.errors import ObjectNotFoundError
+
+        if path not in self.objects:
+            raise ObjectNotFoundError(f"no {path}", path=path)
+        return self.objects[path]
+
+    def head(self, path: str) -> ObjectInfo:
+        raise StoreError("head is not scripted")
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return iter(())
+
+    def list_folders(self, prefix: str = "") -> "list[str]":
+        return []
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self.requests["delete"] += 1
+        if self.delete_errors:
+            raise self.delete_errors.pop(0)
+        for path in paths:
+            self.objects.pop(path, None)
+
+
+class HeldScheduler:
+    """Keeps every task until the test ends it."""
+
+    def __init__(self) -> None:
+        self.tasks: list[UploadTask] = []
+
+    def upload(self, task: UploadTask) -> None:
+        self.tasks.append(task)
+
+    @property
+    def availability(self) -> object:
+        raise AssertionError("nobody asks")
+
+    def close(self) -> None:
+        pass
+
+
+def read_all(storage: FsStateChangelogStorage, handle: ChangelogStateHandle) -> list[StateChange]:
+    return list(storage.read(handle))
