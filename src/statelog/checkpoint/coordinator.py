@@ -105,6 +105,7 @@ class CheckpointCoordinator:
         self._epoch: int | None = None
         self._restored = False
         self._abandoned: tuple[int, ...] = ()
+        self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
 
     def _new_ledger(self) -> CheckpointLedger:
@@ -119,6 +120,11 @@ class CheckpointCoordinator:
     def latest(self) -> CompletedCheckpoint | None:
         """The newest checkpoint this coordinator has restored or completed."""
         return self._ledger.latest
+
+    @property
+    def committed_bytes(self) -> int:
+        """Size of the last object that `complete` put, in bytes."""
+        return self._committed_bytes
 
     @property
     def epoch(self) -> int | None:
@@ -378,6 +384,7 @@ class CheckpointCoordinator:
         # and gone on.  Only if there is still none is this checkpoint surely part of the history.
         self._check_ownership(checkpoint_id, committed=True)
         checkpoint = prepared.record.checkpoint
+        self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._prepared = None
         self._ledger.handle(Committed(checkpoint, self._objects(checkpoint)), self._now_ns())
         return checkpoint

@@ -1,0 +1,145 @@
+"""
+How output rows reach the user's sink.
+
+*staged*: tasks hand their rows to the driver (or, if large, to files); the driver commits them in
+the same object as the state, and only then calls the sink, over the committed rows.  A replay of
+the batch delivers the very same rows.
+
+*direct*: the sink evaluates the tasks itself, in one Spark job; the state is committed after it.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from statelog.errors import CorruptionError
+from statelog.format.change_set import checksum
+from statelog.model.handles import FileStateHandle, stream_handle_from_json
+from statelog.spark.outputs import from_ipc
+from statelog.spark.spec import TaskAck, TaskSpec
+from statelog.spark.task import run_task
+from statelog.store import open_store
+
+OUTPUT_SECTION = b"OUTP"
+"""Trailer section of `_metadata` that holds staged rows: a msgpack list of Arrow IPC streams."""
+
+Sink = Callable[[DataFrame, int], Any]
+
+
+class Delivery(enum.Enum):
+    """The two ways of delivering output rows; see docs/guarantees.md."""
+
+    STAGED = "staged"
+    DIRECT = "direct"
+
+
+class AckParam(AccumulatorParam[list[TaskAck]]):
+    """An accumulator that gathers the answers of tasks."""
+
+    def zero(self, value: list[TaskAck]) -> list[TaskAck]:
+        """Return the start: no answers."""
+        return []
+
+    def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
+        """Return both lists as one."""
+        return value1 + value2
+
+
+def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a task whose only result is its answer."""
+    acks: list[TaskAck] = []
+    for _ in run_task(spec, batches, acks.append):
+        pass
+    yield pa.RecordBatch.from_pydict({"ack": [pickle.dumps(ack) for ack in acks]})
+
+
+def direct_task(
+    spec: TaskSpec, acks: Any, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Run a task whose result is its output rows; the answer goes into an accumulator."""
+    yield from run_task(spec, batches, lambda ack: acks.add([ack]))
+
+
+def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:
+    """Run all tasks of a staged micro-batch and return their answers, one per task."""
+    table = frame.mapInArrow(partial(staged_task, spec), "ack binary").toArrow()
+    return one_per_task(pickle.loads(data) for data in table.column("ack").to_pylist())
+
+
+def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
+    """
+    Return one answer per task, the last.
+
+    A frame that was evaluated twice, or a stage that ran again, gives several; each of them is
+    whole, and any one may be committed.
+    """
+    by_partition = {ack.partition: ack for ack in acks}
+    return [by_partition[partition] for partition in sorted(by_partition)]
+
+
+def pack_outputs(acks: Sequence[TaskAck]) -> tuple[bytes | None, list[FileStateHandle]]:
+    """Return the rows that travelled inline as a trailer section, and the files of the others."""
+    inline = [ack.output for ack in acks if isinstance(ack.output, bytes)]
+    files = [ack.output for ack in acks if isinstance(ack.output, FileStateHandle)]
+    return (msgspec.msgpack.encode(inline) if inline else None), files
+
+
+def unpack_outputs(section: bytes | None) -> list[pa.Table]:
+    """Return the tables of a trailer section of staged rows."""
+    if section is None:
+        return []
+    return [from_ipc(data) for data in msgspec.msgpack.decode(section, type=list[bytes])]
+
+
+def _read_output(
+    location: str,
+    options: dict[str, Any],
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    store = open_store(location, options=options)
+    for batch in batches:
+        for text in batch.column(0).to_pylist():
+            handle = stream_handle_from_json(msgspec.json.decode(text))
+            if not isinstance(handle, FileStateHandle):
+                raise CorruptionError("staged rows in a file need a file handle")
+            data = store.get(handle.path)
+            if handle.crc32c is not None and checksum([data]) != handle.crc32c:
+                raise CorruptionError(
+                    f"staged rows in {handle.path} are damaged: the checksum does not match",
+                    path=handle.path,
+                )
+            yield from from_ipc(data).cast(schema).to_batches()
+
+
+def output_frame(
+    session: SparkSession,
+    schema: StructType,
+    arrow: pa.Schema,
+    tables: Sequence[pa.Table],
+    files: Sequence[FileStateHandle],
+    location: str,
+    store_options: dict[str, Any],
+) -> DataFrame:
+    """Return the staged rows of one micro-batch as a frame."""
+    inline = pa.concat_tables(tables) if tables else arrow.empty_table()
+    frame = session.createDataFrame(inline, schema=schema)
+    if not files:
+        return frame
+    names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]
+    spilled = (
+        session.createDataFrame(names, "handle string")
+        .repartition(len(names))
+        .mapInArrow(partial(_read_output, location, store_options, arrow), schema)
+    )
+    return frame.unionAll(spilled) if inline.num_rows else spilled

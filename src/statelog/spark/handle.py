@@ -1,0 +1,283 @@
+"""
+The handle and state objects that an unmodified `StatefulProcessor` is given.
+
+They are PySpark's classes by type and by method names, and statelog's state by content: no socket,
+no serialization per call.
+Source: pyspark.sql.streaming.stateful_processor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
+from pyspark.sql.streaming.stateful_processor import MapState as PySparkMapState
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueState
+from pyspark.sql.types import StructType
+
+from statelog.errors import ProcessorError, UsageError
+from statelog.spark.types import arrow_schema
+from statelog.state import api
+from statelog.state.changes import OperatorCodec
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, StateKind
+
+SchemaLike = StructType | str
+
+
+class ValueState(api.ValueState, PySparkValueState):
+    """PySpark's ValueState on statelog."""
+
+
+class ExpiringValueState(api.ExpiringValueState, PySparkValueState):
+    """PySpark's ValueState with a time to live."""
+
+
+class _ListMethods:
+    """PySpark's spelling of the list methods."""
+
+    def appendValue(self: Any, newState: tuple[Any, ...]) -> None:
+        """Append one element."""
+        self.append(newState)
+
+    def appendList(self: Any, newState: list[tuple[Any, ...]]) -> None:
+        """Append several elements."""
+        self.append_all(newState)
+
+
+class ListState(_ListMethods, api.ListState, PySparkListState):
+    """PySpark's ListState on statelog."""
+
+
+class ExpiringListState(_ListMethods, api.ExpiringListState, PySparkListState):
+    """PySpark's ListState with a time to live of each element."""
+
+
+class _MapMethods:
+    """PySpark's spelling of the map methods."""
+
+    def getValue(self: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the value under *key*, or None."""
+        return self.get(key)  # type: ignore[no-any-return]
+
+    def containsKey(self: Any, key: tuple[Any, ...]) -> bool:
+        """Return whether there is a value under *key*."""
+        return self.contains(key)  # type: ignore[no-any-return]
+
+    def updateValue(self: Any, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        """Set the value under *key*."""
+        self.put(key, value)
+
+    def removeKey(self: Any, key: tuple[Any, ...]) -> None:
+        """Remove the value under *key*."""
+        self.remove(key)
+
+
+class MapState(_MapMethods, api.MapState, PySparkMapState):
+    """PySpark's MapState on statelog."""
+
+
+class ExpiringMapState(_MapMethods, api.ExpiringMapState, PySparkMapState):
+    """PySpark's MapState with a time to live of each entry."""
+
+
+class TaskHandle(StatefulProcessorHandle):
+    """
+    The handle of one task: state variables by name, timers of the current key.
+
+    Args:
+        cursor: Whose state is shown.
+        codec: The operator's codec; holds every variable that `init` asked for on the driver.
+        timers: The operator's timers, or None where the time mode has none.
+        drop: Called with the state id when a variable is deleted.
+    """
+
+    def __init__(
+        self,
+        cursor: api.Cursor,
+        codec: OperatorCodec,
+        timers: api.Timers | None,
+        drop: Callable[[int], None],
+    ) -> None:
+        self._cursor = cursor
+        self._codec = codec
+        self._timers = timers
+        self._drop = drop
+        self._initialized = False
+
+    def initialized(self) -> None:
+        """End the time in which state variables may be created."""
+        self._initialized = True
+
+    def _find(self, name: str, kind: StateKind) -> tuple[int, Any]:
+        if self._initialized:
+            raise UsageError(f"state {name!r}: state variables are created in init() only")
+        state_id = self._codec.schema.state_id(name)
+        state = self._codec.states[state_id]
+        if state.descriptor.kind is not kind:
+            raise UsageError(f"state {name!r} is a {state.descriptor.kind.value} state")
+        return state_id, state
+
+    def getValueState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> PySparkValueState:
+        """Return the value state *stateName*."""
+        state_id, state = self._find(stateName, StateKind.VALUE)
+        kind = ExpiringValueState if state.expires else ValueState
+        return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+
+    def getListState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> PySparkListState:
+        """Return the list state *stateName*."""
+        state_id, state = self._find(stateName, StateKind.LIST)
+        kind = ExpiringListState if state.expires else ListState
+        return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: SchemaLike,
+        valueSchema: SchemaLike,
+        ttlDurationMs: int | None = None,
+    ) -> PySparkMapState:
+        """Return the map state *stateName*."""
+        state_id, state = self._find(stateName, StateKind.MAP)
+        kind = ExpiringMapState if state.expires else MapState
+        return kind(self._cursor, state_id, state.value, state.user_key, state.descriptor.ttl_ms)
+
+    def _timers_or_error(self) -> api.Timers:
+        if self._timers is None:
+            raise UsageError("timers need the time mode ProcessingTime; this query has None")
+        return self._timers
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer of the current key."""
+        self._timers_or_error().register(int(expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key."""
+        self._timers_or_error().delete(int(expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the timers of the current key, ascending."""
+        return iter(self._timers_or_error().times())
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable for all keys."""
+        try:
+            self._drop(self._codec.schema.state_id(stateName))
+        except KeyError:
+            return
+
+
+class DriverHandle(StatefulProcessorHandle):
+    """
+    The handle that `init` gets once on the driver, to learn the state variables.
+
+    Args:
+        parse: Turns a DDL string into a schema (needs the driver's session).
+        has_timers: Whether the time mode allows a time to live and timers.
+    """
+
+    def __init__(self, parse: Callable[[str], StructType], has_timers: bool) -> None:
+        self._parse = parse
+        self._has_timers = has_timers
+        self.states: list[StateDescriptor] = []
+
+    def _arrow(self, schema: SchemaLike) -> pa.Schema:
+        return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
+
+    def _add(
+        self,
+        name: str,
+        kind: StateKind,
+        value: SchemaLike,
+        user_key: SchemaLike | None,
+        ttl_ms: int | None,
+    ) -> None:
+        if not name or name.startswith("$") or any(state.name == name for state in self.states):
+            raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
+        if ttl_ms is not None and (ttl_ms <= 0 or not self._has_timers):
+            raise UsageError(
+                f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
+                f"0 ms (got {ttl_ms})"
+            )
+        self.states.append(
+            StateDescriptor(
+                name=name,
+                kind=kind,
+                value_schema=self._arrow(value),
+                user_key_schema=None if user_key is None else self._arrow(user_key),
+                ttl_ms=ttl_ms,
+            )
+        )
+
+    def getValueState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> PySparkValueState:
+        """Note a value state."""
+        self._add(stateName, StateKind.VALUE, schema, None, ttlDurationMs)
+        return PySparkValueState(None, stateName)  # type: ignore[arg-type]
+
+    def getListState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> PySparkListState:
+        """Note a list state."""
+        self._add(stateName, StateKind.LIST, schema, None, ttlDurationMs)
+        return PySparkListState(None, stateName)  # type: ignore[arg-type]
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: SchemaLike,
+        valueSchema: SchemaLike,
+        ttlDurationMs: int | None = None,
+    ) -> PySparkMapState:
+        """Note a map state."""
+        self._add(stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs)
+        return PySparkMapState(None, stateName)  # type: ignore[arg-type]
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Do nothing: the tasks delete."""
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Refuse: there is no key yet."""
+        raise UsageError("timers belong to a key; register them while rows are handled")
+
+    deleteTimer = registerTimer
+
+    def listTimers(self) -> Iterator[int]:
+        """Refuse: there is no key yet."""
+        raise UsageError("timers belong to a key; list them while rows are handled")
+
+
+def operator_schema(
+    processor: StatefulProcessor,
+    operator_id: str,
+    key_schema: pa.Schema,
+    parse: Callable[[str], StructType],
+    *,
+    has_timers: bool,
+) -> OperatorStateSchema:
+    """
+    Return what *processor* keeps, by running `init` and `close` of a copy of it.
+
+    Raises:
+        ProcessorError: `init` failed.
+    """
+    handle = DriverHandle(parse, has_timers)
+    trial = copy.deepcopy(processor)
+    try:
+        trial.init(handle)
+        trial.close()
+    except Exception as error:
+        raise ProcessorError(
+            f"{type(processor).__name__}.init failed: {type(error).__name__}: {error}"
+        ) from error
+    if has_timers:
+        handle.states.append(StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])))
+    return OperatorStateSchema(operator_id, key_schema, tuple(handle.states))

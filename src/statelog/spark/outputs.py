@@ -1,0 +1,78 @@
+"""Output rows: from what a processor yields to Arrow, and how they travel to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.errors import ProcessorError
+
+
+class RowOutput:
+    """
+    Gathers the `Row`s of one task and turns them into record batches.
+
+    Args:
+        schema: Names and types of the output.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._names = list(schema.names)
+        self.rows: list[Any] = []
+
+    def batch(self, start: int = 0) -> pa.RecordBatch:
+        """
+        Return the rows from *start* on as one batch.
+
+        Fields go by name; a name that a row lacks becomes null, as in Spark.
+
+        Raises:
+            ProcessorError: A row is no Row, or a value does not fit its column.
+        """
+        rows = self.rows[start:] if start else self.rows
+        columns = self._columns(rows)
+        arrays = []
+        for field, column in zip(self._schema, columns, strict=True):
+            try:
+                arrays.append(pa.array(column, type=field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise ProcessorError(
+                    f"output column {field.name!r} ({field.type}) cannot hold what the processor "
+                    f"yielded: {error}"
+                ) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        if not rows:
+            return [()] * len(self._names)
+        try:
+            fields = [row.__fields__ for row in rows]
+        except AttributeError:
+            wrong = next(row for row in rows if not hasattr(row, "__fields__"))
+            raise ProcessorError(
+                f"a processor yields pyspark Rows with field names, not {type(wrong).__name__} "
+                f"{wrong!r:.100}"
+            ) from None
+        if fields.count(self._names) == len(rows):
+            return list(zip(*rows, strict=True))
+        values = [row.asDict(recursive=True) for row in rows]
+        return [[value.get(name) for value in values] for name in self._names]
+
+
+def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    """Return batches as one compressed Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_ipc(data: bytes | memoryview) -> pa.Table:
+    """Return the table of an Arrow IPC stream."""
+    return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data))).read_all()

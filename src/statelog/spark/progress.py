@@ -1,0 +1,86 @@
+"""What a micro-batch did, in numbers: for the log, for callbacks, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from statelog.spark.spec import TaskAck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgress:
+    """
+    One micro-batch.
+
+    Args:
+        batch_id: Spark's number of it.
+        checkpoint_id: The checkpoint it made.
+        replayed: Whether the state had been committed before and only the rows were delivered.
+        tasks: Number of tasks.
+        rows, keys, output_rows: Input rows, keys touched, rows delivered.
+        state_entries: Entries of all state variables before the batch.
+        delta_bytes: Bytes of the changes.
+        output_bytes: Bytes of the staged rows.
+        objects: Objects written to the store, the commit included.
+        object_bytes: Their size, as far as the driver knows it.
+        log_bytes, log_handles: Log behind the snapshots: bytes of changes, number of pieces.
+        snapshots: Snapshots written.
+        catch_up: Key groups folded from memory, change sets replayed, snapshots restored.
+        milliseconds: Duration by phase on the driver.
+        task_milliseconds: Duration by phase of the slowest task of each.
+    """
+
+    batch_id: int
+    checkpoint_id: int
+    replayed: bool = False
+    tasks: int = 0
+    rows: int = 0
+    keys: int = 0
+    output_rows: int = 0
+    state_entries: int = 0
+    delta_bytes: int = 0
+    output_bytes: int = 0
+    objects: int = 0
+    object_bytes: int = 0
+    log_bytes: int = 0
+    log_handles: int = 0
+    snapshots: int = 0
+    catch_up: Mapping[str, int] = field(default_factory=dict)
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    task_milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        phases = " ".join(f"{name}={ms:.0f}" for name, ms in self.milliseconds.items())
+        slowest = " ".join(f"{name}={ms:.0f}" for name, ms in self.task_milliseconds.items())
+        return (
+            f"batch {self.batch_id} checkpoint {self.checkpoint_id}"
+            f"{' replayed' if self.replayed else ''}: rows={self.rows} keys={self.keys} "
+            f"out={self.output_rows} state_entries={self.state_entries} "
+            f"delta_bytes={self.delta_bytes} objects={self.objects} "
+            f"object_bytes={self.object_bytes} log_behind_snapshot={self.log_bytes}B/"
+            f"{self.log_handles} tasks={self.tasks} ms[{phases}] slowest_task_ms[{slowest}]"
+        )
+
+
+def slowest_phases(acks: Sequence[TaskAck]) -> dict[str, float]:
+    """Return the longest duration of each phase over all tasks."""
+    longest: dict[str, float] = {}
+    for ack in acks:
+        for phase, milliseconds in ack.milliseconds.items():
+            longest[phase] = max(longest.get(phase, 0.0), milliseconds)
+    return longest
+
+
+def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
+    """Return how the tasks brought their state forward, added up."""
+    return {
+        "folded": sum(ack.caught_up.folded for ack in acks),
+        "replayed": sum(ack.caught_up.replayed for ack in acks),
+        "restored": sum(ack.caught_up.restored for ack in acks),
+    }

@@ -1,0 +1,72 @@
+"""What the engine keeps of a micro-batch in its checkpoint, beside the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from statelog.errors import CheckpointError
+from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
+from statelog.model.handles import FileStateHandle, stream_handle_from_json
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The properties of a checkpoint that a micro-batch made.
+
+    Args:
+        operator_id: Name of the operator.
+        schema: JSON of its state schema.
+        query_id, batch_id: Spark's names of the query and of the micro-batch.
+        tasks: Number of tasks.
+        delivery, time_mode: How the query ran.
+        now_ms: Processing time of the batch; -1 without.
+        rows, keys, output_rows: Counts of input rows, keys touched, rows out.
+        state_entries: Entries of all state variables before the batch.
+        delta_bytes, output_bytes: Bytes of changes, and of staged rows.
+        output_files: JSON handles of staged rows that lie in files of their own.
+    """
+
+    operator_id: str
+    schema: dict[str, Any]
+    query_id: str
+    batch_id: int
+    tasks: int
+    delivery: str
+    time_mode: str
+    now_ms: int
+    rows: int
+    keys: int
+    output_rows: int
+    state_entries: int
+    delta_bytes: int
+    output_bytes: int
+    output_files: list[dict[str, Any]]
+
+    def to_properties(self) -> dict[str, Any]:
+        """Return the checkpoint's properties; staged files live and die with the checkpoint."""
+        properties: dict[str, Any] = msgspec.to_builtins(self)
+        properties[OBJECTS_PROPERTY] = [handle.path for handle in self.staged_files()]
+        return properties
+
+    @classmethod
+    def of(cls, checkpoint: CompletedCheckpoint) -> BatchRecord:
+        """
+        Return the record in a checkpoint.
+
+        Raises:
+            CheckpointError: The checkpoint was not made by this engine.
+        """
+        try:
+            return msgspec.convert(dict(checkpoint.properties), cls)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.checkpoint_id} was not made by a streaming query: {error}",
+                reason="incompatible",
+            ) from error
+
+    def staged_files(self) -> list[FileStateHandle]:
+        """Return the handles of staged rows that lie in files."""
+        handles = [stream_handle_from_json(value) for value in self.output_files]
+        return [handle for handle in handles if isinstance(handle, FileStateHandle)]

@@ -1,0 +1,92 @@
+"""What the driver tells a task, and what a task answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
+from statelog.model.checkpoint import MaterializedHandle
+from statelog.state.keyed_state import CatchUp
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """
+    What a task must know; pickled with the function into every micro-batch.
+
+    Args:
+        location: Root of the state location as a URL.
+        store_options: Client options of the store.
+        fsync: Whether the store makes local files durable.
+        epoch: The driver's claim on the location; a new one makes cached state void.
+        batch_id: Spark's micro-batch.
+        checkpoint_id: The checkpoint being made.
+        base_id: The checkpoint to start from; -1 for the empty state.
+        committed: Ids of the log handles that checkpoint *base_id* added.
+        ranges: Key groups of each task, by partition.
+        schema: JSON of the operator's state schema.
+        key_positions: Where the key columns stand in the input.
+        first_input: Where the columns begin that the processor sees.
+        output: Schema of the output rows.
+        processor: The user's processor.
+        time_mode: "none" or "processingtime".
+        now_ms: Processing time of the batch.
+        snapshots: Partitions that write a snapshot this time.
+        inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
+        staged: Whether output rows go into the answer (else they are the task's result).
+    """
+
+    location: str
+    store_options: dict[str, Any]
+    fsync: bool
+    epoch: int
+    batch_id: int
+    checkpoint_id: int
+    base_id: int
+    committed: tuple[str, ...]
+    ranges: tuple[KeyGroupRange, ...]
+    schema: dict[str, Any]
+    key_positions: tuple[int, ...]
+    first_input: int
+    output: pa.Schema
+    processor: StatefulProcessor
+    time_mode: str
+    now_ms: int
+    snapshots: frozenset[int]
+    inline_bytes: int
+    staged: bool
+
+
+@dataclass(slots=True)
+class TaskAck:
+    """
+    A task's answer to the driver.
+
+    Args:
+        partition: Which task.
+        key_group_range: Its key groups.
+        log: Handle of what it appended; None for no change.
+        materialized: Handle of its snapshot, if it was asked for one.
+        output: Staged rows as an Arrow IPC stream, or a handle of the file that holds it.
+        rows, keys, entries, output_rows: Counts: input rows, keys touched, state entries, rows out.
+        delta_bytes: Bytes of all changes.
+        caught_up: How the state was brought forward.
+        milliseconds: Duration of each phase.
+    """
+
+    partition: int
+    key_group_range: KeyGroupRange
+    log: ChangelogStateHandle | None = None
+    materialized: MaterializedHandle | None = None
+    output: bytes | FileStateHandle | None = None
+    rows: int = 0
+    keys: int = 0
+    entries: int = 0
+    output_rows: int = 0
+    delta_bytes: int = 0
+    caught_up: CatchUp = field(default_factory=CatchUp)
+    milliseconds: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,247 @@
+"""
+What runs in a Python worker: one task of one micro-batch.
+
+A task owns a range of key groups.  It brings the worker's cached state to the last committed
+checkpoint, runs the user's processor over its keys, appends the deltas to the changelog, and
+acknowledges with the handles.  Nothing it writes counts before the driver commits.
+
+Spark gives a partition to any worker and may kill idle ones, so nothing here relies on what was
+cached; it only makes things faster.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from statelog.changelog.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
+from statelog.checkpoint.history import read_checkpoint
+from statelog.format.change_set import checksum
+from statelog.model import KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.model.handles import FileStateHandle
+from statelog.runtime.fail_points import fail_point
+from statelog.runtime.ids import RandomIds
+from statelog.spark.outputs import to_ipc
+from statelog.spark.rows import RowRun
+from statelog.spark.spec import TaskAck, TaskSpec
+from statelog.spark.types import make_row
+from statelog.state.changes import OperatorCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.materialization import write_snapshot
+from statelog.state.schema import OperatorStateSchema
+from statelog.state.tables import Overlay
+from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
+
+_CACHED_BYTES = 64 * 1024 * 1024
+_FREEZE_GROWTH = 1.5
+
+
+class _Worker:
+    """What this process keeps between tasks, for one state location."""
+
+    def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
+        self.epoch = spec.epoch
+        self.store: ObjectStore = CachedStore(
+            open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
+        )
+        self.paths = LocationPaths()
+        self.state = KeyedState(codec)
+        self.schema = spec.schema
+        self.frozen_entries = 0
+        self.ids = RandomIds()
+        uploader = StateChangeFsUploader(self.store, self.paths, self.ids)
+        self.storage = FsStateChangelogStorage(
+            self.store,
+            job_id="",
+            scheduler=DirectStateChangeUploadScheduler(
+                InlineStateChangeUploader(spec.inline_bytes, uploader, self.ids)
+            ),
+        )
+
+
+_workers: dict[str, _Worker] = {}
+
+
+def _worker(spec: TaskSpec) -> _Worker:
+    worker = _workers.get(spec.location)
+    # A new epoch is a new run of the query, maybe from an older checkpoint: start clean.
+    if worker is None or worker.epoch != spec.epoch:
+        codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
+        worker = _workers[spec.location] = _Worker(spec, codec)
+    return worker
+
+
+class _Stopwatch:
+    """Splits the time of a task into phases."""
+
+    def __init__(self) -> None:
+        self.milliseconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.milliseconds[phase] = (now - self._last) * 1e3
+        self._last = now
+
+
+def run_task(
+    spec: TaskSpec, batches: Iterable[pa.RecordBatch], acknowledge: Callable[[TaskAck], None]
+) -> Iterator[pa.RecordBatch]:
+    """
+    Process one partition of a micro-batch.
+
+    Args:
+        spec: What to do.
+        batches: The input: key group, computed key columns, input columns.
+        acknowledge: Takes the answer once everything the task wrote is durable.
+
+    Returns:
+        The output rows, unless they are staged.
+
+    Raises:
+        ProcessorError: The user's processor failed.
+    """
+    # A task makes hundreds of thousands of objects that die by reference count; the collector's
+    # passes over them and over the state would cost more than all the rest.  PySpark's daemon
+    # collects after every task.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        output = _run(spec, batches, acknowledge)
+    finally:
+        if collecting:
+            gc.enable()
+    if not spec.staged and output.num_rows:
+        yield output
+
+
+def _run(
+    spec: TaskSpec, batches: Iterable[pa.RecordBatch], acknowledge: Callable[[TaskAck], None]
+) -> pa.RecordBatch:
+    context = TaskContext.get()
+    partition = context.partitionId() if context is not None else 0
+    watch = _Stopwatch()
+    worker = _worker(spec)
+    key_group_range = spec.ranges[partition]
+    ack = TaskAck(partition, key_group_range)
+    ack.caught_up = worker.state.catch_up(
+        key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
+    )
+    watch.lap("catch_up")
+    run = RowRun(spec, worker.state, key_group_range)
+    run.read(batches)
+    watch.lap("input")
+    run.process()
+    ack.rows, ack.keys = run.row_count, run.key_count
+    watch.lap("process")
+    output = run.output.batch()
+    ack.output_rows = output.num_rows
+    watch.lap("output")
+    _append(worker, spec, run.overlays, run, ack)
+    watch.lap("append")
+    if partition in spec.snapshots:
+        ack.materialized = _materialize(worker, spec, key_group_range, run.overlays)
+        watch.lap("snapshot")
+    if spec.staged:
+        ack.output = _stage_output(worker, spec, output)
+        watch.lap("stage")
+    ack.entries = _entries(worker.state, key_group_range)
+    _freeze(worker, ack.entries)
+    ack.milliseconds = watch.milliseconds
+    fail_point("before-acknowledge")
+    acknowledge(ack)
+    return output
+
+
+def _load(
+    worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
+) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
+    # Read whole: the change sets inside are what the task most likely misses.
+    stored = read_checkpoint(worker.store, worker.paths, spec.base_id, whole=True)
+    return worker.store, stored.record.checkpoint.for_range(key_group_range)
+
+
+def _append(
+    worker: _Worker, spec: TaskSpec, overlays: dict[int, Overlay], run: RowRun, ack: TaskAck
+) -> None:
+    """Append the deltas to the changelog and make them durable, inline or in a file."""
+    codec = worker.state.codec
+    try:
+        changes = codec.encode(overlays)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise run.explain_unfit(error) from error
+    if not len(changes):
+        return
+    writer = worker.storage.create_writer(codec.schema.operator_id, ack.key_group_range)
+    with writer:
+        writer.append_meta(codec.metadata_change())
+        writer.append_batch(changes.key_groups, changes.values)
+        persisted = writer.persist(
+            writer.initial_sequence_number(), checkpoint_id=spec.checkpoint_id
+        )
+        handle = persisted.result().job_manager_owned
+        ack.log = handle
+        ack.delta_bytes = changes.size_bytes
+        if handle is not None:
+            worker.state.stage(
+                spec.checkpoint_id,
+                spec.base_id,
+                handle.state_handle_id,
+                ack.key_group_range,
+                overlays,
+            )
+
+
+def _materialize(
+    worker: _Worker,
+    spec: TaskSpec,
+    key_group_range: KeyGroupRange,
+    overlays: dict[int, Overlay],
+) -> MaterializedHandle:
+    state = worker.state
+    now_ms = spec.now_ms if spec.time_mode != "none" else -1
+    data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=now_ms)
+    path = worker.paths.shared(worker.ids.new_id())
+    worker.store.put(path, data)
+    handle = FileStateHandle(path, len(data), checksum([data]))
+    return MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
+
+
+def _stage_output(
+    worker: _Worker, spec: TaskSpec, output: pa.RecordBatch
+) -> bytes | FileStateHandle | None:
+    if not output.num_rows:
+        return None
+    data = to_ipc([output], spec.output)
+    if len(data) <= spec.inline_bytes:
+        return data
+    path = worker.paths.output(worker.ids.new_id())
+    worker.store.put(path, data)
+    return FileStateHandle(path, len(data), checksum([data]))
+
+
+def _entries(state: KeyedState, key_group_range: KeyGroupRange) -> int:
+    """Return the number of state entries as of the base checkpoint."""
+    return sum(
+        len(table) for key_group in key_group_range for table in state.groups[key_group].tables
+    )
+
+
+def _freeze(worker: _Worker, entries: int) -> None:
+    """
+    Take the state out of the garbage collector's sight once it has grown much.
+
+    PySpark's daemon runs a full collection after every task; walking a large state each time
+    would cost more than the task.
+    """
+    if entries > 100_000 and entries > worker.frozen_entries * _FREEZE_GROWTH:
+        gc.collect()
+        gc.freeze()
+        worker.frozen_entries = entries

@@ -1,0 +1,316 @@
+"""
+The state objects a processor holds: value, list and map state, timers.
+
+They stand on a *cursor*, which says whose state they show: the current key, and the tables and
+overlay of its key group.  A read looks into the overlay first, then into the table; a write goes
+to the overlay only.  Elements are tuples, and behave as copies.
+Source: Flink's ValueState, ListState, MapState; the rules of time to live are Spark's (expired
+values are hidden at once, a write starts the time anew).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from statelog.errors import UsageError
+from statelog.state.codec import StructCodec
+from statelog.state.tables import Key, KeyGroupState, ListDelta, MapDelta, Overlay, Values
+
+_MISSING = object()
+
+
+class Cursor:
+    """
+    Whose state the state objects show.
+
+    Args:
+        now_ms: Processing time of the batch in milliseconds, for time to live.
+    """
+
+    __slots__ = ("_bound", "group", "key", "now_ms", "overlay")
+
+    def __init__(self, now_ms: int = -1) -> None:
+        self.key: Key = ()
+        self.now_ms = now_ms
+        self.group: KeyGroupState | None = None
+        self.overlay: Overlay = []
+        self._bound: list[BoundState] = []
+
+    def bind(self, state: BoundState) -> None:
+        """Let *state* follow this cursor."""
+        self._bound.append(state)
+        if self.group is not None:
+            state.enter(self.group, self.overlay)
+
+    def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
+        """Move to a key group; set `key` afterwards."""
+        self.group, self.overlay = group, overlay
+        for state in self._bound:
+            state.enter(group, overlay)
+
+
+class BoundState:
+    """
+    What all state objects share.
+
+    Args:
+        cursor: Whose state is shown.
+        state_id: Position of the variable in the operator's schema.
+        codec: Normalizes values.
+        ttl_ms: Time to live in milliseconds, or None.
+    """
+
+    def __init__(
+        self, cursor: Cursor, state_id: int, codec: StructCodec, ttl_ms: int | None = None
+    ) -> None:
+        self._cursor = cursor
+        self._state_id = state_id
+        self._normalize: Callable[[Iterable[Any]], Values] = codec.normalize
+        self._ttl_ms = ttl_ms
+        self._base: dict[Key, Any] = {}
+        self._overlay: dict[Key, Any] = {}
+        cursor.bind(self)
+
+    def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
+        """Show the tables of *group* under *overlay*."""
+        self._base = group.tables[self._state_id]
+        self._overlay = overlay[self._state_id]
+
+    def _expires(self) -> int:
+        return self._cursor.now_ms + (self._ttl_ms or 0)
+
+    def _live(self, stored: tuple[int, Values]) -> bool:
+        return stored[0] > self._cursor.now_ms
+
+
+class ValueState(BoundState):
+    """One tuple per key."""
+
+    def get(self) -> Values | None:
+        """Return the value, or None if there is none."""
+        key = self._cursor.key
+        value: Any = self._overlay.get(key, _MISSING)
+        return self._base.get(key) if value is _MISSING else value
+
+    def exists(self) -> bool:
+        """Return whether there is a value."""
+        return self.get() is not None
+
+    def update(self, value: Values) -> None:
+        """Set the value; raises `UsageError` if it does not fit the schema."""
+        if value is None:
+            raise UsageError("a value state takes a tuple, not None; use clear()")
+        self._overlay[self._cursor.key] = self._normalize(value)
+
+    def clear(self) -> None:
+        """Remove the value."""
+        self._overlay[self._cursor.key] = None
+
+
+class ExpiringValueState(ValueState):
+    """A `ValueState` with a time to live."""
+
+    def get(self) -> Values | None:
+        """Return the value, or None if there is none or its time is over."""
+        stored: Any = super().get()
+        return stored[1] if stored is not None and self._live(stored) else None
+
+    def update(self, value: Values) -> None:
+        """Set the value and start its time anew."""
+        if value is None:
+            raise UsageError("a value state takes a tuple, not None; use clear()")
+        self._overlay[self._cursor.key] = (self._expires(), self._normalize(value))
+
+
+class ListState(BoundState):
+    """A list of tuples per key."""
+
+    def _delta(self) -> ListDelta:
+        key = self._cursor.key
+        delta: ListDelta | None = self._overlay.get(key)
+        if delta is None:
+            delta = self._overlay[key] = ListDelta()
+        return delta
+
+    def _stored(self) -> list[Any]:
+        key = self._cursor.key
+        delta: ListDelta | None = self._overlay.get(key)
+        if delta is None:
+            return list(self._base.get(key, ()))
+        return list(delta.tail) if delta.replaced else [*self._base.get(key, ()), *delta.tail]
+
+    def _element(self, value: Values) -> Any:
+        return self._normalize(value)
+
+    def get(self) -> Iterator[Values]:
+        """Return an iterator over the elements as they are now."""
+        return iter(self._stored())
+
+    def exists(self) -> bool:
+        """Return whether there is at least one element."""
+        return next(self.get(), None) is not None
+
+    def put(self, values: Iterable[Values]) -> None:
+        """Replace the list; nothing changes if a value does not fit the schema."""
+        delta = ListDelta(replaced=True)
+        delta.tail = [self._element(value) for value in values]
+        self._overlay[self._cursor.key] = delta
+
+    def append(self, value: Values) -> None:
+        """Append one element."""
+        self._delta().tail.append(self._element(value))
+
+    def append_all(self, values: Iterable[Values]) -> None:
+        """Append several elements; nothing changes if one does not fit the schema."""
+        elements = [self._element(value) for value in values]
+        self._delta().tail.extend(elements)
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self._overlay[self._cursor.key] = ListDelta(replaced=True)
+
+
+class ExpiringListState(ListState):
+    """A `ListState` whose elements have a time to live each."""
+
+    def _element(self, value: Values) -> Any:
+        return self._expires(), self._normalize(value)
+
+    def get(self) -> Iterator[Values]:
+        """Return an iterator over the elements whose time is not over."""
+        return iter([stored[1] for stored in self._stored() if self._live(stored)])
+
+
+class MapState(BoundState):
+    """
+    A map from tuples to tuples per key.
+
+    Args:
+        cursor: Whose state is shown.
+        state_id: Position of the variable in the operator's schema.
+        codec: Normalizes values.
+        user_key_codec: Normalizes map keys.
+        ttl_ms: Time to live of an entry in milliseconds, or None.
+    """
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        state_id: int,
+        codec: StructCodec,
+        user_key_codec: StructCodec,
+        ttl_ms: int | None = None,
+    ) -> None:
+        super().__init__(cursor, state_id, codec, ttl_ms)
+        self._normalize_key = user_key_codec.normalize
+
+    def _stored(self, user_key: Values) -> Any:
+        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        if delta is not None:
+            value = delta.entries.get(user_key, _MISSING)
+            if value is not _MISSING:
+                return value
+            if delta.cleared:
+                return None
+        entries = self._base.get(self._cursor.key)
+        return None if entries is None else entries.get(user_key)
+
+    def _entry(self, value: Values) -> Any:
+        return self._normalize(value)
+
+    def _shown(self, stored: Any) -> Values | None:
+        return stored  # type: ignore[no-any-return]
+
+    def _entries(self) -> dict[Values, Any]:
+        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        cleared = delta is not None and delta.cleared
+        entries = {} if cleared else dict(self._base.get(self._cursor.key, {}))
+        if delta is not None:
+            entries.update(delta.entries)
+        return entries
+
+    def _delta(self) -> MapDelta:
+        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        if delta is None:
+            delta = self._overlay[self._cursor.key] = MapDelta()
+        return delta
+
+    def exists(self) -> bool:
+        """Return whether there is at least one entry."""
+        return next(self.iterator(), None) is not None
+
+    def get(self, user_key: Values) -> Values | None:
+        """Return the value under *user_key*, or None."""
+        stored = self._stored(self._normalize_key(user_key))
+        return None if stored is None else self._shown(stored)
+
+    def contains(self, user_key: Values) -> bool:
+        """Return whether there is a value under *user_key*."""
+        return self.get(user_key) is not None
+
+    def put(self, user_key: Values, value: Values) -> None:
+        """Set the value under *user_key*."""
+        entry = self._entry(value)
+        self._delta().entries[self._normalize_key(user_key)] = entry
+
+    def remove(self, user_key: Values) -> None:
+        """Remove the value under *user_key*, if there is one."""
+        self._delta().entries[self._normalize_key(user_key)] = None
+
+    def iterator(self) -> Iterator[tuple[Values, Values]]:
+        """Return an iterator over the entries as they are now."""
+        pairs = []
+        for user_key, stored in self._entries().items():
+            value = None if stored is None else self._shown(stored)
+            if value is not None:
+                pairs.append((user_key, value))
+        return iter(pairs)
+
+    def keys(self) -> Iterator[Values]:
+        """Return an iterator over the map keys."""
+        return iter([user_key for user_key, _ in self.iterator()])
+
+    def values(self) -> Iterator[Values]:
+        """Return an iterator over the map values."""
+        return iter([value for _, value in self.iterator()])
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._overlay[self._cursor.key] = MapDelta(cleared=True)
+
+
+class ExpiringMapState(MapState):
+    """A `MapState` whose entries have a time to live each."""
+
+    def _entry(self, value: Values) -> Any:
+        return self._expires(), self._normalize(value)
+
+    def _shown(self, stored: Any) -> Values | None:
+        return stored[1] if self._live(stored) else None
+
+
+class Timers(BoundState):
+    """The timers of each key: a set of times in milliseconds."""
+
+    def register(self, time_ms: int) -> None:
+        """Add a timer; a second one for the same time is the same timer."""
+        times = self.times()
+        if time_ms not in times:
+            position = bisect.bisect(times, time_ms)
+            self._overlay[self._cursor.key] = (*times[:position], time_ms, *times[position:])
+
+    def delete(self, time_ms: int) -> None:
+        """Remove a timer, if it is there."""
+        times = self.times()
+        if time_ms in times:
+            self._overlay[self._cursor.key] = tuple(time for time in times if time != time_ms)
+
+    def times(self) -> tuple[int, ...]:
+        """Return the timers of the current key, ascending."""
+        key = self._cursor.key
+        times: Any = self._overlay.get(key, _MISSING)
+        if times is _MISSING:
+            times = self._base.get(key, ())
+        return tuple(times)

@@ -1,0 +1,222 @@
+"""
+Snapshots: the state of some key groups as one Parquet file that any tool opens.
+
+One row is one key.  The columns are `key_group`, the key's (`key.<name>`), and one for each state
+variable: a struct for a value, a list of structs for a list, a list of {key, value} for a map, and
+a list of times for timers.  What has a time to live carries `expires_at_ms` beside its value.
+Rows stand in the order of key groups, so that a task reads only the row groups of its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statelog.errors import CorruptionError
+from statelog.model import KeyGroupRange
+from statelog.state.changes import OperatorCodec, StateCodec
+from statelog.state.schema import StateKind
+from statelog.state.tables import Key, KeyGroupState, Overlay, Table, merged
+
+KEY_GROUP_COLUMN: Final = "key_group"
+ROW_GROUP_SIZE: Final = 65_536
+_EXPIRES: Final = "expires_at_ms"
+
+
+def write_snapshot(
+    codec: OperatorCodec,
+    groups: Mapping[int, KeyGroupState],
+    overlays: Mapping[int, Overlay],
+    key_group_range: KeyGroupRange,
+    *,
+    now_ms: int,
+) -> bytes:
+    """
+    Return the state of *key_group_range*, with *overlays* folded in, as a Parquet file.
+
+    Args:
+        codec: The operator's codec.
+        groups: Tables by key group.
+        overlays: Deltas on top of them; they and the tables stay as they are.
+        key_group_range: What to write.
+        now_ms: What expired before is left out; -1 keeps everything.
+    """
+    key_groups: list[int] = []
+    keys: list[Key] = []
+    columns: list[list[Any]] = [[] for _ in codec.states]
+    for key_group in key_group_range:
+        if key_group not in groups:
+            continue
+        tables = _tables(codec, groups[key_group], overlays.get(key_group), now_ms)
+        present = dict.fromkeys(key for table in tables for key in table)
+        key_groups += [key_group] * len(present)
+        keys += present
+        for column, table in zip(columns, tables, strict=True):
+            column += [table.get(key) for key in present]
+    arrays: list[pa.Array[Any]] = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
+    names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
+    for state, column in zip(codec.states, columns, strict=True):
+        arrays.append(_state_column(state, column))
+        names.append(state.descriptor.name)
+    table = pa.Table.from_arrays(arrays, names=names)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_SIZE)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _tables(
+    codec: OperatorCodec, group: KeyGroupState, overlay: Overlay | None, now_ms: int
+) -> list[Table]:
+    tables = []
+    for state_id, state in enumerate(codec.states):
+        table = group.tables[state_id]
+        if overlay is not None and overlay[state_id]:
+            table = merged(table, overlay[state_id], state.descriptor.kind)
+        if state.expires and now_ms >= 0:
+            table = _without_expired(table, state.descriptor.kind, now_ms)
+        tables.append(table)
+    return tables
+
+
+def _without_expired(table: Table, kind: StateKind, now_ms: int) -> Table:
+    match kind:
+        case StateKind.LIST:
+            live: Table = {key: [e for e in old if e[0] > now_ms] for key, old in table.items()}
+        case StateKind.MAP:
+            live = {
+                key: {k: e for k, e in old.items() if e[0] > now_ms} for key, old in table.items()
+            }
+        case _:
+            return {key: entry for key, entry in table.items() if entry[0] > now_ms}
+    return {key: entries for key, entries in live.items() if entries}
+
+
+def _state_column(state: StateCodec, cells: Sequence[Any]) -> pa.Array[Any]:
+    match state.descriptor.kind:
+        case StateKind.VALUE:
+            return _entries(state, cells)
+        case StateKind.TIMER:
+            return pa.array([None if cell is None else list(cell) for cell in cells], _TIMERS)
+        case StateKind.LIST:
+            return _lists(cells, _entries(state, [e for cell in cells for e in cell or ()]))
+        case StateKind.MAP:
+            pairs = [pair for cell in cells for pair in (cell or {}).items()]
+            user_keys = _struct(state.user_key, [user_key for user_key, _ in pairs])
+            entries = _entries(state, [entry for _, entry in pairs])
+            both = pa.StructArray.from_arrays([user_keys, entries], ["key", "value"])
+            return _lists(cells, both)
+
+
+_TIMERS: Final = pa.list_(pa.int64())
+
+
+def _lists(cells: Sequence[Any], elements: pa.Array[Any]) -> pa.Array[Any]:
+    offsets: list[int | None] = []
+    position = 0
+    for cell in cells:
+        offsets.append(None if cell is None else position)
+        position += 0 if cell is None else len(cell)
+    return pa.ListArray.from_arrays(pa.array([*offsets, position], pa.int32()), elements)
+
+
+def _struct(codec: Any, rows: Sequence[Any], mask: Sequence[bool] | None = None) -> pa.Array[Any]:
+    return pa.StructArray.from_arrays(
+        codec.encode(rows),
+        fields=list(codec.schema),
+        mask=None if mask is None else pa.array(mask, pa.bool_()),
+    )
+
+
+def _entries(state: StateCodec, entries: Sequence[Any]) -> pa.Array[Any]:
+    """Return values as structs, with their expiry as one more field where they have one."""
+    codec = state.value
+    missing = [entry is None for entry in entries]
+    nothing = (None,) * len(codec.schema)
+    if not state.expires:
+        rows = [nothing if entry is None else entry for entry in entries]
+        return _struct(codec, rows, missing)
+    columns = codec.encode([nothing if entry is None else entry[1] for entry in entries])
+    columns.append(pa.array([0 if entry is None else entry[0] for entry in entries], pa.int64()))
+    fields = [*codec.schema, pa.field(_EXPIRES, pa.int64())]
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(missing, pa.bool_()))
+
+
+def read_snapshot(
+    codec: OperatorCodec, data: bytes | memoryview, key_group_range: KeyGroupRange
+) -> dict[int, list[Table]]:
+    """
+    Return the tables of a snapshot by key group, for the groups in *key_group_range*.
+
+    Variables that the snapshot does not have stay empty.
+
+    Raises:
+        CorruptionError: The bytes are no snapshot.
+    """
+    bounds = [
+        (KEY_GROUP_COLUMN, ">=", key_group_range.start),
+        (KEY_GROUP_COLUMN, "<=", key_group_range.end),
+    ]
+    try:
+        table = pq.read_table(pa.BufferReader(pa.py_buffer(data)), filters=bounds).combine_chunks()
+        key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
+        keys = codec.key.decode(
+            [_whole(table, f"key.{name}") for name in codec.schema.key_schema.names]
+        )
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
+    tables: dict[int, list[Table]] = {
+        key_group: [{} for _ in codec.states] for key_group in dict.fromkeys(key_groups)
+    }
+    for state_id, state in enumerate(codec.states):
+        if state.descriptor.name not in table.column_names:
+            continue
+        cells = _cells(state, _whole(table, state.descriptor.name))
+        for key_group, key, cell in zip(key_groups, keys, cells, strict=True):
+            if cell is not None:
+                tables[key_group][state_id][key] = cell
+    return tables
+
+
+def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _cells(state: StateCodec, column: pa.Array[Any]) -> Iterable[Any]:
+    match state.descriptor.kind:
+        case StateKind.VALUE:
+            return _values(state, column)
+        case StateKind.TIMER:
+            return [None if cell is None else tuple(cell) for cell in column.to_pylist()]
+        case StateKind.LIST:
+            return _sliced(column, _values(state, column.values))
+        case StateKind.MAP:
+            keys = state.user_key.decode(column.values.field(0).flatten())  # type: ignore[union-attr]
+            pairs = list(zip(keys, _values(state, column.values.field(1)), strict=True))
+            return [None if cell is None else dict(cell) for cell in _sliced(column, pairs)]
+
+
+def _sliced(column: pa.Array[Any], elements: list[Any]) -> list[Any]:
+    """Return the elements of each list of *column*; None for a null list."""
+    offsets = column.offsets.to_pylist()
+    valid = column.is_valid().to_pylist()
+    return [
+        elements[offsets[index] : offsets[index + 1]] if valid[index] else None
+        for index in range(len(column))
+    ]
+
+
+def _values(state: StateCodec, column: pa.Array[Any]) -> list[Any]:
+    fields = column.flatten()
+    width = len(state.value.schema)
+    rows: list[Any] = state.value.decode(fields[:width])
+    if state.expires:
+        rows = list(zip(fields[width].to_pylist(), rows, strict=True))
+    if column.null_count:
+        valid = column.is_valid().to_pylist()
+        rows = [row if is_valid else None for row, is_valid in zip(rows, valid, strict=True)]
+    return rows

@@ -1,0 +1,82 @@
+"""
+A store that remembers what it read last.
+
+Objects never change, so a copy is as good as the object.  Tasks of one worker read the same
+micro-batch's object several times within seconds; this spares the second request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+
+
+class CachedStore:
+    """
+    An `ObjectStore` that keeps whole objects it read, least recently used dropped first.
+
+    Args:
+        store: Where everything really is.
+        max_bytes: Upper bound of what is kept; larger objects pass through.
+
+    Thread: one at a time.
+    """
+
+    def __init__(self, store: ObjectStore, max_bytes: int) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._objects: OrderedDict[str, memoryview] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def url(self) -> str:
+        """Root of the store as a URL."""
+        return self._store.url
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole object, from memory if it was read lately."""
+        data = self._objects.get(path)
+        if data is not None:
+            self._objects.move_to_end(path)
+            return data
+        data = self._store.get(path)
+        if len(data) <= self._max_bytes:
+            self._objects[path] = data
+            self._bytes += len(data)
+            while self._bytes > self._max_bytes:
+                _, dropped = self._objects.popitem(last=False)
+                self._bytes -= len(dropped)
+        return data
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return part of the object, from memory if it was read whole lately."""
+        data = self._objects.get(path)
+        if data is not None:
+            return data[start : start + length]
+        return self._store.get_range(path, start, length)
+
+    def put(self, path: str, data: Buffers) -> None:
+        """Write a new object."""
+        self._store.put(path, data)
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        """Write a new object, or raise `ObjectExistsError`."""
+        self._store.put_if_absent(path, data)
+
+    def head(self, path: str) -> ObjectInfo:
+        """Return size and age of the object."""
+        return self._store.head(path)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below the folder *prefix*."""
+        return self._store.list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the names of the folders directly below the folder *prefix*."""
+        return self._store.list_folders(prefix)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete the objects."""
+        self._store.delete(paths)
