@@ -175,9 +175,8 @@ class CheckpointCoordinator:
             found, abandoned = history.newest, history.strays
             kept = found.retained if found else ()
         else:
-            found = self._asked_for(checkpoint_id, ids)
+            found, kept = self._asked_for(checkpoint_id, ids)
             abandoned = tuple(one for one in ids if one > checkpoint_id)
-            kept = self._whole(found)
         if found is not None and found.max_parallelism != self._max_parallelism:
             raise CheckpointError(
                 f"checkpoint {found.checkpoint_id} of {self._store.url} was taken with "
@@ -200,8 +199,10 @@ class CheckpointCoordinator:
         self._restored = True
         return found
 
-    def _asked_for(self, checkpoint_id: int, ids: Sequence[int]) -> CompletedCheckpoint:
-        """Return the checkpoint with the given id if it can be restored."""
+    def _asked_for(
+        self, checkpoint_id: int, ids: Sequence[int]
+    ) -> tuple[CompletedCheckpoint, tuple[int, ...]]:
+        """Return the checkpoint with the given id if it can be restored, and what it retains."""
         path = self._paths.metadata(checkpoint_id)
         facts = {"checkpoint_id": checkpoint_id, "path": path}
         try:
@@ -239,7 +240,9 @@ class CheckpointCoordinator:
                 missing=missing,
                 **facts,
             )
-        return found
+        if newest is not None:  # the others are subsumed, and may be deleted any time
+            return found, tuple(one for one in found.retained if one in newest.retained)
+        return found, self._whole(found)
 
     def _whole(self, found: CompletedCheckpoint) -> tuple[int, ...]:
         """Return those retained by *found* that still have all their objects, itself last."""
@@ -366,7 +369,7 @@ class CheckpointCoordinator:
         plan = _only(self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns()))
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
-        self._check_ownership(checkpoint_id, committed=False)
+        self._check_ownership(f"; checkpoint {checkpoint_id} was not committed")
         if self._prepared is None:
             self._prepared = self._prepare(plan, properties, sections or {})
         prepared = self._prepared
@@ -376,7 +379,9 @@ class CheckpointCoordinator:
         fail_point("after-commit")
         # A claim that came while the put was on its way may have restored without this checkpoint
         # and gone on.  Only if there is still none is this checkpoint surely part of the history.
-        self._check_ownership(checkpoint_id, committed=True)
+        self._check_ownership(
+            f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
+        )
         checkpoint = prepared.record.checkpoint
         self._prepared = None
         self._ledger.handle(Committed(checkpoint, self._objects(checkpoint)), self._now_ns())
@@ -433,13 +438,11 @@ class CheckpointCoordinator:
                     error,
                 )
 
-    def _check_ownership(self, checkpoint_id: int, *, committed: bool) -> None:
+    def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
         if is_taken_over(self._store, self._paths, epoch):
             self._fence(
-                f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}; "
-                f"checkpoint {checkpoint_id} was "
-                + ("put, but the new owner may not know of it" if committed else "not committed")
+                f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}{doubt}"
             )
 
     def _fence(self, reason: str, cause: StoreError | None = None) -> NoReturn:
@@ -499,16 +502,19 @@ class CheckpointCoordinator:
         """
         Delete what no retained checkpoint needs any more; no listing.
 
-        A failure is in the report, not raised, and is tried again the next time.
+        An object that cannot be deleted is in the report, and is tried again the next time.
 
         Raises:
             FencedError: Another owner has taken over.
+            StoreError: The claims could not be looked at; nothing was deleted.
 
-        Blocks: On the store, one request for each object.   Thread: the driver's.
+        Blocks: On the store, one request for each object and one more, if there are any.   Thread: the driver's.
         """
         report = CleanUpReport()
         for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
             if isinstance(action, DeleteObjects):
+                # A new owner may have gone back to a checkpoint that this one calls garbage.
+                self._check_ownership()
                 report = delete_objects(self._store, action.paths)
                 self._ledger.handle(Deleted(report.deleted), self._now_ns())
         return report
