@@ -18,16 +18,14 @@ from statelog.checkpoint.history import (
     find_newest,
     load_checkpoint,
     load_section,
-    missing_objects,
-    present_ids,
     read_checkpoint,
 )
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
-from statelog.core.checkpoint_ledger import (
+from statelog.checkpoint.restore import find_restore_point, objects_of
+from statelog.core.checkpoint_events import (
     Acknowledged,
-    CheckpointLedger,
     CleanUpRequested,
     CommitRequested,
     Committed,
@@ -36,10 +34,10 @@ from statelog.core.checkpoint_ledger import (
     DeleteObjects,
     Fenced,
     Restored,
-    RetainedCheckpoint,
     Triggered,
     WriteMetadata,
 )
+from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -169,14 +167,8 @@ class CheckpointCoordinator:
 
         Blocks: On the store.   Thread: the driver's.
         """
-        ids = present_ids(self._store, self._paths)
-        if checkpoint_id is None:
-            history = find_newest(self._store, self._paths, ids=ids)
-            found, abandoned = history.newest, history.strays
-            kept = found.retained if found else ()
-        else:
-            found, kept = self._asked_for(checkpoint_id, ids)
-            abandoned = tuple(one for one in ids if one > checkpoint_id)
+        point = find_restore_point(self._store, self._paths, checkpoint_id)
+        found = point.checkpoint
         if found is not None and found.max_parallelism != self._max_parallelism:
             raise CheckpointError(
                 f"checkpoint {found.checkpoint_id} of {self._store.url} was taken with "
@@ -186,105 +178,11 @@ class CheckpointCoordinator:
                 reason="max_parallelism",
                 checkpoint_id=found.checkpoint_id,
             )
-        self._ledger.handle(
-            Restored(
-                found,
-                tuple(one for i in kept if (one := self._retained(i, found)) is not None),
-                self._leftovers(found),
-            ),
-            self._now_ns(),
-        )
-        self._abandoned = abandoned
+        self._ledger.handle(Restored(found, point.retained, point.leftovers), self._now_ns())
+        self._abandoned = point.abandoned
         self._prepared = None
         self._restored = True
         return found
-
-    def _asked_for(
-        self, checkpoint_id: int, ids: Sequence[int]
-    ) -> tuple[CompletedCheckpoint, tuple[int, ...]]:
-        """Return the checkpoint with the given id if it can be restored, and what it retains."""
-        path = self._paths.metadata(checkpoint_id)
-        facts = {"checkpoint_id": checkpoint_id, "path": path}
-        try:
-            found = read_checkpoint(self._store, self._paths, checkpoint_id, whole=True).checkpoint
-        except ObjectNotFoundError as error:
-            present = ", ".join(map(str, ids[-10:])) or "none"
-            raise CheckpointError(
-                f"there is no checkpoint {checkpoint_id} in {self._store.url} (newest: {present})",
-                reason="not_found",
-                **facts,
-            ) from error
-        except CorruptionError as error:
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} is damaged: {error}; ask for another one",
-                reason="damaged",
-                usable_id=None,
-                **facts,
-            ) from error
-        try:
-            newest = find_newest(self._store, self._paths, ids=list(ids)).newest
-        except CheckpointError:
-            newest = None  # damaged: this is what one asks for an older one for
-        if newest is not None and checkpoint_id not in newest.retained:
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} is not retained any more (retained: "
-                f"{', '.join(map(str, newest.retained))}); what it needs may have been deleted",
-                reason="subsumed",
-                **facts,
-            )
-        if missing := missing_objects(self._store, self._paths, found):
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
-                f"gone, first {missing[0]}",
-                reason="objects_missing",
-                missing=missing,
-                **facts,
-            )
-        if newest is not None:  # the others are subsumed, and may be deleted any time
-            return found, tuple(one for one in found.retained if one in newest.retained)
-        return found, self._whole(found)
-
-    def _whole(self, found: CompletedCheckpoint) -> tuple[int, ...]:
-        """Return those retained by *found* that still have all their objects, itself last."""
-        whole = []
-        for checkpoint_id in found.retained[:-1]:
-            try:
-                older = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
-            except (ObjectNotFoundError, CorruptionError):
-                continue
-            if not missing_objects(self._store, self._paths, older):
-                whole.append(checkpoint_id)
-        return (*whole, found.checkpoint_id)
-
-    def _retained(
-        self, checkpoint_id: int, found: CompletedCheckpoint | None
-    ) -> RetainedCheckpoint | None:
-        """Return what the ledger needs to know of one checkpoint; None if it does not exist."""
-        if found is not None and checkpoint_id == found.checkpoint_id:
-            return RetainedCheckpoint(checkpoint_id, self._objects(found))
-        try:
-            older = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
-        except ObjectNotFoundError:
-            return None
-        except (CorruptionError, IncompatibleFormatError):
-            return RetainedCheckpoint(checkpoint_id, None)
-        return RetainedCheckpoint(checkpoint_id, self._objects(older))
-
-    def _leftovers(self, found: CompletedCheckpoint | None) -> tuple[RetainedCheckpoint, ...]:
-        """Return what *found* subsumed: its owner may have died before the clean-up."""
-        if found is None or found.parent_id is None:
-            return ()
-        try:
-            parent = read_checkpoint(self._store, self._paths, found.parent_id).checkpoint
-        except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-            return ()
-        subsumed = [one for one in parent.retained if one not in found.retained]
-        leftovers = (self._retained(one, None) for one in subsumed)
-        return tuple(one for one in leftovers if one is not None)
-
-    def _objects(self, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
-        own = self._paths.metadata(checkpoint.checkpoint_id)
-        return (*(path for path in checkpoint.referenced_paths() if path != own), own)
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
         """
@@ -384,7 +282,9 @@ class CheckpointCoordinator:
         )
         checkpoint = prepared.record.checkpoint
         self._prepared = None
-        self._ledger.handle(Committed(checkpoint, self._objects(checkpoint)), self._now_ns())
+        self._ledger.handle(
+            Committed(checkpoint, objects_of(self._paths, checkpoint)), self._now_ns()
+        )
         return checkpoint
 
     def _prepare(

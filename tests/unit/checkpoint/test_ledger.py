@@ -5,9 +5,8 @@ import random
 import pytest
 from tests.unit.checkpoint.test_model import log_handle
 
-from statelog.core.checkpoint_ledger import (
+from statelog.core.checkpoint_events import (
     Acknowledged,
-    CheckpointLedger,
     CleanUpRequested,
     CommitRequested,
     Committed,
@@ -20,6 +19,7 @@ from statelog.core.checkpoint_ledger import (
     Triggered,
     WriteMetadata,
 )
+from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.errors import CheckpointError, FencedError, InvariantError, UsageError
 from statelog.model import (
     CompletedCheckpoint,
