@@ -25,7 +25,14 @@ from statelog.cli.output import (
 )
 from statelog.store import LocationPaths
 
-_HIDDEN_BELOW = {"parent": 96, "epoch": 96, "changes": 96, "snapshots": 96, "created (UTC)": 76}
+_HIDDEN_BELOW = {
+    "parent": 96,
+    "epoch": 96,
+    "changes": 96,
+    "snapshots": 96,
+    "created (UTC)": 76,
+    "properties": 56,
+}
 _LEFT = ("state", "created (UTC)")
 _FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
 _STYLES = {
@@ -75,11 +82,13 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
         for one in found
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in list(rows[0])[:-1]:
+    for head in rows[0]:
+        if head == "properties":  # the one to give way
+            table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=1)
+            continue
         width = max(len(head), *(len(row[head]) for row in rows))
         justify: JustifyMethod = "left" if head in _LEFT else "right"
         table.add_column(head, justify=justify, no_wrap=True, min_width=width)
-    table.add_column("properties", no_wrap=True, overflow="ellipsis", ratio=1)  # it gives way
     for row in rows:
         table.add_row(*row.values())
     shown.print(table)
