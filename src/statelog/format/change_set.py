@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
@@ -35,7 +35,8 @@ _INT_SIZE: Final = _INT.size
 _INT32_MAX: Final = 2**31 - 1
 
 
-class GroupEntry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GroupEntry:
     """A group inside an encoded set: its key group, number of changes, and encoded bytes."""
 
     key_group: int

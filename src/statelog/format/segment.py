@@ -156,7 +156,7 @@ def _pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
         count = len(entry.groups) if with_groups else _NO_GROUP_INDEX
         pieces.append(_SET.pack(entry.offset, entry.size_bytes, entry.crc32c, count))
         if with_groups:
-            pieces += [_GROUP.pack(*group) for group in entry.groups]
+            pieces += [_GROUP.pack(g.key_group, g.count, g.size_bytes) for g in entry.groups]
     return b"".join(pieces)
 
 
