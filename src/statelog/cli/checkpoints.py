@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import msgspec
 import typer
 from rich import box
 from rich.console import JustifyMethod
@@ -35,6 +34,7 @@ _HIDDEN_BELOW = {
 }
 _LEFT = ("state", "created (UTC)")
 _FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
+_BATCH_NUMBERS = ("batch_id", "rows", "keys", "output_rows", "delta_bytes", "tasks")
 _STYLES = {
     CheckpointState.RETAINED: "green",
     CheckpointState.SUBSUMED: "dim",
@@ -112,8 +112,15 @@ def _row(one: CheckpointSummary) -> dict[str, str | Text]:
         "log": str(one.log_length) if readable else "",
         "changes": size_text(one.log_size_bytes) if readable else "",
         "snapshots": str(one.snapshot_count) if readable else "",
-        "properties": Text(msgspec.json.encode(one.properties).decode() if readable else ""),
+        "properties": Text(_properties(one) if readable else ""),
     }
+
+
+def _properties(one: CheckpointSummary) -> str:
+    """Return what a person looks for: a micro-batch's numbers, or whatever else is plain."""
+    plain = {k: v for k, v in one.properties.items() if isinstance(v, bool | int | float | str)}
+    batch = {name: plain[name] for name in _BATCH_NUMBERS if name in plain}
+    return " ".join(f"{name}={value}" for name, value in (batch or plain).items())
 
 
 def _number(value: int | None) -> str:

@@ -86,7 +86,7 @@ def test_checkpoints_are_listed_for_programs(call, location):
 def test_checkpoints_are_listed_for_people(call, location):
     text = call("checkpoints", location)
     assert "retained" in text
-    assert '{"batch":2,"[odd]":"[/red]"}' in text
+    assert "batch=2 [odd]=[/red]" in text
     assert "3 checkpoints in " in text
     assert "2023-11-14 22:13:20" in text
 
