@@ -50,7 +50,7 @@ from statelog.errors import (
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
 
 __all__ = [
     "CheckpointCoordinator",
@@ -140,11 +140,13 @@ class CheckpointCoordinator:
             The epoch of the claim, >= 1.
 
         Raises:
-            StoreError: The store failed; the claim may be repeated.
+            StoreError: The store failed; the claim may be repeated.  Or the store ignores the
+                condition of put-if-absent (`reason` "put_if_absent"), so nothing can be committed.
             CheckpointError: Too many others claim the location (`reason` "contended").
 
-        Blocks: On the store (one listing, one put).   Thread: the driver's.
+        Blocks: On the store (one listing, one put; a probe of a remote store before the first).   Thread: the driver's.
         """
+        verify_put_if_absent(self._store, self._paths)
         self._epoch = claim_epoch(self._store, self._paths, self._owner_id, self._clock_ms)
         self._ledger = self._new_ledger()
         self._restored = False
