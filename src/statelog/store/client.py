@@ -32,7 +32,7 @@ _STORE_KEYS: Final = {
         "disable_bulk_delete disable_tagging endpoint endpoint_url imdsv1_fallback "
         "metadata_endpoint region request_payer role_arn role_session_name s3_express "
         "secret_access_key server_side_encryption session_token skip_signature "
-        "sse_bucket_key_enabled sse_customer_key_base64 sse_kms_key_id sts_endpoint token "
+        "sse_bucket_key_enabled sse_customer_key_base64 sse_kms_key_id token "
         "unsigned_payload virtual_hosted_style_request web_identity_token_file"
     ),
     StoreKind.GCS: _words(
@@ -128,7 +128,9 @@ def _arguments(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if key in _STORE_KEYS[kind]:
             arguments[key] = value if isinstance(value, bool) else str(value)
         elif key in _CLIENT_KEYS:
-            client[key] = str(value) if isinstance(value, int | float) else value
+            client[key] = (
+                value if isinstance(value, bool | bytes | dict | dt.timedelta) else str(value)
+            )
         elif key in _RETRY_KEYS:
             retry[key] = _number(key, value)
         elif key == _CREDENTIAL_PROVIDER:

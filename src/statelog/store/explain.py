@@ -76,8 +76,7 @@ _HINTS: Final = (
 
 def one_line(error: BaseException) -> str:
     """Return why *error* came about: one line, the server's own words, and a hint if there is one."""
-    full = str(error)
-    text = full.split("\n\nDebug source", 1)[0]
+    text = str(error).split("\n\nDebug source", 1)[0]
     code, message = _CODE.search(text), _MESSAGE.search(text)
     before_xml = text.split("<?xml", 1)[0].split("<Error>", 1)[0]
     reason = " ".join(_WRAPPERS.sub("", before_xml).split()).rstrip(":, ")
@@ -87,7 +86,7 @@ def one_line(error: BaseException) -> str:
         reason += f": {' '.join(message[1].split())}"
     if len(reason) > _REASON_MAX:
         reason = reason[: _REASON_MAX - 3] + "..."
-    hint = hint_for(full)
+    hint = hint_for(text)
     return f"{reason or type(error).__name__}" + (f" ({hint})" if hint else "")
 
 
