@@ -37,7 +37,7 @@ _HINTS: Final = (
         "the credentials may not do this here: reading, writing, listing and deleting are needed",
     ),
     (
-        ("169.254.169.254", "169.254.170", "metadata.google.internal"),
+        ("/latest/api/token", "/latest/meta-data", "169.254.", "metadata.google.internal"),
         "no credentials were found, so the machine's own identity was tried: set them by "
         "environment variables or store options, in this process",
     ),
