@@ -5,14 +5,27 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.restore import read_materialized
+from statelog.checkpoint.stream_factory import (
+    CheckpointedStateScope,
+    Entropy,
+    FsCheckpointStateOutputStream,
+    FsCheckpointStreamFactory,
+)
+from statelog.checkpoint.verify import VerifiedObject, verify_location
 
 __all__ = [
     "CheckpointCoordinator",
     "CheckpointOptions",
     "CheckpointState",
     "CheckpointSummary",
+    "CheckpointedStateScope",
     "CleanUpReport",
+    "Entropy",
+    "FsCheckpointStateOutputStream",
+    "FsCheckpointStreamFactory",
+    "VerifiedObject",
     "list_checkpoints",
     "read_materialized",
     "sweep",
+    "verify_location",
 ]

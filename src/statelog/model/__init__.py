@@ -1,6 +1,7 @@
 """Values: what the other rooms talk about.  No IO, no clock, no threads."""
 
 from statelog.model.checkpoint import (
+    OBJECTS_PROPERTY,
     ChangelogStateBackendHandle,
     CompletedCheckpoint,
     Json,
@@ -30,6 +31,7 @@ from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
 __all__ = [
     "DEFAULT_MAX_PARALLELISM",
     "METADATA_KEY_GROUP",
+    "OBJECTS_PROPERTY",
     "ByteStreamStateHandle",
     "ChangeBatch",
     "ChangelogStateBackendHandle",

@@ -1,0 +1,111 @@
+"""`statelog checkpoints`: which checkpoints a location holds, and what each is good for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import msgspec
+import typer
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    console,
+    open_location,
+    plural,
+    print_json,
+    size_text,
+    utc,
+)
+from statelog.store import LocationPaths
+
+_HIDDEN_BELOW = {"parent": 96, "epoch": 96, "changes": 96, "snapshots": 96, "created (UTC)": 76}
+_LEFT = ("state", "created (UTC)")
+_FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
+_STYLES = {
+    CheckpointState.RETAINED: "green",
+    CheckpointState.SUBSUMED: "dim",
+    CheckpointState.DAMAGED: "bold red",
+    CheckpointState.INCOMPATIBLE: "yellow",
+}
+
+
+def checkpoints(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    List the checkpoints of a state location.
+
+    "retained" ones can be restored; the file of a "subsumed" one is there only because retained
+    ones need change sets in it.  Exit status 1 if one is damaged.
+    """
+    store = open_location(location)
+    found = list_checkpoints(store, LocationPaths())
+    if as_json:
+        for one in found:
+            print_json(_json(one))
+    elif found:
+        _print(found, location)
+    else:
+        console().print(f"{location} is claimed, but holds no checkpoint yet.", markup=False)
+    damaged = any(one.state is CheckpointState.DAMAGED for one in found)
+    raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
+
+
+def _json(one: CheckpointSummary) -> dict[str, object]:
+    return {**{name: getattr(one, name) for name in _FIELDS}, "state": one.state.value}
+
+
+def _print(found: list[CheckpointSummary], location: str) -> None:
+    shown = console()
+    # A narrow terminal shows what matters; --json shows all.
+    rows = [
+        {
+            head: cell
+            for head, cell in _row(one).items()
+            if shown.width >= _HIDDEN_BELOW.get(head, 0)
+        }
+        for one in found
+    ]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in list(rows[0])[:-1]:
+        width = max(len(head), *(len(row[head]) for row in rows))
+        justify: JustifyMethod = "left" if head in _LEFT else "right"
+        table.add_column(head, justify=justify, no_wrap=True, min_width=width)
+    table.add_column("properties", no_wrap=True, overflow="ellipsis", ratio=1)  # it gives way
+    for row in rows:
+        table.add_row(*row.values())
+    shown.print(table)
+    for one in found:
+        if one.problem:
+            shown.print(Text(one.problem, style=_STYLES[one.state]), soft_wrap=True)
+    retained = sum(one.state is CheckpointState.RETAINED for one in found)
+    summary = f"{plural(len(found), 'checkpoint')} in {location}, {retained} retained"
+    shown.print(summary, markup=False, soft_wrap=True)
+
+
+def _row(one: CheckpointSummary) -> dict[str, str | Text]:
+    readable = one.created_at_ms is not None
+    return {
+        "id": str(one.checkpoint_id),
+        "parent": _number(one.parent_id),
+        "epoch": _number(one.epoch),
+        "state": Text(one.state.value, style=_STYLES[one.state]),
+        "created (UTC)": utc(one.created_at_ms),
+        "size": size_text(one.size_bytes),
+        "log": str(one.log_length) if readable else "",
+        "changes": size_text(one.log_size_bytes) if readable else "",
+        "snapshots": str(one.snapshot_count) if readable else "",
+        "properties": Text(msgspec.json.encode(one.properties).decode() if readable else ""),
+    }
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,92 @@
+"""`statelog gc`: find, and on request delete, what no retained checkpoint needs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from statelog.checkpoint.clean_up import CleanUpReport, sweep
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    console,
+    open_location,
+    parse_duration,
+    plural,
+    print_error,
+    print_json,
+    size_text,
+)
+from statelog.store import LocationPaths
+
+
+def gc(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run/--delete", help="Only show the orphans, or delete them.")
+    ] = True,
+    min_age: Annotated[
+        str, typer.Option(help="Leave younger objects alone: 90s, 30m, 1h, 7d.")
+    ] = "1h",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    Find what no retained checkpoint needs; --delete deletes it.
+
+    Safe beside a running job as long as --min-age exceeds the time from the upload of a change set
+    to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
+    Exit status 1 if that is so, or if something could not be deleted.
+    """
+    report = sweep(
+        open_location(location),
+        LocationPaths(),
+        min_age=parse_duration(min_age),
+        dry_run=dry_run,
+        now=dt.datetime.fromtimestamp(time.time(), dt.UTC),
+    )
+    if as_json:
+        _print_json(report)
+    else:
+        _print(report, location, min_age)
+    if report.failed:
+        print_error(f"{plural(len(report.failed), 'object')} not deleted: {report.reason}")
+    raise typer.Exit(EXIT_FINDING if report.failed else EXIT_OK)
+
+
+def _print_json(report: CleanUpReport) -> None:
+    for path in report.deleted:
+        print_json({"path": path, "action": "would-delete" if report.dry_run else "deleted"})
+    for path in report.failed:
+        print_json({"path": path, "action": "failed", "reason": report.reason})
+    print_json(
+        {
+            "summary": {
+                "dry_run": report.dry_run,
+                "orphans": len(report.deleted) + len(report.failed),
+                "deleted_bytes": report.deleted_bytes,
+                "reachable": report.reachable,
+                "too_young": report.too_young,
+                "unknown": report.unknown,
+            }
+        }
+    )
+
+
+def _print(report: CleanUpReport, location: str, min_age: str) -> None:
+    shown = console()
+    for path in report.deleted:
+        verb = ("would delete", "yellow") if report.dry_run else ("deleted", "red")
+        shown.print(Text.assemble(verb, " ", path), soft_wrap=True)
+    orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
+    shown.print(
+        f"{location}: {orphans} {'to delete' if report.dry_run else 'deleted'}; kept: "
+        f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
+        f"{report.unknown:,} not statelog's",
+        soft_wrap=True,
+    )
+    if report.dry_run and report.deleted:
+        shown.print("This was a dry run; --delete deletes them.")

@@ -1,0 +1,113 @@
+"""
+The entry point: verbs, exit codes, and errors without tracebacks.
+
+Exit status: 0 all is well, 1 something was found (damage, an object that could not be deleted, a
+store that failed), 2 the call is wrong, 130 interrupted, 141 nobody reads the output any more.
+A verb is a function in a module of its own, and one line here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from statelog.cli.cat import cat
+from statelog.cli.checkpoints import checkpoints
+from statelog.cli.gc import gc
+from statelog.cli.output import (
+    EXIT_BROKEN_PIPE,
+    EXIT_FINDING,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    print_error,
+)
+from statelog.cli.verify import verify
+from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
+
+verbs = typer.Typer(
+    name="statelog",
+    help="Look at, check and clean up durable streaming state.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+verbs.command()(checkpoints)
+verbs.command()(cat)
+verbs.command()(gc)
+verbs.command()(verify)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            version = metadata.version("statelog")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        sys.stdout.write(f"statelog {version}\n")
+        raise typer.Exit(EXIT_OK)
+
+
+@verbs.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one call (None: of this process) and return its exit status."""
+    try:
+        result = verbs(args=arguments, prog_name="statelog", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return _broken_pipe()
+    except SystemExit as stop:  # a broken pipe, as the argument parser reports it
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _broken_pipe()
+        raise
+    except (UsageError, ObjectNotFoundError) as error:
+        print_error(str(error))
+        return EXIT_USAGE
+    except StatelogError as error:
+        print_error(str(error))
+        return EXIT_FINDING
+    except Exception as error:
+        # The parser's own errors; where their class lives depends on typer's version.
+        show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+        if not callable(show) or not isinstance(code, int):
+            raise
+        show()
+        return code
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _broken_pipe() -> int:
+    """Point standard output at nothing, or the interpreter would complain while it ends."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    return EXIT_BROKEN_PIPE
+
+
+def app() -> None:
+    """Run the command line of this process."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    app()

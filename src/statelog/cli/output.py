@@ -1,0 +1,131 @@
+"""What all verbs share: locations, times and sizes for people, JSON for programs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.ownership import newest_epoch
+from statelog.errors import UsageError
+from statelog.store import LocationPaths, ObstoreStore, open_store
+from statelog.store.object_store import normalize_url
+
+EXIT_OK: Final = 0
+EXIT_FINDING: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+
+
+class PipeConsole(Console):
+    """A rich console that lets a broken pipe be handled where all are."""
+
+    def on_broken_pipe(self) -> None:
+        """Hand the broken pipe on."""
+        raise BrokenPipeError
+
+
+def console() -> PipeConsole:
+    """Return a console on standard output; wide enough for a table where it is no terminal."""
+    width = None if sys.stdout.isatty() else 160
+    return PipeConsole(highlight=False, width=width)
+
+
+def print_error(message: str) -> None:
+    """Say what went wrong, on standard error."""
+    shown = Console(stderr=True, highlight=False, soft_wrap=True)
+    shown.print(Text.assemble(("statelog: ", "bold red"), message))
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON line."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def open_location(location: str) -> ObstoreStore:
+    """
+    Open a state location that must exist.
+
+    Raises:
+        UsageError: There is no such directory, or it holds nothing of statelog.
+    """
+    store = _open_existing(location)
+    paths = LocationPaths()
+    if not present_ids(store, paths) and not newest_epoch(store, paths):
+        raise UsageError(
+            f"{location} is no state location: it holds neither a checkpoint (chk-<id>/_metadata) "
+            "nor a claim (owner/<epoch>)"
+        )
+    return store
+
+
+def open_file(file: str) -> tuple[ObstoreStore, str]:
+    """
+    Return the store and the name in it for one file, given as a path or URL.
+
+    Raises:
+        UsageError: There is no such directory, or the name is missing.
+    """
+    url = normalize_url(file)
+    folder, _, name = url.rpartition("/")
+    if not name or folder.endswith("/"):
+        raise UsageError(f"{file} names no file; give the path or URL of one file")
+    if url.startswith("file://") and os.path.isdir(url.removeprefix("file://")):
+        raise UsageError(f"{file} is a directory; give one file, such as {file}/_metadata")
+    return _open_existing(folder or "file:///", file), name
+
+
+def _open_existing(location: str, shown: str = "") -> ObstoreStore:
+    # The client would make the directory, and a slip of the pen would look like an empty location.
+    store = open_store(location)
+    if store.local_root is not None and not os.path.isdir(store.local_root):
+        raise UsageError(f"{shown or location}: no such directory")
+    return store
+
+
+def parse_duration(text: str) -> dt.timedelta:
+    """
+    Return the duration that *text* says: a number with s, m, h or d; seconds without.
+
+    Raises:
+        UsageError: It says none.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(f"{text!r} is no duration; write 90s, 30m, 1h or 7d")
+    return dt.timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+
+
+def utc(milliseconds: int | None) -> str:
+    """Return a time for people, or "" for none."""
+    if milliseconds is None:
+        return ""
+    moment = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 object" or "2 objects"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

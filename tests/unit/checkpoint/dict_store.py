@@ -1,0 +1,99 @@
+"""A store in a dict: counts requests, loses answers on request, and lets others in between."""
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable
+
+from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.store import ObjectInfo
+
+EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+class DictStore:
+    """
+    Keeps the promises of `ObjectStore`, and no others.
+
+    `on_request(operation, path)` runs before each request and may raise; if it returns "lose", the
+    request is done and then answered with an error.
+    """
+
+    url = "dict://"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, dt.datetime]] = {}
+        self.now = EPOCH
+        self.requests: Counter[str] = Counter()
+        self.deleted: list[str] = []
+        self.on_request: Callable[[str, str], str | None] = lambda operation, path: None
+
+    def _request(self, operation, path, action):
+        self.requests[operation] += 1
+        verdict = self.on_request(operation, path)
+        result = action()
+        if verdict == "lose":
+            raise StoreError(f"{operation} {path}: connection reset", path=path)
+        return result
+
+    def put(self, path, data):
+        self._request("put", path, lambda: self._store(path, data))
+
+    def put_if_absent(self, path, data):
+        def action():
+            if path in self.objects:
+                raise ObjectExistsError(f"{path} exists", path=path)
+            self._store(path, data)
+
+        self._request("put_if_absent", path, action)
+
+    def _store(self, path, data):
+        content = data if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
+        self.objects[path] = (bytes(content), self.now)
+
+    def _read(self, path):
+        if path not in self.objects:
+            raise ObjectNotFoundError(f"no {path}", path=path)
+        return self.objects[path]
+
+    def get(self, path):
+        return self._request("get", path, lambda: memoryview(self._read(path)[0]))
+
+    def get_range(self, path, start, length):
+        def action():
+            return memoryview(self._read(path)[0])[start : start + length]
+
+        return self._request("get_range", path, action)
+
+    def head(self, path):
+        def action():
+            content, modified = self._read(path)
+            return ObjectInfo(path, len(content), modified)
+
+        return self._request("head", path, action)
+
+    def list(self, prefix=""):
+        def action():
+            return [
+                ObjectInfo(path, len(content), modified)
+                for path, (content, modified) in sorted(self.objects.items())
+                if not prefix or path.startswith(prefix + "/")
+            ]
+
+        return iter(self._request("list", prefix, action))
+
+    def list_folders(self, prefix=""):
+        def action():
+            cut = len(prefix) + 1 if prefix else 0
+            inside = [path for path in self.objects if not prefix or path.startswith(prefix + "/")]
+            return sorted({path[cut:].split("/")[0] for path in inside if "/" in path[cut:]})
+
+        return self._request("list_folders", prefix, action)
+
+    def delete(self, paths):
+        for path in paths:
+
+            def action(path=path):
+                if self.objects.pop(path, None) is not None:
+                    self.deleted.append(path)
+
+            self._request("delete", path, action)

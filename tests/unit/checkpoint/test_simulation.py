@@ -1,0 +1,272 @@
+"""
+Owners come, pause, die and come back; the store loses answers; nothing committed is ever lost.
+
+A seed decides everything.  One owner works at a time, but before any request to the store it may
+be paused, and another one takes over, works, and cleans up before the first one goes on.
+"""
+
+import random
+
+import pytest
+from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import ManualClock, log_in_file, log_inline
+
+from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions, read_materialized
+from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, StoreError
+from statelog.format.change_set import checksum, decode_change_set
+from statelog.format.segment import parse_segment, verify_set
+from statelog.model import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    KeyGroupRange,
+    MaterializedHandle,
+    TaskStateSnapshot,
+    split_key_groups,
+)
+from statelog.store import LocationPaths
+
+KEY_GROUPS = 8
+PATHS = LocationPaths()
+ALL = KeyGroupRange(0, KEY_GROUPS - 1)
+
+
+class Died(Exception):
+    """The process of the running owner is gone."""
+
+
+class World:
+    """The store, the model of what must hold, and the dice."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.store = DictStore()
+        self.store.on_request = self.on_request
+        self.fault_rate = self.rng.choice([0.0, 0.02, 0.1])
+        self.pause_rate = self.rng.choice([0.0, 0.01, 0.05])
+        self.depth = 0
+        self.quiet = False
+        self.tokens = 0
+        # Model: per attempt (token) the state it stands for and the attempt it continues.
+        self.state_of: dict[int, dict[int, list[str]]] = {}
+        self.parent_of: dict[int, int | None] = {}
+        self.acknowledged: dict[int, int] = {}
+        self.finished = self.fenced = self.died = self.lost = 0
+
+    def on_request(self, operation: str, path: str) -> str | None:
+        if self.quiet:
+            return None
+        if self.rng.random() < self.pause_rate and self.depth < 2:
+            self.depth += 1
+            Owner(self).live(self.rng.randint(1, 4))
+            self.depth -= 1
+        dice = self.rng.random()
+        if dice < self.fault_rate / 3:
+            raise StoreError(f"{operation} {path}: no route to host", path=path)
+        if dice < self.fault_rate * 2 / 3:
+            self.lost += 1
+            return "lose"
+        if dice < self.fault_rate * 0.8:
+            self.died += 1
+            raise Died
+        return None
+
+    def token(self) -> int:
+        self.tokens += 1
+        return self.tokens
+
+    def check(self) -> None:
+        """Everything that any moment must show; asks the store without dice."""
+        quiet, self.quiet = self.quiet, True
+        reader = self.coordinator("reader")
+        newest = reader.restore()
+        line = []
+        if newest is not None:
+            for checkpoint_id in newest.retained:
+                checkpoint = reader.load(checkpoint_id)
+                missing = [p for p in checkpoint.referenced_paths() if p not in self.store.objects]
+                assert missing == [], f"checkpoint {checkpoint_id} lost {missing}"
+                assert read_state(self.store, checkpoint) == self.state_of[token_of(checkpoint)]
+            token = token_of(newest)
+            while token is not None:
+                line.append(token)
+                token = self.parent_of[token]
+        forgotten = set(self.acknowledged.values()) - set(line)
+        assert forgotten == set(), f"attempts {forgotten} were acknowledged, then forgotten"
+        self.quiet = quiet
+
+    def coordinator(self, name: str, retained: int = 2) -> CheckpointCoordinator:
+        return CheckpointCoordinator(
+            self.store,
+            PATHS,
+            owner_id=name,
+            max_parallelism=KEY_GROUPS,
+            options=CheckpointOptions(retained=retained),
+            clock_ms=ManualClock(),
+        )
+
+
+def token_of(checkpoint) -> int:
+    return checkpoint.properties["token"]
+
+
+def read_state(store, checkpoint) -> dict[int, list[str]]:
+    """Restore as tasks of a random parallelism would, every byte verified."""
+    state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
+    parallelism = checkpoint.checkpoint_id % KEY_GROUPS + 1
+    for own in split_key_groups(KEY_GROUPS, parallelism):
+        handle = checkpoint.for_range(own)
+        for snapshot in handle.materialized:
+            for line in bytes(read_materialized(store, snapshot)).decode().splitlines():
+                key_group, _, values = line.partition(":")
+                if int(key_group) in snapshot.key_group_range:
+                    state[int(key_group)] = values.split()
+        for log in handle.log:
+            for entry in log.handles_and_offsets:
+                segment = parse_segment(store.get(entry.handle.path))
+                encoded = segment.payload[entry.offset : entry.offset + entry.size_bytes]
+                verify_set(encoded, entry.crc32c)
+                for change in decode_change_set(segment.payload, entry.offset).batch:
+                    if change.key_group in log.key_group_range:
+                        state[change.key_group].append(change.value.decode())
+    return state
+
+
+class Owner:
+    """One life of a job: claim, restore, checkpoints, until it dies or is fenced."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = world.rng
+        self.name = f"owner-{world.token()}"
+        self.coordinator = world.coordinator(self.name, self.rng.randint(1, 3))
+        self.state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
+        self.token: int | None = None
+
+    def live(self, checkpoints: int) -> None:
+        try:
+            self.coordinator.claim()
+            found = self.coordinator.restore()
+            if found is not None:
+                self.token = token_of(found)
+                self.state = {k: list(v) for k, v in self.world.state_of[self.token].items()}
+            for _ in range(checkpoints):
+                self.checkpoint()
+        except FencedError:
+            self.world.fenced += 1
+        except (StoreError, Died):
+            return
+
+    def checkpoint(self) -> None:
+        latest = self.coordinator.latest
+        checkpoint_id = 0 if latest is None else latest.checkpoint_id + 1
+        if self.rng.random() < 0.05:
+            checkpoint_id += self.rng.randint(1, 3)
+        ranges = split_key_groups(KEY_GROUPS, self.rng.randint(1, KEY_GROUPS))
+        self.coordinator.trigger(checkpoint_id, ranges)
+        token = self.world.token()
+        state = {key_group: list(values) for key_group, values in self.state.items()}
+        absent = self.rng.choice(ranges) if self.rng.random() < 0.1 else None
+        for own in self.rng.sample(ranges, len(ranges)):
+            if own != absent:
+                self.coordinator.acknowledge(checkpoint_id, self.snapshot(own, state, token, 0))
+        if absent is not None:
+            with pytest.raises(CheckpointError) as raised:
+                self.coordinator.complete(checkpoint_id, properties={})
+            assert raised.value.missing == (absent,)
+            self.coordinator.decline(checkpoint_id, "a task is gone")
+            return
+        self.world.state_of[token] = state
+        self.world.parent_of[token] = self.token
+        self.commit(checkpoint_id, token)
+        self.state, self.token = state, token
+        self.coordinator._ledger.check_invariants()
+        if self.rng.random() < 0.8:
+            self.coordinator.clean_up()
+        self.coordinator._ledger.check_invariants()
+
+    def snapshot(self, own, state, token, checkpoint_id) -> TaskStateSnapshot:
+        """What one task acknowledges; its changes go into *state* as well."""
+        before = {key_group: list(state[key_group]) for key_group in own}
+        log = materialized = None
+        changed = [key_group for key_group in own if self.rng.random() < 0.7]
+        if changed:
+            changes = [(key_group, f"{token}.{key_group}".encode()) for key_group in changed]
+            for key_group, value in changes:
+                state[key_group].append(value.decode())
+            if self.rng.random() < 0.5:
+                log = log_inline(own, [changes])
+            else:
+                log = log_in_file(self.world.store, own, [changes])
+        if self.rng.random() < 0.2:
+            materialized = self.materialize(own, before, state)
+        return TaskStateSnapshot(own, log, materialized)
+
+    def materialize(self, own, before, state) -> MaterializedHandle | None:
+        """A snapshot as of the last checkpoint, or of the one under way."""
+        latest, pending = self.coordinator.latest, self.coordinator._ledger.pending_id
+        of_pending = latest is None or self.rng.random() < 0.5
+        chosen = state if of_pending else before
+        text = "".join(f"{k}:{' '.join(chosen[k])}\n" for k in own).encode()
+        checkpoint_id = pending if of_pending else latest.checkpoint_id
+        name = PATHS.task_owned(f"snapshot-{self.world.token()}")
+        if self.rng.random() < 0.3:
+            return MaterializedHandle(own, checkpoint_id, ByteStreamStateHandle(name, text))
+        self.world.store.put(name, text)
+        handle = FileStateHandle(name, len(text), checksum([text]))
+        return MaterializedHandle(own, checkpoint_id, handle)
+
+    def commit(self, checkpoint_id: int, token: int) -> None:
+        for _ in range(4):
+            try:
+                self.coordinator.complete(checkpoint_id, properties={"token": token})
+            except StoreError:
+                continue
+            break
+        else:
+            raise Died
+        assert self.world.acknowledged.setdefault(token, token) == token
+        winners = [
+            other
+            for other in self.world.acknowledged
+            if other != token and self.world.parent_of[other] == self.world.parent_of[token]
+        ]
+        assert winners == [], f"{winners} and {token} both continue the same checkpoint"
+        self.world.finished += 1
+
+
+def simulate(seed: int) -> World:
+    world = World(seed)
+    for _ in range(world.rng.randint(2, 6)):
+        Owner(world).live(world.rng.randint(1, 8))
+        world.check()
+    return world
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted(block):
+    total = {"finished": 0, "fenced": 0, "died": 0, "lost": 0, "deleted": 0}
+    for seed in range(block * 25, block * 25 + 25):
+        try:
+            world = simulate(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed} fails: {error!r}") from error
+        for name in total:
+            total[name] += len(world.store.deleted) if name == "deleted" else getattr(world, name)
+    assert min(total.values()) > 0, f"this simulates nothing: {total}"
+
+
+def test_a_seed_decides_everything():
+    first, second = simulate(7), simulate(7)
+    assert sorted(first.store.requests.items()) == sorted(second.store.requests.items())
+    assert first.tokens == second.tokens
+
+
+def test_the_checks_find_a_deleted_object():
+    world = World(3)
+    world.fault_rate = world.pause_rate = 0.0
+    Owner(world).live(5)
+    newest = world.coordinator("reader").restore()
+    for path in newest.referenced_paths():
+        del world.store.objects[path]
+    with pytest.raises((AssertionError, ObjectNotFoundError)):
+        world.check()
