@@ -8,6 +8,7 @@ everything after it can be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -26,7 +27,7 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import LogDistance, MaterializationPolicy
-from statelog.errors import CheckpointError, StatelogError
+from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model import KeyGroupRange, split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.model.handles import FileStateHandle
@@ -213,15 +214,23 @@ class MicroBatchEngine:
             acks = self._run(frame, spec, watch)
             completed = self._commit(spec, query_id, acks, watch)
         except BaseException:
-            self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
+            # What failed is the news; a coordinator that was fenced refuses even this.
+            with contextlib.suppress(StatelogError):
+                self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
         self._base, self._next_id = completed, completed.checkpoint_id + 1
         if self._config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, acks)
         watch.lap("deliver")
-        self._coordinator.clean_up()
+        self._clean_up()
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
+
+    def _clean_up(self) -> None:
+        try:
+            self._coordinator.clean_up()
+        except StoreError as error:  # nothing is lost: `statelog gc` finds what stays behind
+            _log.warning("could not delete what no checkpoint needs any more: %s", error)
 
     def _is_replay(self, query_id: str, batch_id: int) -> bool:
         """

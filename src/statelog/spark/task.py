@@ -22,6 +22,8 @@ from statelog.changelog.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
 from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
+from statelog.errors import InvariantError
 from statelog.format.change_set import checksum
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
@@ -208,9 +210,14 @@ def _materialize(
     state = worker.state
     now_ms = spec.now_ms if spec.time_mode != "none" else -1
     data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=now_ms)
-    path = worker.paths.shared(worker.ids.new_id())
-    worker.store.put(path, data)
-    handle = FileStateHandle(path, len(data), checksum([data]))
+    factory = FsCheckpointStreamFactory.for_checkpoint(
+        worker.store, worker.paths, spec.checkpoint_id
+    )
+    with factory.create_task_owned_state_stream() as stream:
+        stream.write(data)
+        handle = stream.close_and_get_handle()
+    if handle is None:
+        raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
     return MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -39,9 +39,11 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
     other way, also when pickled.
     """
     members: dict[str, Any] = {"__slots__": (), "__fields__": list(names)}
+    # A namedtuple's field descriptors read by position in C, past Row's Python methods.
+    by_position = namedtuple("by_position", names, rename=True)  # type: ignore[misc]
     for position, name in enumerate(names):
         # As with Spark's rows, a method of tuple or Row hides a column of the same name.
-        if name.isidentifier() and not hasattr(Row, name) and names.count(name) == 1:
-            members[name] = property(itemgetter(position))
+        if by_position._fields[position] == name and not hasattr(Row, name):
+            members[name] = by_position.__dict__[name]
     kind = type("Row", (Row,), members)
     return partial(tuple.__new__, kind)

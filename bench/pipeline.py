@@ -1,0 +1,241 @@
+"""
+The pipeline beside Spark's own state, in one run on the same input.
+
+Question: how many events a second does an unmodified Row-flavour `StatefulProcessor` handle on
+statelog, and on Spark's transformWithState with the RocksDB provider, and what does each write?
+
+Workload `w1zipf`: micro-batches of 100,000 events in two Parquet files, keys drawn from 200,000 by
+a Zipf law (exponent 0.9: about 39,000 distinct keys a batch); the processor keeps a running count
+and sum per key and yields one row for each key it saw; the sink is Spark's `noop`.
+
+Method: one JVM, local[2], trigger availableNow.  The configurations take turns, round after round,
+each round a new query on the same files; a batch's time is Spark's `triggerExecution`; the first
+batch of each query is left out.  Spark runs with 4 shuffle partitions, statelog with 2 tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog.runtime.java import prepare_environment
+from statelog.spark import transform_with_state
+
+KEYS = 200_000
+ZIPF_EXPONENT = 0.9
+OUTPUT = "key long, n long, total double"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CONFIGURATIONS = ("spark", "statelog-staged", "statelog-direct")
+
+
+class RunningTotal(StatefulProcessor):
+    """Count and sum per key: an ordinary processor, the same for both."""
+
+    def init(self, handle: Any) -> None:
+        """Ask for one value state."""
+        self._total = handle.getValueState("total", "n long, total double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Add the rows of one key."""
+        state = self._total.get()
+        n, total = state if state is not None else (0, 0.0)
+        for row in rows:
+            n += 1
+            total += row.value
+        self._total.update((n, total))
+        yield Row(key=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def write_input(folder: Path, batches: int, events: int) -> None:
+    """Write the input files, two for each micro-batch, oldest first."""
+    rng = np.random.default_rng(42)
+    weights = 1 / np.arange(1, KEYS + 1) ** ZIPF_EXPONENT
+    weights /= weights.sum()
+    identity = rng.permutation(KEYS)
+    start = time.time() - 2 * batches * 10
+    for number in range(2 * batches):
+        keys = identity[rng.choice(KEYS, events // 2, p=weights)].astype(np.int64)
+        table = pa.table({"key": keys, "value": rng.random(len(keys))})
+        path = folder / f"part-{number:05d}.parquet"
+        pq.write_table(table, path)
+        os.utime(path, (start + 10 * number, start + 10 * number))
+
+
+def noop(frame: DataFrame, batch_id: int) -> None:
+    """Evaluate the output and drop it."""
+    frame.write.format("noop").mode("append").save()
+
+
+def run(session: SparkSession, configuration: str, data: Path, work: Path) -> dict[str, Any]:
+    """Run one query over all input and return its batch times and what it wrote."""
+    events = session.readStream.schema("key long, value double").option("maxFilesPerTrigger", 2)
+    grouped = events.parquet(str(data)).groupBy("key")
+    progress: list[Any] = []
+    if configuration == "spark":
+        frame = grouped.transformWithState(RunningTotal(), OUTPUT, "Update", "None")
+        writer = frame.writeStream.outputMode("update").format("noop")
+        state = work / "state"
+    else:
+        stream = transform_with_state(
+            grouped,
+            RunningTotal(),
+            OUTPUT,
+            "Update",
+            "None",
+            delivery=configuration.removeprefix("statelog-"),
+            tasks=2,
+            onProgress=progress.append,
+        )
+        writer = stream.writeStream.foreachBatch(noop)
+        state = work / "statelog"
+    writer = writer.option("checkpointLocation", str(work)).trigger(availableNow=True)
+    query = writer.start()
+    query.awaitTermination()
+    recent = query.recentProgress
+    batches = recent[1:]
+    files = [path for path in state.rglob("*") if path.is_file()]
+    result = {
+        "milliseconds": [batch["durationMs"]["triggerExecution"] for batch in batches],
+        "events": [batch["numInputRows"] for batch in batches],
+        "files_per_batch": len(files) / len(recent),
+        "bytes_per_batch": sum(path.stat().st_size for path in files) / len(recent),
+    }
+    if progress:
+        result["objects_per_batch"] = statistics.median(p.objects for p in progress)
+        staged = sum(p.output_bytes for p in progress) / len(progress)
+        result["staged_output_bytes_per_batch"] = staged
+        result["phases"] = [str(p) for p in progress[-2:]]
+    return result
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return medians and spread over all rounds of one configuration."""
+    rates = sorted(
+        1e3 * events / ms
+        for one in runs
+        for events, ms in zip(one["events"], one["milliseconds"], strict=True)
+    )
+    times = sorted(ms for one in runs for ms in one["milliseconds"])
+    quarter = len(times) // 4
+    return {
+        "batches": len(times),
+        "ms_median": statistics.median(times),
+        "ms_quartiles": [times[quarter], times[-1 - quarter]],
+        "ms_best": times[0],
+        "ms_worst": times[-1],
+        "events_per_s_median": round(statistics.median(rates)),
+        "files_per_batch": round(statistics.median(one["files_per_batch"] for one in runs), 1),
+        "kib_per_batch": round(statistics.median(one["bytes_per_batch"] for one in runs) / 1024, 1),
+        "kib_staged_output_per_batch": round(
+            statistics.median(one.get("staged_output_bytes_per_batch", 0) for one in runs) / 1024, 1
+        ),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        models = {line.split(":", 1)[1].strip() for line in cpuinfo if "model name" in line}
+    return {
+        "cpu": sorted(models),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def main() -> int:
+    """Run the benchmark and print a table, or JSON with --json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    arguments = parser.parse_args()
+    prepare_environment()
+    work = Path(tempfile.mkdtemp(prefix="statelog-bench-"))
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("statelog bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        result = measure(session, arguments, work)
+    finally:
+        session.stop()
+        shutil.rmtree(work, ignore_errors=True)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Take turns through the configurations and print the table."""
+    data = work / "input"
+    data.mkdir()
+    write_input(data, arguments.batches, arguments.events)
+    configurations = arguments.configurations.split(",")
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
+    for number in range(arguments.rounds):
+        for name in configurations:
+            runs[name].append(run(session, name, data, work / f"{name}-{number}"))
+            median = statistics.median(runs[name][-1]["milliseconds"])
+            print(f"round {number} {name}: {median:.0f} ms a batch", file=sys.stderr, flush=True)
+    table = {name: summary(one) for name, one in runs.items()}
+    print(
+        f"{'configuration':18} {'events/s':>9} {'ms a batch (quartiles; best)':>32} "
+        f"{'vs Spark':>8} {'files':>6} {'KiB':>8} {'of it output':>12}"
+    )
+    base = table.get("spark", {}).get("ms_median")
+    for name, row in table.items():
+        low, high = row["ms_quartiles"]
+        spread = f"{row['ms_median']:.0f} ({low:.0f}-{high:.0f}; {row['ms_best']:.0f})"
+        ratio = f"{base / row['ms_median']:.1f}x" if base else "-"
+        row["ratio_to_spark"] = ratio
+        print(
+            f"{name:18} {row['events_per_s_median']:9,} {spread:>32} {ratio:>8} "
+            f"{row['files_per_batch']:6} {row['kib_per_batch']:8} "
+            f"{row['kib_staged_output_per_batch']:12}"
+        )
+    return {
+        "machine": machine(),
+        "arguments": {
+            "rounds": arguments.rounds,
+            "batches": arguments.batches,
+            "events": arguments.events,
+        },
+        "table": table,
+        "runs": runs,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""
+A store in memory whose faults are values.
+
+A `Fault` says what becomes of one operation: how long it takes, whether the object appears, and
+whether the caller learns the truth.  Whoever drives the store puts the next fault in place; without
+one every operation works.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.store.api import Buffers, ObjectInfo
+
+_EPOCH: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+_MS: Final = 1_000_000
+
+
+class FaultKind(enum.Enum):
+    """What becomes of an operation."""
+
+    NONE = "none"
+    ERROR = "error"
+    """Nothing is done; the caller gets a `StoreError`."""
+    ODD_ERROR = "odd error"
+    """Nothing is done; the caller gets an error that is no `OSError`."""
+    TORN = "torn write"
+    """Half of the object appears; the caller gets a `StoreError`."""
+    LOST_ANSWER = "lost answer"
+    """All is done; the caller gets a `StoreError`."""
+    HANG = "hang"
+    """Nothing is done and the caller never hears of it."""
+    SILENT = "done, but hangs"
+    """All is done and the caller never hears of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One operation's fate: its kind, and how long the caller waits for the answer."""
+
+    kind: FaultKind = FaultKind.NONE
+    latency_ns: int = _MS
+
+
+class OddError(Exception):
+    """An error nobody expects from a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """
+    How often things go wrong.
+
+    Args:
+        error_rate: Part of all operations that do not work, 0 to 1.
+        slow_rate: Part of the others that take up to twenty times as long.
+        latency_ns: Usual time of an operation.
+        hangs: Whether operations may hang for ever.
+    """
+
+    error_rate: float = 0.0
+    slow_rate: float = 0.0
+    latency_ns: int = 5 * _MS
+    hangs: bool = True
+
+    def draw(self, rng: random.Random) -> Fault:
+        """Return the fate of the next operation."""
+        latency_ns = rng.randrange(self.latency_ns // 2, self.latency_ns * 2)
+        if rng.random() < self.slow_rate:
+            latency_ns *= rng.randrange(2, 20)
+        if rng.random() >= self.error_rate:
+            return Fault(FaultKind.NONE, latency_ns)
+        kinds = [FaultKind.ERROR, FaultKind.ODD_ERROR, FaultKind.TORN, FaultKind.LOST_ANSWER]
+        if self.hangs:
+            kinds += [FaultKind.HANG, FaultKind.SILENT]
+        return Fault(rng.choice(kinds), latency_ns)
+
+
+class FaultyStore:
+    """
+    An `ObjectStore` in memory.
+
+    `objects` is the truth and may be read without going through the store.  `next_fault` is used
+    up by the next put, delete or get.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.next_fault: Fault | None = None
+        self.deleted: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """Root of the store as a URL."""
+        return "faulty://"
+
+    def put(self, path: str, data: Buffers) -> None:
+        """Write a new object, as far as the fault lets it."""
+        kind = self._fault()
+        content = _joined(data)
+        if path in self.objects:
+            raise StoreError(f"{path} is written a second time", path=path)
+        if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
+            self.objects[path] = content
+        elif kind is FaultKind.TORN:
+            self.objects[path] = content[: len(content) // 2]
+        self._answer(kind, path)
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        """Write a new object, or raise `ObjectExistsError`."""
+        if path in self.objects:
+            raise ObjectExistsError(f"{path} exists", path=path)
+        self.put(path, data)
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole object, or raise `ObjectNotFoundError`."""
+        self._answer(self._fault(), path)
+        return memoryview(self._content(path))
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return *length* bytes from *start*; fewer only where the object ends."""
+        return self.get(path)[start : start + length]
+
+    def head(self, path: str) -> ObjectInfo:
+        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        return ObjectInfo(path, len(self._content(path)), _EPOCH)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below the folder *prefix*."""
+        for path in sorted(self.objects):
+            if not prefix or path.startswith(prefix + "/"):
+                yield self.head(path)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the names of the folders directly below the folder *prefix*."""
+        start = len(prefix) + 1 if prefix else 0
+        names = {info.path[start:] for info in self.list(prefix)}
+        return sorted({name.split("/", 1)[0] for name in names if "/" in name})
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete the objects; names that do not exist are fine."""
+        kind = self._fault()
+        for path in paths:
+            if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
+                self.objects.pop(path, None)
+                self.deleted.append(path)
+            self._answer(kind, path)
+
+    def _fault(self) -> FaultKind:
+        fault, self.next_fault = self.next_fault, None
+        return FaultKind.NONE if fault is None else fault.kind
+
+    def _answer(self, kind: FaultKind, path: str) -> None:
+        if kind is FaultKind.ODD_ERROR:
+            raise OddError(f"odd fault at {path}")
+        if kind in (FaultKind.ERROR, FaultKind.TORN, FaultKind.LOST_ANSWER):
+            raise StoreError(f"{kind.value} at {path}", path=path)
+
+    def _content(self, path: str) -> bytes:
+        if path not in self.objects:
+            raise ObjectNotFoundError(f"no object {path} in {self.url}", path=path)
+        return self.objects[path]
+
+
+def _joined(data: Buffers) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    return b"".join(bytes(piece) for piece in data)

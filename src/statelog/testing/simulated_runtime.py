@@ -1,0 +1,246 @@
+"""
+A runtime without threads: virtual time, one queue of events, everything from one seed.
+
+What a pool thread would do happens as two events: the work, and, after the latency that the fault
+says, its answer.  A wait at the lock runs the other events until its condition holds, as other
+threads would.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from statelog.errors import ClosedError, check
+from statelog.runtime.driver import Runtime
+from statelog.testing.faulty_store import Fault, FaultKind, FaultPlan, FaultyStore
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class EventQueue:
+    """Virtual time and what happens in it.  Also the `Clock` of the simulated runtime."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+        self._order = 0
+        self._heap: list[tuple[int, int, list[Callable[[], None] | None]]] = []
+
+    def now_ns(self) -> int:
+        """Return the virtual time."""
+        return self._now_ns
+
+    def at(self, at_ns: int, callback: Callable[[], None]) -> list[Callable[[], None] | None]:
+        """Let *callback* happen at a moment; emptying the returned cell takes it back."""
+        cell: list[Callable[[], None] | None] = [callback]
+        heapq.heappush(self._heap, (max(at_ns, self._now_ns), self._order, cell))
+        self._order += 1
+        return cell
+
+    def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """Let *callback* happen after a delay."""
+        self.at(self._now_ns + delay_ns, callback)
+
+    def step(self, until_ns: int | None = None) -> bool:
+        """Let the next event happen, unless it lies after *until_ns*; return whether one did."""
+        while self._heap:
+            at_ns, _, cell = self._heap[0]
+            if cell[0] is None:
+                heapq.heappop(self._heap)
+                continue
+            if until_ns is not None and at_ns > until_ns:
+                return False
+            heapq.heappop(self._heap)
+            self._now_ns = at_ns
+            cell[0]()
+            return True
+        return False
+
+    def sleep_until(self, at_ns: int) -> None:
+        """Move time on without an event."""
+        self._now_ns = max(self._now_ns, at_ns)
+
+
+class SimulatedLock:
+    """A lock in a world of one thread: it sees that nobody calls out under it."""
+
+    def __init__(self, queue: EventQueue) -> None:
+        self._queue = queue
+        self.held = False
+        self.waits = 0
+
+    def __enter__(self) -> object:
+        check(not self.held, "the lock was taken twice: something calls out under it")
+        self.held = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.held = False
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Run the world until *predicate* holds, the time is over, or nothing happens any more."""
+        check(self.held, "a wait without the lock")
+        until_ns = None if timeout_s is None else self._queue.now_ns() + round(timeout_s * 1e9)
+        while not predicate():
+            self.waits += 1
+            self.held = False
+            happened = self._queue.step(until_ns)
+            self.held = True
+            if not happened:
+                check(until_ns is not None, "a wait that nothing can end")
+                self._queue.sleep_until(until_ns or 0)
+                return predicate()
+        return True
+
+    def notify_all(self) -> None:
+        """Do nothing: the only waiter looks again after each event."""
+        check(self.held, "a notification without the lock")
+
+
+class _Timer:
+    def __init__(self, cell: list[Callable[[], None] | None]) -> None:
+        self._cell = cell
+
+    def cancel(self) -> None:
+        """Make sure that the callback is not started any more."""
+        self._cell[0] = None
+
+
+class SimulatedTimers:
+    """`Timers` on the event queue; a timer may be a little late, as real ones are."""
+
+    def __init__(self, queue: EventQueue, rng: random.Random) -> None:
+        self._queue = queue
+        self._rng = rng
+        self._closed = False
+
+    def schedule(self, at_ns: int, callback: Callable[[], None]) -> _Timer:
+        """Let *callback* happen at or soon after *at_ns*."""
+        late_ns = self._rng.randrange(1000)
+        return _Timer(self._queue.at(at_ns + late_ns, lambda: self._fire(callback)))
+
+    def close(self) -> None:
+        """Forget all timers."""
+        self._closed = True
+
+    def _fire(self, callback: Callable[[], None]) -> None:
+        if not self._closed:
+            callback()
+
+
+class SimulatedPool:
+    """A `Pool` whose threads are events; each piece of work meets the fault that the plan draws."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        store: FaultyStore,
+        rng: random.Random,
+        plan: Callable[[], FaultPlan],
+        num_threads: int,
+    ) -> None:
+        self._queue = queue
+        self._store = store
+        self._rng = rng
+        self._plan = plan
+        self._free = num_threads
+        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._closed = False
+        self.faults: list[Fault] = []
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """Run *work* when a thread is free, then *done* when its fault says so."""
+        if self._closed:
+            done(None, ClosedError("the simulated pool is closed"))
+            return
+        self._jobs.append((work, done))
+        self._staff()
+
+    def widen(self) -> None:
+        """Allow one thread more."""
+        self._free += 1
+        self._staff()
+
+    def narrow(self) -> None:
+        """Take one `widen` back."""
+        self._free -= 1
+
+    def close(self, timeout_s: float) -> None:
+        """Refuse new work and fail waiting work."""
+        del timeout_s
+        self._closed = True
+        waiting, self._jobs = list(self._jobs), deque()
+        for _, done in waiting:
+            done(None, ClosedError("the simulated pool is closed"))
+
+    def _staff(self) -> None:
+        while self._free > 0 and self._jobs:
+            self._free -= 1
+            work, done = self._jobs.popleft()
+            self._queue.after(self._rng.randrange(1000), partial(self._run, work, done))
+
+    def _run(self, work: Callable[[], Any], done: Done) -> None:
+        fault = self._plan().draw(self._rng)
+        self.faults.append(fault)
+        result: Any = None
+        error: BaseException | None = None
+        self._store.next_fault = fault
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        if self._store.next_fault is not None:  # the work asked nothing of the store
+            self._store.next_fault, fault = None, Fault()
+        if fault.kind not in (FaultKind.HANG, FaultKind.SILENT):
+            self._queue.after(fault.latency_ns, lambda: self._answer(done, result, error))
+
+    def _answer(self, done: Done, result: Any, error: BaseException | None) -> None:
+        done(result, error)
+        self._free += 1
+        self._staff()
+
+
+class SimulatedIds:
+    """Ids that count, and fractions from the seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._count = 0
+
+    def new_id(self) -> str:
+        """Return the next id."""
+        self._count += 1
+        return f"{self._count:08d}"
+
+    def fraction(self) -> float:
+        """Return a number in [0, 1)."""
+        return self._rng.random()
+
+
+def simulated_runtime(
+    queue: EventQueue,
+    store: FaultyStore,
+    rng: random.Random,
+    plan: Callable[[], FaultPlan],
+    *,
+    upload_threads: int,
+) -> Runtime:
+    """Return a runtime whose clock, timers and pools live in *queue*."""
+    return Runtime(
+        clock=queue,
+        ids=SimulatedIds(rng),
+        lock=SimulatedLock(queue),
+        timers=SimulatedTimers(queue, rng),
+        upload_pool=SimulatedPool(queue, store, rng, plan, upload_threads),
+        discard_pool=SimulatedPool(queue, store, rng, plan, 1),
+    )

@@ -1,0 +1,415 @@
+"""One test for each known fault of Flink's changelog that statelog repairs (H1 to H14)."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+from tests.unit.changelog.helpers import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+from statelog.core.file_ownership import FileOwner
+from statelog.model import ChangeBatch
+from statelog.runtime.driver import system_runtime
+from statelog.runtime.ids import RandomIds
+from statelog.store.paths import LocationPaths
+
+FAST = sl.RetryPolicy.fixed(max_attempts=3, timeout_s=None, delay_after_failure_s=0.001)
+
+
+def sqn(value: int) -> sl.SequenceNumber:
+    return sl.SequenceNumber(value)
+
+
+def batching(
+    store: ScriptedStore, policy: sl.RetryPolicy = FAST, **settings: object
+) -> sl.FsStateChangelogStorage:
+    """A storage with its own retry policy, whose uploader tracks files in the storage's registry."""
+    runtime = system_runtime()
+    registry = sl.TaskChangelogRegistry(store, runtime)
+    uploader = sl.StateChangeFsUploader(store, LocationPaths("job"), runtime.ids, registry=registry)
+    scheduler = sl.BatchingStateChangeUploadScheduler(
+        uploader,
+        runtime,
+        policy=policy,
+        **settings,  # type: ignore[arg-type]
+    )
+    return sl.FsStateChangelogStorage(
+        store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+def test_h1_a_put_that_fails_at_its_end_is_a_failure() -> None:
+    store = ScriptedStore()
+    store.torn = True
+    store.put_errors = [sl.StoreError("lost while closing")] * 3
+    with batching(store) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        with pytest.raises(sl.UploadFailedError, match="lost while closing"):
+            writer.persist(sqn(0)).result(5)
+        assert 3 == storage.scheduler._metrics.snapshot()["number_of_upload_failures"]  # type: ignore[attr-defined]
+
+
+def test_h2_a_retry_after_an_error_helps() -> None:
+    store = ScriptedStore()
+    store.put_errors = [sl.StoreError("once"), OSError("twice")]
+    with batching(store) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        handle = handle_of(writer.persist(sqn(0)).result(5))
+        assert [b"value"] == values_of(storage.read(handle))
+        assert (1, 1) == (len(store.objects), len(storage.registry))
+
+
+def held_storage() -> tuple[sl.FsStateChangelogStorage, HeldScheduler, ScriptedStore]:
+    store, scheduler, runtime = ScriptedStore(), HeldScheduler(), system_runtime()
+    registry = sl.TaskChangelogRegistry(store, runtime)
+    storage = sl.FsStateChangelogStorage(
+        store,
+        job_id="",
+        scheduler=scheduler,  # type: ignore[arg-type]
+        registry=registry,
+        runtime=runtime,
+    )
+    return storage, scheduler, store
+
+
+def upload_together(
+    storage: sl.FsStateChangelogStorage, scheduler: HeldScheduler
+) -> sl.UploadTasksResult:
+    uploader = sl.StateChangeFsUploader(
+        storage.store, LocationPaths(""), RandomIds(), registry=storage.registry
+    )
+    tasks, scheduler.tasks = scheduler.tasks, []
+    return uploader.upload(tasks)
+
+
+@pytest.mark.parametrize("close", ["close", "truncate_and_close"])
+def test_h3_closing_a_writer_never_harms_a_shared_file(close: str) -> None:
+    storage, scheduler, _ = held_storage()
+    one, two = storage.create_writer("one", ALL), storage.create_writer("two", ALL)
+    one.append(1, b"one")
+    two.append(2, b"two")
+    futures = [one.persist(sqn(0)), two.persist(sqn(0))]
+    if close == "close":
+        one.close()
+    else:
+        one.truncate_and_close(sqn(0))
+    upload_together(storage, scheduler).complete()
+    with pytest.raises(sl.WriterClosedError):
+        futures[0].result(0)
+    handle = handle_of(futures[1].result(0))
+    assert [(2, b"two")] == list(storage.read(handle))
+    assert FileOwner.OFFERED == storage.registry.owner(handle.handles_and_offsets[0].handle)
+    storage.close()
+
+
+def test_h3_the_last_closed_writer_takes_an_unused_file_with_it() -> None:
+    storage, scheduler, store = held_storage()
+    writers = [storage.create_writer(name, ALL) for name in ("one", "two")]
+    for writer in writers:
+        writer.append(1, b"x")
+        writer.persist(sqn(0))
+        writer.close()
+    upload_together(storage, scheduler).complete()
+    storage.close()
+    assert {} == store.objects
+    assert 0 == len(storage.registry)
+
+
+def test_h4_a_callback_that_raises_keeps_no_other_task_from_its_end() -> None:
+    storage, scheduler, _ = held_storage()
+    ended: list[str] = []
+
+    def burst(*_: object) -> None:
+        raise RuntimeError("a bad callback")
+
+    batches: tuple[ChangeBatch, ...] = ()
+    sets = [sl.StateChangeSet(log, sqn(0), batches, 0) for log in range(3)]
+    tasks = [
+        sl.UploadTask([sets[0]], lambda _: ended.append("first"), burst),
+        sl.UploadTask([sets[1]], burst, burst),
+        sl.UploadTask([sets[2]], lambda _: ended.append("last"), burst),
+    ]
+    scheduler.tasks = tasks
+    upload_together(storage, scheduler).complete()
+    assert ["first", "last"] == ended
+    assert all(task.finished for task in tasks)
+
+
+class BurstError(Exception):
+    """Not an OSError."""
+
+
+@pytest.mark.parametrize("error", [BurstError("odd"), MemoryError("full"), SystemExit(1)])
+def test_h5_any_kind_of_error_ends_the_upload(error: BaseException) -> None:
+    store = ScriptedStore()
+    store.put_errors = [error]
+    with batching(store) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        with pytest.raises(sl.UploadFailedError):
+            writer.persist(sqn(0)).result(5)
+        assert 0 == storage.scheduler.in_flight_bytes  # type: ignore[attr-defined]
+        again = handle_of(writer.persist(sqn(0)).result(5))
+        assert [b"value"] == values_of(storage.read(again))
+
+
+class HangingStore(ScriptedStore):
+    """The first puts hang until released."""
+
+    def __init__(self, hanging: int) -> None:
+        super().__init__()
+        self.release = threading.Event()
+        self.hanging = hanging
+
+    def put(self, path: str, data: object) -> None:
+        self.hanging -= 1
+        if self.hanging >= 0:
+            self.release.wait(10)
+        super().put(path, data)  # type: ignore[arg-type]
+
+
+def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
+    store = HangingStore(hanging=5)
+    hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0)
+    with batching(store, hedging, batch_delay_ns=0) as storage:
+        futures = []
+        for index in range(5):  # as many as there are upload threads
+            writer = storage.create_writer(f"operator {index}", ALL)
+            writer.append(1, b"value")
+            futures.append(writer.persist(sqn(0)))
+        for future in futures:
+            assert [b"value"] == values_of(storage.read(handle_of(future.result(5))))
+        store.release.set()
+
+
+def test_h5_a_close_ends_what_hangs() -> None:
+    store = HangingStore(hanging=1)
+    storage = batching(store, sl.RetryPolicy.none())
+    writer = storage.create_writer("operator", ALL)
+    writer.append(1, b"value")
+    future = writer.persist(sqn(0))
+    ended: list[BaseException | None] = []
+    task = sl.UploadTask([], lambda _: None, lambda _, error: ended.append(error))
+    storage.scheduler.upload(task)
+    storage.close()
+    with pytest.raises(sl.WriterClosedError):
+        future.result(0)
+    assert [sl.ClosedError] == [type(error) for error in ended]
+    with pytest.raises(sl.ClosedError):
+        storage.scheduler.upload(sl.UploadTask([], lambda _: None, lambda *_: None))
+    store.release.set()
+
+
+def test_h6_a_late_loser_is_deleted_and_forgotten() -> None:
+    store = HangingStore(hanging=1)
+    hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
+    with batching(store, hedging) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        handle = handle_of(writer.persist(sqn(0)).result(5))
+        assert 1 == len(store.objects)
+        store.release.set()
+        wait_until(lambda: store.requests["delete"] == 1)
+        wait_until(lambda: len(store.objects) == 1)
+        assert [b"value"] == values_of(storage.read(handle))
+        assert 1 == len(storage.registry)
+
+
+def test_h7_a_partial_file_is_removed() -> None:
+    store = ScriptedStore()
+    store.torn = True
+    store.put_errors = [OSError("broken off")]
+    with batching(store) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        writer.persist(sqn(0)).result(5)
+        assert 1 == len(store.objects)
+
+
+def test_h7_a_failing_clean_up_does_not_hide_the_error() -> None:
+    store = ScriptedStore()
+    store.put_errors, store.delete_errors = [OSError("the true reason")], [OSError("and this")]
+    with batching(store, sl.RetryPolicy.none()) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        with pytest.raises(sl.UploadFailedError, match="the true reason"):
+            writer.persist(sqn(0)).result(5)
+
+
+def test_h9_an_aborted_checkpoint_takes_nothing_away() -> None:
+    storage, scheduler, _ = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    writer.append(1, b"value")
+    future = writer.persist(sqn(0), 1)
+    upload_together(storage, scheduler).complete()
+    handle = handle_of(future.result(0))
+    writer.reset(sqn(0), sqn(1), 1)
+    again = handle_of(writer.persist(sqn(0), 2).result(0))
+    assert handle.handles_and_offsets == again.handles_and_offsets
+    assert [b"value"] == values_of(storage.read(again))
+    storage.close()
+
+
+def test_h10_an_old_failure_poisons_neither_append_nor_persist() -> None:
+    store = ScriptedStore()
+    store.put_errors = [OSError("bad hour")]
+    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=4, upload_retry_policy="none")
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"1234")  # uploaded at once, and fails
+        wait_until(lambda: not store.put_errors)
+        writer.append(1, b"5678")
+        writer.append(1, b"9")
+        handle = handle_of(writer.persist(sqn(0)).result(5))
+        assert [b"1234", b"5678", b"9"] == values_of(storage.read(handle))
+
+
+def test_h11_truncation_never_moves_back() -> None:
+    storage, _, _ = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    for _ in range(2):
+        writer.append(1, b"x")
+        writer.next_sequence_number()
+    writer.truncate(sqn(2))
+    writer.truncate(sqn(1))
+    with pytest.raises(sl.ChangesTruncatedError):
+        writer.persist(sqn(1))
+    with pytest.raises(sl.ChangesNotAppendedError):
+        writer.truncate(sqn(3))
+    storage.close()
+
+
+def test_h11_every_future_ends_when_the_writer_closes() -> None:
+    storage, _, _ = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    futures: list[Future[object]] = []
+    for _ in range(3):
+        writer.append(1, b"x")
+        futures.append(writer.persist(sqn(0)))  # type: ignore[arg-type]
+    writer.close()
+    for future in futures:
+        with pytest.raises(sl.WriterClosedError):
+            future.result(0)
+    storage.close()
+
+
+def test_h11_the_incremental_size_is_that_of_all_new_sets() -> None:
+    storage, scheduler, _ = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    writer.append(1, b"0123456789")
+    writer.persist(sqn(0), 1)
+    first_upload = scheduler.tasks
+    scheduler.tasks = []
+    writer.append(1, b"abc")
+    both = writer.persist(sqn(0), 2)
+    second = upload_together(storage, scheduler)
+    scheduler.tasks = first_upload
+    first = upload_together(storage, scheduler)
+    second.complete()
+    first.complete()
+    # The first checkpoint ends first and reports its ten bytes; three are new in the second.
+    assert 3 == handle_of(both.result(0)).incremental_size_bytes
+    storage.close()
+
+
+def test_h11_sets_uploaded_before_the_checkpoint_count_as_new() -> None:
+    store = ScriptedStore()
+    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=4)
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"1234")
+        wait_until(lambda: len(store.objects) == 1)
+        assert 4 == handle_of(writer.persist(sqn(0)).result(5)).incremental_size_bytes
+
+
+def test_h11_truncating_what_an_open_persist_needs_fails_it() -> None:
+    storage, scheduler, store = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    writer.append(1, b"x")
+    future = writer.persist(sqn(0))
+    writer.truncate(sqn(1))
+    with pytest.raises(sl.ChangesTruncatedError):
+        future.result(0)
+    upload_together(storage, scheduler).complete()
+    storage.close()
+    assert {} == store.objects, "the late file is released"
+
+
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "snappy"])
+def test_h12_a_flipped_bit_is_found(compress: bool) -> None:
+    store = ScriptedStore()
+    options = sl.ChangelogOptions(compression_enabled=compress)
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        writer = storage.create_writer("operator", ALL)
+        for index in range(100):
+            writer.append(1, b"value %d" % index)
+        handle = handle_of(writer.persist(sqn(0)).result(5))
+        (path,) = store.objects
+        whole = store.objects[path]
+        for position in range(0, len(whole), 7):
+            damaged = bytearray(whole)
+            damaged[position] ^= 0x10
+            store.objects[path] = bytes(damaged)
+            try:
+                values = values_of(storage.read(handle))
+            except (sl.CorruptionError, sl.IncompatibleFormatError):
+                continue
+            # Bytes beside the changes, such as the mark of whose file it is, may be lost.
+            assert [b"value %d" % index for index in range(100)] == values
+
+
+def test_h12_threads_end_with_the_storage() -> None:
+    before = threading.active_count()
+    with batching(ScriptedStore()) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"x")
+        writer.persist(sqn(0)).result(5)
+        assert threading.active_count() > before
+    wait_until(lambda: threading.active_count() == before)
+
+
+def test_h13_a_file_holds_the_sets_of_a_task_in_order() -> None:
+    storage, scheduler, _ = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    for index in range(12):
+        writer.append(1, b"%02d" % index)
+        writer.next_sequence_number()
+    future = writer.persist(sqn(0))
+    scheduler.tasks = [
+        sl.UploadTask(
+            tuple(reversed(task.change_sets)),
+            task.complete,
+            lambda *_: None,
+        )
+        for task in scheduler.tasks
+    ]
+    upload_together(storage, scheduler).complete()
+    handle = handle_of(future.result(0))
+    offsets = [entry.offset for entry in handle.handles_and_offsets]
+    assert sorted(offsets) == offsets
+    assert [b"%02d" % index for index in range(12)] == values_of(storage.read(handle))
+    storage.close()
+
+
+def test_h14_a_file_with_many_sets_is_fetched_once() -> None:
+    storage, scheduler, store = held_storage()
+    writer = storage.create_writer("operator", ALL)
+    for _ in range(20):
+        writer.append(1, b"x")
+        writer.next_sequence_number()
+    future = writer.persist(sqn(0))
+    upload_together(storage, scheduler).complete()
+    assert 20 == len(values_of(storage.read(handle_of(future.result(0)))))
+    assert {"put": 1, "get": 1} == dict(store.requests)
+    storage.close()

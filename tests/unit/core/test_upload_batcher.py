@@ -1,0 +1,113 @@
+"""When a batch starts, and who waits."""
+
+import pytest
+
+from statelog.core.upload_batcher import (
+    BatchDone,
+    Closed,
+    RejectTasks,
+    SetAvailable,
+    SetTimer,
+    StartBatch,
+    TaskAdmitted,
+    TaskOffered,
+    TaskWithdrawn,
+    TimerFired,
+    UploadBatcher,
+)
+from statelog.errors import InvalidOptionsError
+
+
+def batcher(fixed_delay: bool = False, delay_ns: int = 10, limit: int = 100) -> UploadBatcher:
+    return UploadBatcher(
+        delay_ns=delay_ns, threshold_bytes=50, limit_bytes=limit, fixed_delay=fixed_delay
+    )
+
+
+def test_an_idle_uploader_gets_the_first_task_at_once() -> None:
+    core = batcher()
+    assert [TaskAdmitted(1), StartBatch(0, (1,), 0)] == core.handle(TaskOffered(1, 5), 0)
+
+
+def test_while_an_upload_runs_tasks_share_the_next_file() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 5), 0)
+    assert [TaskAdmitted(2), SetTimer(11)] == core.handle(TaskOffered(2, 5), 1)
+    assert [TaskAdmitted(3)] == core.handle(TaskOffered(3, 5), 2)
+    assert [StartBatch(1, (2, 3), 4)] == core.handle(BatchDone(0), 5)
+
+
+def test_the_delay_runs_from_the_first_waiting_task() -> None:
+    core = batcher(fixed_delay=True)
+    assert [TaskAdmitted(1), SetTimer(10)] == core.handle(TaskOffered(1, 5), 0)
+    assert [TaskAdmitted(2)] == core.handle(TaskOffered(2, 5), 9)
+    assert [] == core.handle(TimerFired(), 9), "an early timer is stale"
+    assert [StartBatch(0, (1, 2), 10)] == core.handle(TimerFired(), 10)
+    assert [] == core.handle(TimerFired(), 11)
+
+
+def test_the_size_threshold_does_not_wait() -> None:
+    core = batcher(fixed_delay=True)
+    core.handle(TaskOffered(1, 20), 0)
+    assert [TaskAdmitted(2), StartBatch(0, (1, 2), 1)] == core.handle(TaskOffered(2, 30), 1)
+
+
+def test_without_delay_each_task_goes_alone() -> None:
+    core = batcher(delay_ns=0, fixed_delay=True)
+    for task_id in range(3):
+        actions = core.handle(TaskOffered(task_id, 1), 0)
+        assert StartBatch(task_id, (task_id,), 0) in actions
+
+
+def test_the_limit_is_hard_and_waiting_is_in_order() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 90), 0)
+    assert [SetAvailable(False)] == core.handle(TaskOffered(2, 20), 0)
+    assert [] == core.handle(TaskOffered(3, 1), 0), "a small one does not pass a large one"
+    assert core.is_waiting(2)
+    assert core.is_waiting(3)
+    core.check_invariants()
+    actions = core.handle(BatchDone(0), 5)
+    assert [
+        TaskAdmitted(2),
+        StartBatch(1, (2,), 0),
+        TaskAdmitted(3),
+        SetTimer(15),
+        SetAvailable(True),
+    ] == actions
+
+
+def test_an_oversized_task_goes_alone() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 10), 0)
+    assert [SetAvailable(False)] == core.handle(TaskOffered(2, 1000), 0)
+    actions = core.handle(BatchDone(0), 1)
+    assert [TaskAdmitted(2), StartBatch(1, (2,), 0)] == actions
+    core.check_invariants()
+    assert not core.available
+
+
+def test_a_withdrawn_task_lets_the_next_one_in() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 60), 0)
+    core.handle(TaskOffered(2, 100), 0)
+    core.handle(TaskOffered(3, 10), 0)
+    actions = core.handle(TaskWithdrawn(2), 1)
+    assert [TaskAdmitted(3), SetTimer(11), SetAvailable(True)] == actions
+
+
+def test_a_close_rejects_what_has_not_started() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 60), 0)
+    core.handle(TaskOffered(2, 10), 0)
+    core.handle(TaskOffered(3, 90), 0)
+    assert [RejectTasks((2, 3)), SetAvailable(True)] == core.handle(Closed(), 1)
+    assert [RejectTasks((4,))] == core.handle(TaskOffered(4, 1), 2)
+    assert [] == core.handle(BatchDone(0), 3)
+    assert 0 == core.in_flight_bytes
+    core.check_invariants()
+
+
+def test_a_threshold_above_the_limit_is_refused() -> None:
+    with pytest.raises(InvalidOptionsError, match="must not exceed"):
+        batcher(limit=49)

@@ -1,0 +1,130 @@
+"""Attempts, rivals, winners and losers."""
+
+import pytest
+
+from statelog.core.upload_retry import (
+    AttemptFailed,
+    AttemptStarted,
+    AttemptSucceeded,
+    Cancelled,
+    DiscardAttempt,
+    Event,
+    RetryPolicy,
+    SetTimer,
+    StartAttempt,
+    ThreadBack,
+    ThreadStuck,
+    TimerFired,
+    UploadGivenUp,
+    UploadRequested,
+    UploadRetry,
+    UploadWon,
+)
+from statelog.errors import InvalidOptionsError
+
+HEDGED = RetryPolicy.fixed(max_attempts=3, timeout_s=1e-7, delay_after_failure_s=5e-8)
+ERROR = OSError("no")
+
+
+def begun(policy: RetryPolicy = HEDGED) -> UploadRetry:
+    core = UploadRetry(policy)
+    assert [StartAttempt(1)] == core.handle(UploadRequested(), 0)
+    core.handle(AttemptStarted(1), 0)
+    return core
+
+
+def given_up(core: UploadRetry, event: Event, now_ns: int) -> UploadGivenUp:
+    actions = core.handle(event, now_ns)
+    core.check_invariants()
+    assert isinstance(actions[-1], UploadGivenUp)
+    return actions[-1]
+
+
+def test_the_time_out_runs_from_the_start_of_the_attempt() -> None:
+    core = UploadRetry(HEDGED)
+    core.handle(UploadRequested(), 0)
+    assert [SetTimer(1100)] == core.handle(AttemptStarted(1), 1000)
+
+
+def test_an_error_is_followed_by_a_delayed_attempt() -> None:
+    core = begun()
+    assert [SetTimer(60)] == core.handle(AttemptFailed(1, ERROR), 10)
+    assert [] == core.handle(TimerFired(), 59)
+    assert [StartAttempt(2)] == core.handle(TimerFired(), 60)
+    core.handle(AttemptStarted(2), 61)
+    assert [UploadWon(2, 2)] == core.handle(AttemptSucceeded(2), 70)
+
+
+def test_a_time_out_starts_a_rival_and_the_first_attempt_may_still_win() -> None:
+    core = begun()
+    assert [ThreadStuck(1), StartAttempt(2)] == core.handle(TimerFired(), 100)
+    core.handle(AttemptStarted(2), 101)
+    assert [ThreadBack(1), UploadWon(1, 2)] == core.handle(AttemptSucceeded(1), 110)
+    assert [DiscardAttempt(2)] == core.handle(AttemptSucceeded(2), 120)
+
+
+def test_an_attempt_that_timed_out_starts_no_other_by_failing() -> None:
+    core = begun()
+    core.handle(TimerFired(), 100)
+    assert [ThreadBack(1)] == core.handle(AttemptFailed(1, ERROR), 105)
+    assert 2 == core.total_attempts
+
+
+def test_the_last_attempt_has_its_whole_time() -> None:
+    core = begun(RetryPolicy.fixed(2, 1e-7, 0))
+    core.handle(TimerFired(), 100)
+    core.handle(AttemptStarted(2), 100)
+    assert [] == core.handle(TimerFired(), 199)
+    story = given_up(core, TimerFired(), 200).story
+    assert "attempt 1: timed out; attempt 2: timed out" == story
+    assert [ThreadBack(1), DiscardAttempt(1)] == core.handle(AttemptSucceeded(1), 300)
+
+
+def test_a_rival_in_time_is_still_a_hope_when_another_fails() -> None:
+    core = begun(RetryPolicy.fixed(2, 1e-7, 0))
+    core.handle(TimerFired(), 100)
+    core.handle(AttemptStarted(2), 100)
+    assert [ThreadBack(1)] == core.handle(AttemptFailed(1, ERROR), 110)
+    assert given_up(core, AttemptFailed(2, ERROR), 120).error is ERROR
+
+
+def test_errors_that_do_not_pass_end_it_at_once() -> None:
+    failure = given_up(begun(), AttemptFailed(1, ValueError("odd"), retryable=False), 5)
+    assert "ValueError: odd" in failure.story
+
+
+def test_without_retries_the_first_error_counts() -> None:
+    core = begun(RetryPolicy.none())
+    assert given_up(core, AttemptFailed(1, ERROR), 5).error is ERROR
+
+
+def test_an_upload_ends_once() -> None:
+    core = begun()
+    given_up(core, Cancelled(), 5)
+    assert [] == core.handle(Cancelled(), 6)
+    assert [] == core.handle(AttemptFailed(1, ERROR), 7)
+    assert [] == core.handle(TimerFired(), 10_000)
+
+
+def test_a_thread_that_hangs_after_the_end_is_told_too() -> None:
+    core = begun()
+    core.handle(TimerFired(), 100)
+    core.handle(AttemptStarted(2), 100)
+    core.handle(AttemptSucceeded(1), 110)
+    assert [ThreadStuck(2)] == core.handle(TimerFired(), 200)
+    assert [ThreadBack(2)] == core.handle(AttemptFailed(2, ERROR), 300)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "jitter", "expected"), [(1, 0.0, 50), (1, 0.999, 99), (3, 0.0, 200), (9, 0.0, 500)]
+)
+def test_exponential_delays_double_within_bounds(
+    attempt: int, jitter: float, expected: int
+) -> None:
+    policy = RetryPolicy.exponential(9, None, 1e-7, 1e-6)
+    assert expected == policy.delay_after_error_ns(attempt, jitter)
+
+
+def test_a_policy_without_attempts_is_refused() -> None:
+    with pytest.raises(InvalidOptionsError):
+        RetryPolicy.fixed(max_attempts=0)
