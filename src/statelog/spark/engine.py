@@ -43,6 +43,9 @@ from statelog.spark.stopwatch import Stopwatch
 _log = logging.getLogger("statelog.spark")
 
 
+_MAX_INLINE_BYTES = 32 * 1024 * 1024
+"""What all tasks together may send through the driver, deltas and rows each."""
+
 _STOPPED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
     "java.lang.InterruptedException"
@@ -138,7 +141,7 @@ class MicroBatchEngine:
             time_mode=config.time_mode,
             now_ms=now_ms() if config.time_mode != "none" else -1,
             snapshots=frozenset(() if overdue is None else (overdue,)),
-            inline_bytes=config.inline_bytes,
+            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
             staged=config.delivery is Delivery.STAGED,
         )
 
@@ -189,6 +192,7 @@ class MicroBatchEngine:
             delta_bytes=sum(ack.delta_bytes for ack in acks),
             output_bytes=len(section or b"") + sum(handle.size_bytes for handle in files),
             output_files=[handle.to_json() for handle in files],
+            went_back_to=self._location.went_back_to,
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,
