@@ -41,138 +41,129 @@ class MetricSpec:
     description: str
 
 
-def _table() -> Mapping[str, MetricSpec]:
-    counter, gauge, histogram = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
-    storage, work, backend = (
-        "ChangelogStorage.",
-        "ChangelogMaterialization.",
-        "ChangelogStateBackend.",
-    )
-    rows = (
-        MetricSpec(
-            "number_of_upload_requests",
-            storage + "numberOfUploadRequests",
-            counter,
-            "attempts",
-            "Upload attempts started.",
-        ),
-        MetricSpec(
-            "number_of_upload_failures",
-            storage + "numberOfUploadFailures",
-            counter,
-            "attempts",
-            "Upload attempts that raised; unlike in Flink any kind of error counts.",
-        ),
-        MetricSpec(
-            "attempts_per_upload",
-            storage + "attemptsPerUpload",
-            histogram,
-            "attempts",
-            "Number of the attempt that won; successful uploads only.",
-        ),
-        MetricSpec(
-            "total_attempts_per_upload",
-            storage + "totalAttemptsPerUpload",
-            histogram,
-            "attempts",
-            "Attempts made until the upload succeeded.",
-        ),
-        MetricSpec(
-            "upload_batch_sizes",
-            storage + "uploadBatchSizes",
-            histogram,
-            "tasks",
-            "Tasks put into one file.",
-        ),
-        MetricSpec(
-            "upload_sizes",
-            storage + "uploadSizes",
-            histogram,
-            "bytes",
-            "Payload bytes per file, before compression; successful attempts only.",
-        ),
-        MetricSpec(
-            "upload_latencies",
-            storage + "uploadLatenciesNanos",
-            histogram,
-            "nanoseconds",
-            "Duration of successful attempts.",
-        ),
-        MetricSpec(
-            "upload_queue_size",
-            storage + "uploadQueueSize",
-            gauge,
-            "tasks",
-            "Tasks that wait to be put into a file.",
-        ),
-        MetricSpec(
-            "started_materialization",
-            work + "startedMaterialization",
-            counter,
-            "runs",
-            "Materializations started, skipped ones included.",
-        ),
-        MetricSpec(
-            "completed_materialization",
-            work + "completedMaterialization",
-            counter,
-            "runs",
-            "Materializations completed, skipped ones included.",
-        ),
-        MetricSpec(
-            "failed_materialization",
-            work + "failedMaterialization",
-            counter,
-            "runs",
-            "Materializations that failed.",
-        ),
-        MetricSpec(
-            "last_duration_of_materialization",
-            work + "lastDurationOfMaterialization",
-            gauge,
-            "milliseconds",
-            "Duration of the last materialization; -1 before the first.",
-        ),
-        MetricSpec(
-            "last_full_size_of_materialization",
-            backend + "lastFullSizeOfMaterialization",
-            gauge,
-            "bytes",
-            "Full size of the materialized part of the last checkpoint.",
-        ),
-        MetricSpec(
-            "last_inc_size_of_materialization",
-            backend + "lastIncSizeOfMaterialization",
-            gauge,
-            "bytes",
-            "New bytes in the materialized part of the last checkpoint.",
-        ),
-        MetricSpec(
-            "last_full_size_of_non_materialization",
-            backend + "lastFullSizeOfNonMaterialization",
-            gauge,
-            "bytes",
-            "Full size of the log part of the last checkpoint.",
-        ),
-        MetricSpec(
-            "last_inc_size_of_non_materialization",
-            backend + "lastIncSizeOfNonMaterialization",
-            gauge,
-            "bytes",
-            "New bytes in the log part of the last checkpoint; each set counts once.",
-        ),
-        MetricSpec(
-            "changelog_busy_time",
-            "changelogBusyTimeMsPerSecond",
-            counter,
-            "nanoseconds",
-            "Time callers waited for upload capacity; Flink shows it per second, in ms.",
-        ),
-    )
-    return {row.name: row for row in rows}
+_TABLE: Final = (
+    MetricSpec(
+        "number_of_upload_requests",
+        "ChangelogStorage.numberOfUploadRequests",
+        MetricKind.COUNTER,
+        "attempts",
+        "Upload attempts started.",
+    ),
+    MetricSpec(
+        "number_of_upload_failures",
+        "ChangelogStorage.numberOfUploadFailures",
+        MetricKind.COUNTER,
+        "attempts",
+        "Upload attempts that raised; unlike in Flink any kind of error counts.",
+    ),
+    MetricSpec(
+        "attempts_per_upload",
+        "ChangelogStorage.attemptsPerUpload",
+        MetricKind.HISTOGRAM,
+        "attempts",
+        "Number of the attempt that won; successful uploads only.",
+    ),
+    MetricSpec(
+        "total_attempts_per_upload",
+        "ChangelogStorage.totalAttemptsPerUpload",
+        MetricKind.HISTOGRAM,
+        "attempts",
+        "Attempts made until the upload succeeded.",
+    ),
+    MetricSpec(
+        "upload_batch_sizes",
+        "ChangelogStorage.uploadBatchSizes",
+        MetricKind.HISTOGRAM,
+        "tasks",
+        "Tasks put into one file.",
+    ),
+    MetricSpec(
+        "upload_sizes",
+        "ChangelogStorage.uploadSizes",
+        MetricKind.HISTOGRAM,
+        "bytes",
+        "Payload bytes per file, before compression; successful attempts only.",
+    ),
+    MetricSpec(
+        "upload_latencies",
+        "ChangelogStorage.uploadLatenciesNanos",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "Duration of successful attempts.",
+    ),
+    MetricSpec(
+        "upload_queue_size",
+        "ChangelogStorage.uploadQueueSize",
+        MetricKind.GAUGE,
+        "tasks",
+        "Tasks that wait to be put into a file.",
+    ),
+    MetricSpec(
+        "started_materialization",
+        "ChangelogMaterialization.startedMaterialization",
+        MetricKind.COUNTER,
+        "runs",
+        "Materializations started, skipped ones included.",
+    ),
+    MetricSpec(
+        "completed_materialization",
+        "ChangelogMaterialization.completedMaterialization",
+        MetricKind.COUNTER,
+        "runs",
+        "Materializations completed, skipped ones included.",
+    ),
+    MetricSpec(
+        "failed_materialization",
+        "ChangelogMaterialization.failedMaterialization",
+        MetricKind.COUNTER,
+        "runs",
+        "Materializations that failed.",
+    ),
+    MetricSpec(
+        "last_duration_of_materialization",
+        "ChangelogMaterialization.lastDurationOfMaterialization",
+        MetricKind.GAUGE,
+        "milliseconds",
+        "Duration of the last materialization; -1 before the first.",
+    ),
+    MetricSpec(
+        "last_full_size_of_materialization",
+        "ChangelogStateBackend.lastFullSizeOfMaterialization",
+        MetricKind.GAUGE,
+        "bytes",
+        "Full size of the materialized part of the last checkpoint.",
+    ),
+    MetricSpec(
+        "last_inc_size_of_materialization",
+        "ChangelogStateBackend.lastIncSizeOfMaterialization",
+        MetricKind.GAUGE,
+        "bytes",
+        "New bytes in the materialized part of the last checkpoint.",
+    ),
+    MetricSpec(
+        "last_full_size_of_non_materialization",
+        "ChangelogStateBackend.lastFullSizeOfNonMaterialization",
+        MetricKind.GAUGE,
+        "bytes",
+        "Full size of the log part of the last checkpoint.",
+    ),
+    MetricSpec(
+        "last_inc_size_of_non_materialization",
+        "ChangelogStateBackend.lastIncSizeOfNonMaterialization",
+        MetricKind.GAUGE,
+        "bytes",
+        "New bytes in the log part of the last checkpoint; each set counts once.",
+    ),
+    MetricSpec(
+        "changelog_busy_time",
+        "changelogBusyTimeMsPerSecond",
+        MetricKind.COUNTER,
+        "nanoseconds",
+        "Time callers waited for upload capacity; Flink shows it per second, in ms.",
+    ),
+)
 
-
-METRICS: Final = _table()
+METRICS: Final[Mapping[str, MetricSpec]] = {row.name: row for row in _TABLE}
 """Every metric by its name."""
 
 

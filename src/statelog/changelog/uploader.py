@@ -16,6 +16,7 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.change_log import UploadResult
 from statelog.errors import StatelogError
+from statelog.format.change_set import joined
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.model import (
     ByteStreamStateHandle,
@@ -26,11 +27,14 @@ from statelog.model import (
 )
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource
-from statelog.store.api import ObjectStore
+from statelog.store.api import Buffers, ObjectStore
 from statelog.store.paths import LocationPaths
 
 _PREFIX_SIZE = 4
 """Encoded bytes of a change beyond its value, at least."""
+
+_JOIN_MAX_BYTES = 64 * 1024 * 1024
+"""Larger files are not copied once more only to be in one piece."""
 
 
 class StateChangeUploader(Protocol):
@@ -100,7 +104,7 @@ class StateChangeFsUploader:
         path = self._paths.changelog(self._ids.new_id())
         fail_point("before-upload")
         try:
-            self._store.put(path, segment.finish())
+            self._store.put(path, _content(segment))
         except BaseException:
             self._clean_up(path)
             raise
@@ -196,6 +200,14 @@ class InlineStateChangeUploader:
     def close(self) -> None:
         """Close the delegate."""
         self._delegate.close()
+
+
+def _content(segment: SegmentWriter) -> Buffers:
+    """Return the file in one piece where that is cheap: stores pay for every piece."""
+    pieces = segment.finish()
+    if segment.payload_size > _JOIN_MAX_BYTES or len(pieces) == 1:
+        return pieces
+    return joined(pieces)
 
 
 def _in_order(task: UploadTask) -> Iterator[StateChangeSet]:

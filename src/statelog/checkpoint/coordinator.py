@@ -18,16 +18,14 @@ from statelog.checkpoint.history import (
     find_newest,
     load_checkpoint,
     load_section,
-    missing_objects,
-    present_ids,
     read_checkpoint,
 )
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
-from statelog.core.checkpoint_ledger import (
+from statelog.checkpoint.restore import find_restore_point, objects_of
+from statelog.core.checkpoint_events import (
     Acknowledged,
-    CheckpointLedger,
     CleanUpRequested,
     CommitRequested,
     Committed,
@@ -36,10 +34,10 @@ from statelog.core.checkpoint_ledger import (
     DeleteObjects,
     Fenced,
     Restored,
-    RetainedCheckpoint,
     Triggered,
     WriteMetadata,
 )
+from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -175,15 +173,8 @@ class CheckpointCoordinator:
 
         Blocks: On the store.   Thread: the driver's.
         """
-        ids = present_ids(self._store, self._paths)
-        if checkpoint_id is None:
-            history = find_newest(self._store, self._paths, ids=ids)
-            found, abandoned = history.newest, history.strays
-            kept = found.retained if found else ()
-        else:
-            found = self._asked_for(checkpoint_id, ids)
-            abandoned = tuple(one for one in ids if one > checkpoint_id)
-            kept = self._whole(found)
+        point = find_restore_point(self._store, self._paths, checkpoint_id)
+        found = point.checkpoint
         if found is not None and found.max_parallelism != self._max_parallelism:
             raise CheckpointError(
                 f"checkpoint {found.checkpoint_id} of {self._store.url} was taken with "
@@ -193,101 +184,11 @@ class CheckpointCoordinator:
                 reason="max_parallelism",
                 checkpoint_id=found.checkpoint_id,
             )
-        self._ledger.handle(
-            Restored(
-                found,
-                tuple(one for i in kept if (one := self._retained(i, found)) is not None),
-                self._leftovers(found),
-            ),
-            self._now_ns(),
-        )
-        self._abandoned = abandoned
+        self._ledger.handle(Restored(found, point.retained, point.leftovers), self._now_ns())
+        self._abandoned = point.abandoned
         self._prepared = None
         self._restored = True
         return found
-
-    def _asked_for(self, checkpoint_id: int, ids: Sequence[int]) -> CompletedCheckpoint:
-        """Return the checkpoint with the given id if it can be restored."""
-        path = self._paths.metadata(checkpoint_id)
-        facts = {"checkpoint_id": checkpoint_id, "path": path}
-        try:
-            found = read_checkpoint(self._store, self._paths, checkpoint_id, whole=True).checkpoint
-        except ObjectNotFoundError as error:
-            present = ", ".join(map(str, ids[-10:])) or "none"
-            raise CheckpointError(
-                f"there is no checkpoint {checkpoint_id} in {self._store.url} (newest: {present})",
-                reason="not_found",
-                **facts,
-            ) from error
-        except CorruptionError as error:
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} is damaged: {error}; ask for another one",
-                reason="damaged",
-                usable_id=None,
-                **facts,
-            ) from error
-        try:
-            newest = find_newest(self._store, self._paths, ids=list(ids)).newest
-        except CheckpointError:
-            newest = None  # damaged: this is what one asks for an older one for
-        if newest is not None and checkpoint_id not in newest.retained:
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} is not retained any more (retained: "
-                f"{', '.join(map(str, newest.retained))}); what it needs may have been deleted",
-                reason="subsumed",
-                **facts,
-            )
-        if missing := missing_objects(self._store, self._paths, found):
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
-                f"gone, first {missing[0]}",
-                reason="objects_missing",
-                missing=missing,
-                **facts,
-            )
-        return found
-
-    def _whole(self, found: CompletedCheckpoint) -> tuple[int, ...]:
-        """Return those retained by *found* that still have all their objects, itself last."""
-        whole = []
-        for checkpoint_id in found.retained[:-1]:
-            try:
-                older = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
-            except (ObjectNotFoundError, CorruptionError):
-                continue
-            if not missing_objects(self._store, self._paths, older):
-                whole.append(checkpoint_id)
-        return (*whole, found.checkpoint_id)
-
-    def _retained(
-        self, checkpoint_id: int, found: CompletedCheckpoint | None
-    ) -> RetainedCheckpoint | None:
-        """Return what the ledger needs to know of one checkpoint; None if it does not exist."""
-        if found is not None and checkpoint_id == found.checkpoint_id:
-            return RetainedCheckpoint(checkpoint_id, self._objects(found))
-        try:
-            older = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
-        except ObjectNotFoundError:
-            return None
-        except (CorruptionError, IncompatibleFormatError):
-            return RetainedCheckpoint(checkpoint_id, None)
-        return RetainedCheckpoint(checkpoint_id, self._objects(older))
-
-    def _leftovers(self, found: CompletedCheckpoint | None) -> tuple[RetainedCheckpoint, ...]:
-        """Return what *found* subsumed: its owner may have died before the clean-up."""
-        if found is None or found.parent_id is None:
-            return ()
-        try:
-            parent = read_checkpoint(self._store, self._paths, found.parent_id).checkpoint
-        except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-            return ()
-        subsumed = [one for one in parent.retained if one not in found.retained]
-        leftovers = (self._retained(one, None) for one in subsumed)
-        return tuple(one for one in leftovers if one is not None)
-
-    def _objects(self, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
-        own = self._paths.metadata(checkpoint.checkpoint_id)
-        return (*(path for path in checkpoint.referenced_paths() if path != own), own)
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
         """
@@ -372,7 +273,7 @@ class CheckpointCoordinator:
         plan = _only(self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns()))
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
-        self._check_ownership(checkpoint_id, committed=False)
+        self._check_ownership(f"; checkpoint {checkpoint_id} was not committed")
         if self._prepared is None:
             self._prepared = self._prepare(plan, properties, sections or {})
         prepared = self._prepared
@@ -382,11 +283,15 @@ class CheckpointCoordinator:
         fail_point("after-commit")
         # A claim that came while the put was on its way may have restored without this checkpoint
         # and gone on.  Only if there is still none is this checkpoint surely part of the history.
-        self._check_ownership(checkpoint_id, committed=True)
+        self._check_ownership(
+            f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
+        )
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._prepared = None
-        self._ledger.handle(Committed(checkpoint, self._objects(checkpoint)), self._now_ns())
+        self._ledger.handle(
+            Committed(checkpoint, objects_of(self._paths, checkpoint)), self._now_ns()
+        )
         return checkpoint
 
     def _prepare(
@@ -440,13 +345,11 @@ class CheckpointCoordinator:
                     error,
                 )
 
-    def _check_ownership(self, checkpoint_id: int, *, committed: bool) -> None:
+    def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
         if is_taken_over(self._store, self._paths, epoch):
             self._fence(
-                f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}; "
-                f"checkpoint {checkpoint_id} was "
-                + ("put, but the new owner may not know of it" if committed else "not committed")
+                f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}{doubt}"
             )
 
     def _fence(self, reason: str, cause: StoreError | None = None) -> NoReturn:
@@ -506,16 +409,19 @@ class CheckpointCoordinator:
         """
         Delete what no retained checkpoint needs any more; no listing.
 
-        A failure is in the report, not raised, and is tried again the next time.
+        An object that cannot be deleted is in the report, and is tried again the next time.
 
         Raises:
             FencedError: Another owner has taken over.
+            StoreError: The claims could not be looked at; nothing was deleted.
 
-        Blocks: On the store, one request for each object.   Thread: the driver's.
+        Blocks: On the store, one request for each object and one more, if there are any.   Thread: the driver's.
         """
         report = CleanUpReport()
         for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
             if isinstance(action, DeleteObjects):
+                # A new owner may have gone back to a checkpoint that this one calls garbage.
+                self._check_ownership()
                 report = delete_objects(self._store, action.paths)
                 self._ledger.handle(Deleted(report.deleted), self._now_ns())
         return report

@@ -1,11 +1,178 @@
-"""Bytes that a restoring task needs, verified."""
+"""
+Where a restart continues, and the bytes that restoring tasks need, verified.
+
+The newest checkpoint is continued, or one that was asked for by its id.  What only checkpoints
+before it reached may still be lying around, if their owner died before the clean-up.
+"""
 
 from __future__ import annotations
 
-from statelog.errors import CorruptionError
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from statelog.checkpoint.history import (
+    find_newest,
+    missing_objects,
+    present_ids,
+    read_checkpoint,
+)
+from statelog.core.checkpoint_events import RetainedCheckpoint
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+)
 from statelog.format.change_set import checksum
-from statelog.model import ByteStreamStateHandle, MaterializedHandle, StreamStateHandle
-from statelog.store import ObjectStore
+from statelog.model import (
+    ByteStreamStateHandle,
+    CompletedCheckpoint,
+    MaterializedHandle,
+    StreamStateHandle,
+)
+from statelog.store import LocationPaths, ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """
+    Where to continue.
+
+    Args:
+        checkpoint: The checkpoint to continue from; None for a location without any.
+        retained: It and the older ones that can be restored, ascending.
+        leftovers: Checkpoints it subsumed, whose clean-up may not have been finished.
+        abandoned: Ids of newer checkpoints that are given up with the first commit, ascending.
+    """
+
+    checkpoint: CompletedCheckpoint | None
+    retained: tuple[RetainedCheckpoint, ...] = ()
+    leftovers: tuple[RetainedCheckpoint, ...] = ()
+    abandoned: tuple[int, ...] = ()
+
+
+def find_restore_point(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
+) -> RestorePoint:
+    """
+    Find the checkpoint to continue from: the newest one, or the one asked for.
+
+    Raises:
+        CheckpointError: It is damaged, not there, or cannot be restored any more (`reason`).
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store.
+    """
+    ids = present_ids(store, paths)
+    if checkpoint_id is None:
+        history = find_newest(store, paths, ids=ids)
+        found, abandoned = history.newest, history.strays
+        if found is None:
+            return RestorePoint(None, abandoned=abandoned)
+        kept = found.retained
+    else:
+        found, kept = _asked_for(store, paths, checkpoint_id, ids)
+        abandoned = tuple(one for one in ids if one > checkpoint_id)
+    own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
+    older = (_retained(store, paths, one) for one in kept if one != found.checkpoint_id)
+    retained = (*(one for one in older if one is not None), own)
+    return RestorePoint(found, retained, _leftovers(store, paths, found), abandoned)
+
+
+def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
+    """Return all objects of a checkpoint, its own metadata last."""
+    own = paths.metadata(checkpoint.checkpoint_id)
+    return (*(path for path in checkpoint.referenced_paths() if path != own), own)
+
+
+def _asked_for(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, ids: Sequence[int]
+) -> tuple[CompletedCheckpoint, tuple[int, ...]]:
+    """Return the checkpoint with the given id if it can be restored, and what it retains."""
+    path = paths.metadata(checkpoint_id)
+    try:
+        found = read_checkpoint(store, paths, checkpoint_id, whole=True).checkpoint
+    except ObjectNotFoundError as error:
+        present = ", ".join(map(str, ids[-10:])) or "none"
+        raise CheckpointError(
+            f"there is no checkpoint {checkpoint_id} in {store.url} (newest: {present})",
+            reason="not_found",
+            checkpoint_id=checkpoint_id,
+            path=path,
+        ) from error
+    except CorruptionError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} is damaged: {error}; ask for another one",
+            reason="damaged",
+            usable_id=None,
+            checkpoint_id=checkpoint_id,
+            path=path,
+        ) from error
+    try:
+        newest = find_newest(store, paths, ids=list(ids)).newest
+    except (CheckpointError, IncompatibleFormatError):
+        newest = None  # unreadable: this is what one asks for an older one for
+    if newest is not None and checkpoint_id not in newest.retained:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} is not retained any more (retained: "
+            f"{', '.join(map(str, newest.retained))}); what it needs may have been deleted",
+            reason="subsumed",
+            checkpoint_id=checkpoint_id,
+            path=path,
+        )
+    if missing := missing_objects(store, paths, found):
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
+            f"gone, first {missing[0]}",
+            reason="objects_missing",
+            missing=missing,
+            checkpoint_id=checkpoint_id,
+            path=path,
+        )
+    if newest is not None:  # the others are subsumed, and may be deleted any time
+        return found, tuple(one for one in found.retained if one in newest.retained)
+    return found, _whole(store, paths, found)
+
+
+def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint) -> tuple[int, ...]:
+    """Return those retained by *found* that still have all their objects, itself last."""
+    whole = []
+    for checkpoint_id in found.retained[:-1]:
+        try:
+            older = read_checkpoint(store, paths, checkpoint_id).checkpoint
+        except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+            continue
+        if not missing_objects(store, paths, older):
+            whole.append(checkpoint_id)
+    return (*whole, found.checkpoint_id)
+
+
+def _retained(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
+) -> RetainedCheckpoint | None:
+    """Return what the ledger needs to know of a checkpoint; None if it does not exist."""
+    try:
+        checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
+    except ObjectNotFoundError:
+        return None
+    except (CorruptionError, IncompatibleFormatError):
+        return RetainedCheckpoint(checkpoint_id, None)
+    return RetainedCheckpoint(checkpoint_id, objects_of(paths, checkpoint))
+
+
+def _leftovers(
+    store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint
+) -> tuple[RetainedCheckpoint, ...]:
+    """Return what *found* subsumed: its owner may have died before the clean-up."""
+    if found.parent_id is None:
+        return ()
+    try:
+        parent = read_checkpoint(store, paths, found.parent_id).checkpoint
+    except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+        return ()
+    subsumed = [one for one in parent.retained if one not in found.retained]
+    leftovers = (_retained(store, paths, one) for one in subsumed)
+    return tuple(one for one in leftovers if one is not None)
 
 
 def read_materialized(store: ObjectStore, snapshot: MaterializedHandle) -> memoryview:

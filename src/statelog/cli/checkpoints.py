@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import msgspec
 import typer
 from rich import box
 from rich.console import JustifyMethod
@@ -25,9 +24,17 @@ from statelog.cli.output import (
 )
 from statelog.store import LocationPaths
 
-_HIDDEN_BELOW = {"parent": 96, "epoch": 96, "changes": 96, "snapshots": 96, "created (UTC)": 76}
+_HIDDEN_BELOW = {
+    "parent": 96,
+    "epoch": 96,
+    "changes": 96,
+    "snapshots": 96,
+    "created (UTC)": 76,
+    "properties": 56,
+}
 _LEFT = ("state", "created (UTC)")
 _FIELDS = tuple(field.name for field in dataclasses.fields(CheckpointSummary))
+_BATCH_NUMBERS = ("batch_id", "rows", "keys", "output_rows", "delta_bytes", "tasks")
 _STYLES = {
     CheckpointState.RETAINED: "green",
     CheckpointState.SUBSUMED: "dim",
@@ -75,11 +82,13 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
         for one in found
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in list(rows[0])[:-1]:
+    for head in rows[0]:
+        if head == "properties":  # the one to give way
+            table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=1)
+            continue
         width = max(len(head), *(len(row[head]) for row in rows))
         justify: JustifyMethod = "left" if head in _LEFT else "right"
         table.add_column(head, justify=justify, no_wrap=True, min_width=width)
-    table.add_column("properties", no_wrap=True, overflow="ellipsis", ratio=1)  # it gives way
     for row in rows:
         table.add_row(*row.values())
     shown.print(table)
@@ -103,8 +112,15 @@ def _row(one: CheckpointSummary) -> dict[str, str | Text]:
         "log": str(one.log_length) if readable else "",
         "changes": size_text(one.log_size_bytes) if readable else "",
         "snapshots": str(one.snapshot_count) if readable else "",
-        "properties": Text(msgspec.json.encode(one.properties).decode() if readable else ""),
+        "properties": Text(_properties(one) if readable else ""),
     }
+
+
+def _properties(one: CheckpointSummary) -> str:
+    """Return what a person looks for: a micro-batch's numbers, or whatever else is plain."""
+    plain = {k: v for k, v in one.properties.items() if isinstance(v, bool | int | float | str)}
+    batch = {name: plain[name] for name in _BATCH_NUMBERS if name in plain}
+    return " ".join(f"{name}={value}" for name, value in (batch or plain).items())
 
 
 def _number(value: int | None) -> str:

@@ -241,7 +241,11 @@ def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
     except (struct.error, KeyError) as error:
         raise _damaged(where, "the trailer's index cannot be read") from error
     if _FRAMES_TAG in sections:
+        header = skippable_chunk(b"")[:1] + (length + FOOTER.size).to_bytes(3, "little")
         start -= _SKIPPABLE_HEADER_SIZE
+        # No checksum covers these four bytes, and Flink stumbles over them if they are wrong.
+        if start >= 0 and bytes(view[start : start + _SKIPPABLE_HEADER_SIZE]) != header:
+            raise _damaged(where, "the trailer's chunk header is wrong")
     return Trailer(payload_length, payload_crc, sets, sections, start)
 
 

@@ -21,8 +21,9 @@ from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM
+from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import Delivery, Sink
-from statelog.spark.engine import EngineConfig, MicroBatchEngine
+from statelog.spark.engine import MicroBatchEngine
 from statelog.spark.grouping import KeyedFrame, keyed_frame
 from statelog.spark.handle import operator_schema
 from statelog.spark.progress import BatchProgress

@@ -12,7 +12,6 @@ cached; it only makes things faster.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
@@ -33,6 +32,7 @@ from statelog.runtime.ids import RandomIds
 from statelog.spark.outputs import to_ipc
 from statelog.spark.rows import RowRun
 from statelog.spark.spec import TaskAck, TaskSpec
+from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.types import make_row
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
@@ -80,19 +80,6 @@ def _worker(spec: TaskSpec) -> _Worker:
     return worker
 
 
-class _Stopwatch:
-    """Splits the time of a task into phases."""
-
-    def __init__(self) -> None:
-        self.milliseconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.milliseconds[phase] = (now - self._last) * 1e3
-        self._last = now
-
-
 def run_task(
     spec: TaskSpec, batches: Iterable[pa.RecordBatch], acknowledge: Callable[[TaskAck], None]
 ) -> Iterator[pa.RecordBatch]:
@@ -129,7 +116,7 @@ def _run(
 ) -> pa.RecordBatch:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
-    watch = _Stopwatch()
+    watch = Stopwatch()
     worker = _worker(spec)
     key_group_range = spec.ranges[partition]
     ack = TaskAck(partition, key_group_range)

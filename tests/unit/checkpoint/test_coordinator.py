@@ -1,6 +1,7 @@
 """The coordinator on real stores: the commit, its failures, restoring, fencing."""
 
 import pytest
+from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import (
     coordinator,
     log_in_file,
@@ -11,8 +12,16 @@ from tests.unit.checkpoint.helpers import (
     started,
 )
 
-from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.errors import (
+    CheckpointError,
+    FencedError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+    StoreError,
+    UsageError,
+)
 from statelog.model import (
+    OBJECTS_PROPERTY,
     ByteStreamStateHandle,
     FileStateHandle,
     KeyGroupRange,
@@ -122,3 +131,345 @@ def test_the_second_owner_fences_the_first(store):
         first.trigger(2, [ALL])
     assert small_checkpoint(second, 1).parent_id == 0
     assert started(store, "c").latest.owner_id == "b"
+
+
+# ------------------------------------------------------------------------- lost answers and races
+
+
+class Broken:
+    """Fails requests of one kind, before or after they are done."""
+
+    def __init__(self, store: DictStore, operation: str, verdict: str, times: int = 1) -> None:
+        self.left = times
+        self.operation, self.verdict = operation, verdict
+        store.on_request = self
+
+    def __call__(self, operation: str, path: str) -> str | None:
+        if operation != self.operation or not self.left:
+            return None
+        self.left -= 1
+        if self.verdict == "refuse":
+            raise StoreError(f"{operation} {path}: no route to host", path=path)
+        return self.verdict
+
+
+def test_a_lost_answer_to_the_commit_is_a_success():
+    store = DictStore()
+    one = started(store)
+    Broken(store, "put_if_absent", "lose")
+    assert small_checkpoint(one, 0).checkpoint_id == 0
+    assert started(store, "b").latest.checkpoint_id == 0
+
+
+def test_a_lost_answer_to_the_claim_is_a_success():
+    store = DictStore()
+    Broken(store, "put_if_absent", "lose")
+    assert coordinator(store).claim() == 1
+    assert coordinator(store, "b").claim() == 2
+
+
+def test_a_refused_commit_can_be_repeated_with_the_same_bytes():
+    store = DictStore()
+    one = started(store)
+    Broken(store, "put_if_absent", "refuse")
+    with pytest.raises(StoreError, match="no route to host"):
+        small_checkpoint(one, 0, properties={"n": 1})
+    with pytest.raises(CheckpointError) as raised:
+        one.acknowledge(0, TaskStateSnapshot(ALL, None))
+    assert raised.value.reason == "committing"
+    assert one.complete(0, properties={"n": 2}).properties == {"n": 1}
+
+
+def test_an_outcome_that_cannot_be_asked_for_is_an_error_and_the_repetition_finds_out():
+    store = DictStore()
+    one = started(store)
+    calls = iter(["lose", "refuse"])
+
+    def verdict(operation, path):
+        if operation in ("put_if_absent", "get", "get_range") or (
+            operation == "head" and path.endswith("_metadata")
+        ):
+            answer = next(calls, None)
+            if answer == "refuse":
+                raise StoreError("no route to host")
+            return answer
+        return None
+
+    store.on_request = verdict
+    with pytest.raises(StoreError, match="no route"):
+        small_checkpoint(one, 0)
+    assert "chk-0/_metadata" in store.objects
+    assert one.complete(0, properties={}).checkpoint_id == 0
+    assert one.latest.checkpoint_id == 0
+
+
+def test_an_earlier_attempt_of_the_same_owner_is_not_taken_for_this_one():
+    store = DictStore()
+    one = started(store)
+    one.trigger(0, [ALL])
+    one.acknowledge(0, TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"first")]])))
+    calls = []
+
+    def verdict(operation, path):
+        calls.append(path)
+        if path.endswith("_metadata"):
+            if operation == "head":
+                raise StoreError("no route to host")
+            return "lose"
+        return None
+
+    store.on_request = verdict
+    with pytest.raises(StoreError):
+        one.complete(0, properties={})
+    store.on_request = lambda operation, path: None
+    one.decline(0, "gave up")
+    with pytest.raises(CheckpointError, match="gave up"):
+        one.complete(0, properties={})
+    with pytest.raises(FencedError, match="attempt"):
+        small_checkpoint(one, 0)
+    assert read_log(store, started(store, "b").latest.log) == [StateChange(1, b"first")]
+
+
+def test_of_two_owners_that_do_not_see_each_other_one_wins():
+    store = DictStore()
+    first, second = started(store, "a"), started(store, "b")
+    hidden = {"owner/2"}
+
+    def hide(operation, path):
+        if operation == "head" and path in hidden:
+            raise ObjectNotFoundError(path, path=path)
+        return None
+
+    store.on_request = hide  # the first owner looked before the second claimed
+    small_checkpoint(first, 0)
+    with pytest.raises(FencedError, match="was committed by 'a' in epoch 1"):
+        small_checkpoint(second, 0)
+    hidden.clear()
+    with pytest.raises(FencedError, match="epoch 2"):
+        small_checkpoint(first, 1)
+    assert started(store, "c").latest.owner_id == "a"
+
+
+def test_a_claim_during_the_commit_takes_the_success_back():
+    store = DictStore()
+    one = started(store)
+
+    def claim_before_put(operation, path):
+        if path == "chk-0/_metadata":
+            store.on_request = lambda operation, path: None
+            started(store, "b")
+        return None
+
+    store.on_request = claim_before_put
+    with pytest.raises(FencedError, match="may not know of it"):
+        small_checkpoint(one, 0)
+
+
+def test_a_stray_of_a_fenced_owner_is_not_continued():
+    store = DictStore()
+    late = started(store, "late")
+    small_checkpoint(late, 0)
+
+    def others_go_on(operation, path):
+        if operation == "put_if_absent" and path == "chk-9/_metadata":
+            store.on_request = lambda operation, path: None
+            good = started(store, "good")
+            small_checkpoint(good, 1)
+            small_checkpoint(good, 2)
+        return None
+
+    store.on_request = others_go_on
+    with pytest.raises(FencedError):
+        small_checkpoint(late, 9)
+    assert "chk-9/_metadata" in store.objects
+    heir = started(store, "heir")
+    assert heir.latest.checkpoint_id == 2
+    small_checkpoint(heir, 3)
+    assert "chk-9/_metadata" not in store.objects
+
+
+# ------------------------------------------------------------------------------------- restoring
+
+
+def damage(store, path, change):
+    data = bytearray(store.get(path))
+    store.delete([path])
+    store.put(path, bytes(change(data)))
+
+
+def flip(data):
+    data[20] ^= 0xFF
+    return data
+
+
+@pytest.mark.parametrize(
+    "change", [flip, lambda data: data[:-30], lambda data: b"", lambda d: d[:9]]
+)
+def test_a_damaged_newest_checkpoint_is_told_with_the_way_out(store, change):
+    one = started(store)
+    for checkpoint_id in range(4):
+        small_checkpoint(one, checkpoint_id)
+    damage(store, "chk-3/_metadata", change)
+    heir = coordinator(store, "b")
+    heir.claim()
+    with pytest.raises(CheckpointError, match=r"restore\(checkpoint_id=2\)") as raised:
+        heir.restore()
+    facts = raised.value
+    assert (facts.reason, facts.usable_id, facts.path) == ("damaged", 2, "chk-3/_metadata")
+    with pytest.raises(CheckpointError) as again:
+        heir.restore(3)
+    assert again.value.reason == "damaged"
+    assert heir.restore(2).checkpoint_id == 2
+    assert small_checkpoint(heir, 3).parent_id == 2
+    last = started(store, "c")
+    assert (last.latest.checkpoint_id, last.latest.owner_id) == (3, "b")
+    assert len(read_log(store, last.latest.log)) == 12
+
+
+def test_the_only_checkpoint_is_damaged(store):
+    small_checkpoint(started(store), 0)
+    damage(store, "chk-0/_metadata", flip)
+    with pytest.raises(CheckpointError, match="no older checkpoint") as raised:
+        started(store, "b")
+    assert raised.value.usable_id is None
+
+
+def test_a_newer_version_is_not_called_damaged(store):
+    one = started(store)
+    small_checkpoint(one, 0)
+    small_checkpoint(one, 1)
+    data = bytearray(store.get("chk-1/_metadata"))
+    data[-12:-10] = b"\x00\x09"
+    damage(store, "chk-1/_metadata", lambda _: data)
+    with pytest.raises(IncompatibleFormatError, match="upgrade"):
+        started(store, "b")
+
+
+def test_an_older_retained_checkpoint_can_be_asked_for(store):
+    one = started(store)
+    for checkpoint_id in range(5):
+        small_checkpoint(one, checkpoint_id)
+        one.clean_up()
+    heir = coordinator(store, "b")
+    heir.claim()
+    assert heir.restore(3).checkpoint_id == 3
+    assert heir.checkpoints() == [2, 3]
+    assert started(store, "looker").latest.checkpoint_id == 4, "nothing is given up before a commit"
+    heir = coordinator(store, "c")
+    heir.claim()
+    heir.restore(3)
+    small_checkpoint(heir, 4)
+    assert started(store, "d").latest.owner_id == "c"
+
+
+@pytest.mark.parametrize(("asked", "reason"), [(0, "subsumed"), (17, "not_found")])
+def test_what_cannot_be_restored_is_told(store, asked, reason):
+    one = started(store, retained=2)
+    for checkpoint_id in range(5):
+        small_checkpoint(one, checkpoint_id)
+    with pytest.raises(CheckpointError) as raised:
+        coordinator(store, "b").restore(asked)
+    assert raised.value.reason == reason
+
+
+def test_a_checkpoint_without_its_objects_cannot_be_asked_for(store):
+    one = started(store)
+    log = log_in_file(store, ALL, [[(1, b"a")]])
+    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log)])
+    small_checkpoint(one, 1)
+    store.delete(one.load(0).referenced_paths())
+    with pytest.raises(CheckpointError) as raised:
+        coordinator(store, "b").restore(0)
+    assert raised.value.reason == "objects_missing"
+
+
+def test_the_number_of_key_groups_is_fixed_for_life(store):
+    small_checkpoint(started(store), 0)
+    with pytest.raises(CheckpointError, match="8 key groups") as raised:
+        coordinator(store, "b", max_parallelism=16).restore()
+    assert raised.value.reason == "max_parallelism"
+
+
+def test_a_folder_without_metadata_is_no_checkpoint(store):
+    small_checkpoint(started(store), 0)
+    store.put("chk-7/exclusive", b"x")
+    assert started(store, "b").latest.checkpoint_id == 0
+
+
+def test_a_crash_before_the_clean_up_leaves_nothing_for_ever(store):
+    one = started(store, retained=1)
+    log = log_in_file(store, ALL, [[(1, b"a")]])
+    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log)])
+    snapshot = MaterializedHandle(ALL, 1, ByteStreamStateHandle("n", b"s"))
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, None, snapshot)])
+    heir = started(store, "b", retained=1)
+    report = heir.clean_up()
+    assert set(report.deleted) == {
+        *(e.handle.path for e in log.handles_and_offsets),
+        "chk-0/_metadata",
+    }
+    assert heir.clean_up().deleted == ()
+
+
+def test_a_clean_up_that_fails_is_tried_again():
+    store = DictStore()
+    one = started(store, retained=1)
+    snapshot = MaterializedHandle(ALL, 0, ByteStreamStateHandle("n", b"s"))
+    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, None, snapshot)])
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, None)])
+    Broken(store, "delete", "refuse")
+    report = one.clean_up()
+    assert (report.deleted, report.failed) == ((), ("chk-0/_metadata",))
+    assert "no route to host" in report.reason
+    assert one.clean_up().deleted == ("chk-0/_metadata",)
+
+
+def test_staged_output_objects_live_as_long_as_their_checkpoint(store):
+    one = started(store, retained=2)
+    for checkpoint_id in range(3):
+        store.put(f"output/{checkpoint_id}", b"rows")
+        small_checkpoint(
+            one, checkpoint_id, properties={OBJECTS_PROPERTY: [f"output/{checkpoint_id}"]}
+        )
+    assert one.clean_up().deleted == ("output/0",), "the metadata is needed for its changes"
+
+
+def test_a_checkpoint_costs_two_looks_and_one_put():
+    store = DictStore()
+    one = started(store)
+    small_checkpoint(one, 0)
+    store.requests.clear()
+    small_checkpoint(one, 1)
+    one.clean_up()
+    assert store.requests == {"head": 2, "put_if_absent": 1}
+
+
+def test_load_and_section_explain_what_is_missing(store):
+    one = started(store)
+    small_checkpoint(one, 0)
+    with pytest.raises(CheckpointError) as raised:
+        one.load(5)
+    assert raised.value.reason == "not_found"
+    damage(store, "chk-0/_metadata", lambda data: data[:-1])
+    with pytest.raises(CheckpointError) as raised:
+        one.section(0, b"OUTP")
+    assert raised.value.reason == "damaged"
+
+
+def test_a_long_record_is_read_in_two_pieces(store):
+    one = started(store)
+    rows = bytes(range(256)) * 1000
+    small_checkpoint(one, 0, sections={b"OUTP": rows})
+    assert one.section(0, b"OUTP") == rows
+
+
+def test_a_fenced_owner_deletes_nothing():
+    store = DictStore()
+    one = started(store, retained=1)
+    snapshot = MaterializedHandle(ALL, 0, ByteStreamStateHandle("n", b"s"))
+    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, None, snapshot)])
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, None)])
+    started(store, "b")
+    with pytest.raises(FencedError):
+        one.clean_up()
+    assert store.deleted == []

@@ -30,7 +30,7 @@ PATHS = LocationPaths()
 ALL = KeyGroupRange(0, KEY_GROUPS - 1)
 
 
-class Died(Exception):
+class DiedError(Exception):
     """The process of the running owner is gone."""
 
 
@@ -43,6 +43,7 @@ class World:
         self.store.on_request = self.on_request
         self.fault_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.pause_rate = self.rng.choice([0.0, 0.01, 0.05])
+        self.gap_rate = self.rng.choice([0.0, 0.05, 0.5])
         self.depth = 0
         self.quiet = False
         self.tokens = 0
@@ -55,7 +56,9 @@ class World:
     def on_request(self, operation: str, path: str) -> str | None:
         if self.quiet:
             return None
-        if self.rng.random() < self.pause_rate and self.depth < 2:
+        # Between the look at the claims and the put is the worst place to fall asleep.
+        rate = self.pause_rate * (4 if operation == "put_if_absent" else 1)
+        if self.rng.random() < rate and self.depth < 2:
             self.depth += 1
             Owner(self).live(self.rng.randint(1, 4))
             self.depth -= 1
@@ -67,7 +70,7 @@ class World:
             return "lose"
         if dice < self.fault_rate * 0.8:
             self.died += 1
-            raise Died
+            raise DiedError
         return None
 
     def token(self) -> int:
@@ -141,6 +144,7 @@ class Owner:
         self.coordinator = world.coordinator(self.name, self.rng.randint(1, 3))
         self.state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
         self.token: int | None = None
+        self.may_decline = True
 
     def live(self, checkpoints: int) -> None:
         try:
@@ -153,19 +157,19 @@ class Owner:
                 self.checkpoint()
         except FencedError:
             self.world.fenced += 1
-        except (StoreError, Died):
+        except (StoreError, DiedError):
             return
 
     def checkpoint(self) -> None:
         latest = self.coordinator.latest
         checkpoint_id = 0 if latest is None else latest.checkpoint_id + 1
-        if self.rng.random() < 0.05:
+        if self.rng.random() < self.world.gap_rate:
             checkpoint_id += self.rng.randint(1, 3)
         ranges = split_key_groups(KEY_GROUPS, self.rng.randint(1, KEY_GROUPS))
         self.coordinator.trigger(checkpoint_id, ranges)
         token = self.world.token()
         state = {key_group: list(values) for key_group, values in self.state.items()}
-        absent = self.rng.choice(ranges) if self.rng.random() < 0.1 else None
+        absent = self.rng.choice(ranges) if self.may_decline and self.rng.random() < 0.1 else None
         for own in self.rng.sample(ranges, len(ranges)):
             if own != absent:
                 self.coordinator.acknowledge(checkpoint_id, self.snapshot(own, state, token, 0))
@@ -223,7 +227,7 @@ class Owner:
                 continue
             break
         else:
-            raise Died
+            raise DiedError
         assert self.world.acknowledged.setdefault(token, token) == token
         winners = [
             other
@@ -239,6 +243,14 @@ def simulate(seed: int) -> World:
     for _ in range(world.rng.randint(2, 6)):
         Owner(world).live(world.rng.randint(1, 8))
         world.check()
+    # In the end: with nobody else around and nothing failing, a job goes on at once.
+    world.fault_rate = world.pause_rate = world.gap_rate = 0.0
+    before = world.finished
+    last = Owner(world)
+    last.may_decline = False
+    last.live(4)
+    assert world.finished == before + 4, "the last owner is stuck"
+    world.check()
     return world
 
 

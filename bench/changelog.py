@@ -1,0 +1,378 @@
+"""
+What the changelog costs: appending, persisting, reading; beside what the machine can do.
+
+    python bench/changelog.py [--quick] [--directory DIR] [--json FILE] [--only TEXT]
+
+The cases are those of the measured Flink baseline: one writer, key groups 0..127 at random, values
+half random and half repetitive, a checkpoint every so many changes (persist, wait, confirm,
+truncate).  Values are made before the clock runs.  Each case runs once to warm up and then several
+times; the table shows the median and the range.  MB are 10^6 bytes of values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import cramjam
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+import statelog as sl
+from statelog.store import open_store
+
+ALL = sl.KeyGroupRange(0, 127)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: the median and the range of its runs, and what is counted."""
+
+    case: str
+    unit: str
+    median: float
+    lowest: float
+    highest: float
+    note: str = ""
+
+
+def values_of(rng: np.random.Generator, count: int, length: int) -> pa.Array:
+    """Return *count* values: the first half random, the rest words of a small dictionary."""
+    words = rng.integers(0, 256, (256, 8), dtype=np.uint8)
+    data = rng.integers(0, 256, (count, length), dtype=np.uint8)
+    tail = length - length // 2
+    picks = words[rng.integers(0, 256, (count, tail // 8 + 1))].reshape(count, -1)
+    data[:, length // 2 :] = picks[:, :tail]
+    offsets = np.arange(count + 1, dtype=np.int32) * length
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data.reshape(-1))]
+    )
+
+
+class Bench:
+    """The cases, and the place they write to."""
+
+    def __init__(self, directory: Path, *, quick: bool, only: str) -> None:
+        self._directory = directory
+        self._scale = 10 if quick else 1
+        self._runs = 3 if quick else 5
+        self._only = only
+        self._rng = np.random.default_rng(42)
+        self._runs_made = 0
+        self.results: list[Result] = []
+
+    def measure(self, case: str, unit: str, run: Callable[[], float], note: str = "") -> None:
+        """Run a case, warm, several times, and print its line."""
+        if self._only and self._only not in case:
+            return
+        run()
+        values = [run() for _ in range(self._runs)]
+        result = Result(case, unit, statistics.median(values), min(values), max(values), note)
+        self.results.append(result)
+        print(
+            f"{case:52} {result.median:10.3f} {unit:10} "
+            f"({result.lowest:.3f}-{result.highest:.3f}) {note}",
+            flush=True,
+        )
+
+    def storage(self, *, fsync: bool = False, **options: object) -> sl.FsStateChangelogStorage:
+        """Return a storage in a fresh folder."""
+        self._runs_made += 1
+        store = open_store(str(self._directory / str(self._runs_made)), fsync=fsync)
+        return sl.FsStateChangelogStorage(
+            store,
+            job_id="bench",
+            options=sl.ChangelogOptions(**options),  # type: ignore[arg-type]
+        )
+
+    def clean(self) -> None:
+        """Delete what the last run wrote."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write_batches(
+        self, length: int, total: int, every: int, fsync: bool, snappy: bool
+    ) -> float:
+        """Append in batches of a tenth of a checkpoint; return millions of changes per second."""
+        batch = every // 10
+        total //= self._scale
+        values = values_of(self._rng, batch, length)
+        key_groups = self._rng.integers(0, 128, batch, dtype=np.int32)
+        with self.storage(fsync=fsync, compression_enabled=snappy) as storage:
+            writer = storage.create_writer("bench", ALL)
+            started = time.perf_counter()
+            from_sqn = writer.initial_sequence_number()
+            for checkpoint_id in range(total // every):
+                for _ in range(10):
+                    writer.append_batch(key_groups, values)
+                from_sqn = checkpoint(writer, from_sqn, checkpoint_id)
+            elapsed = time.perf_counter() - started
+        self.clean()
+        return total / elapsed / 1e6
+
+    def write_singly(self, persist: bool) -> float:
+        """Append 100-byte values one by one; return millions of changes per second."""
+        total, every = 2_000_000 // self._scale, 100_000
+        values = values_of(self._rng, every, 100).to_pylist()
+        key_groups = self._rng.integers(0, 128, every).tolist()
+        options = {} if persist else {"preemptive_persist_threshold_bytes": 2**40}
+        with self.storage(**options) as storage:
+            writer = storage.create_writer("bench", ALL)
+            started = time.perf_counter()
+            from_sqn = writer.initial_sequence_number()
+            append = writer.append
+            for checkpoint_id in range(total // every):
+                for key_group, value in zip(key_groups, values, strict=True):
+                    append(key_group, value)
+                if persist:
+                    from_sqn = checkpoint(writer, from_sqn, checkpoint_id)
+            elapsed = time.perf_counter() - started
+        self.clean()
+        return total / elapsed / 1e6
+
+    def persist_latencies(self, fsync: bool, fixed_delay: bool) -> list[float]:
+        """Return the milliseconds of 300 persists of 1000 changes of 100 bytes, sorted."""
+        values = values_of(self._rng, 1000, 100)
+        key_groups = self._rng.integers(0, 128, 1000, dtype=np.int32)
+        latencies = []
+        with self.storage(fsync=fsync, batch_fixed_delay=fixed_delay) as storage:
+            writer = storage.create_writer("bench", ALL)
+            from_sqn = writer.initial_sequence_number()
+            for checkpoint_id in range(300 // self._scale * 2):
+                writer.append_batch(key_groups, values)
+                started = time.perf_counter()
+                writer.persist(from_sqn, checkpoint_id).result()
+                latencies.append((time.perf_counter() - started) * 1e3)
+                to_sqn = writer.next_sequence_number()
+                writer.confirm(from_sqn, to_sqn, checkpoint_id)
+                writer.truncate(to_sqn)
+                from_sqn = to_sqn
+        self.clean()
+        return sorted(latencies[len(latencies) // 3 :])
+
+    def sixteen_writers(self, files: bool) -> float:
+        """Return milliseconds until 16 writers have persisted, or files per checkpoint."""
+        values = values_of(self._rng, 100, 100)
+        key_groups = self._rng.integers(0, 128, 100, dtype=np.int32)
+        times = []
+        with self.storage() as storage:
+            writers = [storage.create_writer(f"bench {index}", ALL) for index in range(16)]
+            for checkpoint_id in range(30):
+                for writer in writers:
+                    writer.append_batch(key_groups, values)
+                starts = [sl.SequenceNumber(checkpoint_id) for _ in writers]
+                started = time.perf_counter()
+                futures = [
+                    writer.persist(start, checkpoint_id)
+                    for writer, start in zip(writers, starts, strict=True)
+                ]
+                for future in futures:
+                    future.result()
+                times.append((time.perf_counter() - started) * 1e3)
+            count = sum(1 for _ in storage.store.list())
+        self.clean()
+        return count / 30 if files else statistics.median(times)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read(self, length: int, total: int, snappy: bool, singly: bool) -> Iterator[float]:
+        """Write once, then yield millions of changes read per second, run by run."""
+        total //= self._scale
+        batch = 50_000 if length <= 100 else 5_000
+        values = values_of(self._rng, batch, length)
+        key_groups = self._rng.integers(0, 128, batch, dtype=np.int32)
+        with self.storage(compression_enabled=snappy) as storage:
+            writer = storage.create_writer("bench", ALL)
+            for _ in range(total // batch):
+                writer.append_batch(key_groups, values)
+                writer.next_sequence_number()
+            handle = writer.persist(writer.initial_sequence_number()).result().job_manager_owned
+            assert handle is not None
+            while True:
+                started = time.perf_counter()
+                if singly:
+                    count = sum(1 for _ in storage.read(handle))
+                else:
+                    count = sum(len(each) for each in storage.read_batches(handle))
+                assert count == total // batch * batch
+                yield count / (time.perf_counter() - started) / 1e6
+
+
+def checkpoint(
+    writer: sl.FsStateChangelogWriter, from_sqn: sl.SequenceNumber, checkpoint_id: int
+) -> sl.SequenceNumber:
+    """Do one checkpoint as Flink's baseline does and return where the next one starts."""
+    to_sqn = writer.next_sequence_number()
+    writer.persist(from_sqn, checkpoint_id).result()
+    writer.confirm(from_sqn, to_sqn, checkpoint_id)
+    writer.truncate(to_sqn)
+    return to_sqn
+
+
+def limits(bench: Bench, directory: Path) -> None:
+    """Measure what nobody can beat here: memory, disk, checksum, codec."""
+    block = os.urandom(64 << 20)
+    half = values_of(np.random.default_rng(1), 100_000, 100).buffers()[2].to_pybytes()
+    target = bytearray(len(block))
+
+    def timed(amount_bytes: int, work: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        work()
+        return amount_bytes / (time.perf_counter() - started) / 1e9
+
+    def copy() -> None:
+        target[:] = block
+
+    def write(fsync: bool) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / "limit", "wb", buffering=0) as file:
+            for start in range(0, len(block), 1 << 20):
+                file.write(memoryview(block)[start : start + (1 << 20)])
+            if fsync:
+                os.fsync(file.fileno())
+        os.unlink(directory / "limit")
+
+    def small(fsync: bool) -> float:
+        times = []
+        for index in range(50):
+            started = time.perf_counter()
+            with open(directory / f"small-{index}", "wb", buffering=0) as file:
+                file.write(block[:104_000])
+                if fsync:
+                    os.fsync(file.fileno())
+            times.append((time.perf_counter() - started) * 1e3)
+            os.unlink(directory / f"small-{index}")
+        return statistics.median(times)
+
+    directory.mkdir(parents=True, exist_ok=True)
+    framed = bytes(cramjam.snappy.compress_raw(half))
+    bench.measure("limit: memcpy 64 MiB", "GB/s", lambda: timed(len(block), copy))
+    bench.measure(
+        "limit: write 64 MiB, no fsync", "GB/s", lambda: timed(len(block), lambda: write(False))
+    )
+    bench.measure(
+        "limit: write 64 MiB, fsync", "GB/s", lambda: timed(len(block), lambda: write(True))
+    )
+    bench.measure("limit: create 104 kB file, no fsync", "ms", lambda: small(False))
+    bench.measure("limit: create 104 kB file, fsync", "ms", lambda: small(True))
+    bench.measure(
+        "limit: crc32c", "GB/s", lambda: timed(len(block), lambda: google_crc32c.value(block))
+    )
+    bench.measure(
+        "limit: snappy compress",
+        "GB/s",
+        lambda: timed(len(half), lambda: cramjam.snappy.compress_raw(half)),
+        f"ratio {len(framed) / len(half):.2f}",
+    )
+    bench.measure(
+        "limit: snappy decompress",
+        "GB/s",
+        lambda: timed(len(half), lambda: cramjam.snappy.decompress_raw(framed)),
+    )
+
+
+def run(bench: Bench) -> None:
+    """Run all cases."""
+    for fsync in (False, True):
+        word = "fsync" if fsync else "no fsync"
+        for snappy in (False, True):
+            kind = "snappy" if snappy else "plain"
+            bench.measure(
+                f"append_batch+persist 100 B / 100k, {kind}, {word}",
+                "M/s",
+                partial(bench.write_batches, 100, 5_000_000, 100_000, fsync, snappy),
+            )
+            bench.measure(
+                f"append_batch+persist 1 KiB / 50k, {kind}, {word}",
+                "M/s",
+                partial(bench.write_batches, 1024, 500_000, 50_000, fsync, snappy),
+            )
+    bench.measure("append one by one, inline", "M/s", lambda: bench.write_singly(False))
+    bench.measure("append one by one+persist 100 B / 100k", "M/s", lambda: bench.write_singly(True))
+    for fsync, fixed in ((False, False), (True, False), (False, True)):
+        name = f"persist 1000 x 100 B, {'fsync' if fsync else 'no fsync'}"
+        name += ", Flink's fixed delay" if fixed else ""
+        collected: list[list[float]] = []
+
+        def once(
+            fsync: bool = fsync, fixed: bool = fixed, into: list[list[float]] = collected
+        ) -> float:
+            into.append(bench.persist_latencies(fsync, fixed))
+            return into[-1][len(into[-1]) // 2]
+
+        bench.measure(f"{name}, p50", "ms", once)
+        tails = [each[int(len(each) * 0.99)] for each in collected[1:]]
+        if tails:
+            tail = Result(f"{name}, p99", "ms", statistics.median(tails), min(tails), max(tails))
+            bench.results.append(tail)
+            print(
+                f"{tail.case:52} {tail.median:10.3f} ms         ({tail.lowest:.3f}-{tail.highest:.3f})"
+            )
+    bench.measure("16 writers persist at once, p50", "ms", lambda: bench.sixteen_writers(False))
+    bench.measure("16 writers persist at once", "files", lambda: bench.sixteen_writers(True))
+    for singly in (False, True):
+        for length, total in ((100, 2_000_000), (1024, 200_000)):
+            for snappy in (False, True):
+                how = "one by one" if singly else "in batches"
+                kind = "snappy" if snappy else "plain"
+                runs = bench.read(length, total, snappy, singly)
+                bench.measure(f"read {how} {length} B, {kind}", "M/s", partial(next, runs))
+                runs.close()
+                bench.clean()
+
+
+def machine() -> dict[str, str]:
+    """Return what the figures were measured on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        model = platform.processor()
+    return {
+        "cpu": model,
+        "cpus": str(os.cpu_count()),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "pyarrow": pa.__version__,
+        "load": " ".join(f"{each:.2f}" for each in os.getloadavg()),
+    }
+
+
+def main() -> int:
+    """Parse the command line, run, print, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data, fewer runs")
+    parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        bench = Bench(Path(folder) / "run", quick=options.quick, only=options.only)
+        description = machine()
+        print(json.dumps(description))
+        limits(bench, Path(folder) / "limits")
+        run(bench)
+    document = {"machine": description, "results": [asdict(each) for each in bench.results]}
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    else:
+        print(json.dumps(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

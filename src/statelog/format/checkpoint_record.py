@@ -1,0 +1,312 @@
+"""
+The checkpoint record: what the section `CKPT` of a `_metadata` object says.
+
+::
+
+    section "CKPT" := version:u16  codec:u8  zero:u8  record_length:u32  record
+    codec          := 0 none | 1 zstd
+    record         := JSON, `record_length` bytes of it once uncompressed
+
+The record is laid out in columns with a table of files, because hundreds of log handles repeat
+the same few names and numbers.  The page for people is docs/formats/checkpoint_metadata.md.
+Source: Flink, MetadataV6Serializer, for what has to be said.  The bytes are our own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format.change_set import Buffer
+from statelog.model import (
+    ByteStreamStateHandle,
+    ChangelogStateHandle,
+    CompletedCheckpoint,
+    FileStateHandle,
+    HandleAndOffset,
+    KeyGroupRange,
+    MaterializedHandle,
+    StreamStateHandle,
+)
+
+RECORD_VERSION: Final = 1
+CHECKPOINT_TAG: Final = b"CKPT"
+_HEADER: Final = struct.Struct(">HBBI")
+_CODEC_NONE: Final = 0
+_CODEC_ZSTD: Final = 1
+_ZSTD_LEVEL: Final = 3
+_RECORD_LENGTH_MAX: Final = 2**30
+_DEFAULT_STORAGE: Final = "filesystem"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """
+    What the section `CKPT` says.
+
+    Args:
+        checkpoint: The checkpoint.
+        attempt: Random name of the attempt that wrote it; tells a lost answer from a lost race.
+    """
+
+    checkpoint: CompletedCheckpoint
+    attempt: str
+
+
+class _Files(msgspec.Struct, omit_defaults=True):
+    """Table of stream handles; `data` is set for those that carry their bytes."""
+
+    name: list[str]
+    size: list[int]
+    crc: list[int | None]
+    data: list[bytes | None] = []
+
+
+class _Log(msgspec.Struct, omit_defaults=True):
+    """Log handles, then their entries; `gap` is the offset minus the end of the set before."""
+
+    start: list[int]
+    end: list[int]
+    checkpoint: list[int]
+    size: list[int]
+    not_incremental: list[int]
+    name: list[str]
+    entries: list[int]
+    file: list[int]
+    gap: list[int]
+    length: list[int | None]
+    crc: list[int | None]
+    storage: list[str] = []
+
+
+class _Snapshots(msgspec.Struct):
+    start: list[int]
+    end: list[int]
+    checkpoint: list[int]
+    file: list[int]
+
+
+class _Record(msgspec.Struct, omit_defaults=True):
+    id: int
+    created_at_ms: int
+    epoch: int
+    owner: str
+    attempt: str
+    max_parallelism: int
+    retained: list[int]
+    files: _Files
+    snapshots: _Snapshots
+    log: _Log
+    parent: int | None = None
+    properties: dict[str, Any] = {}
+
+
+_decoder: Final = msgspec.json.Decoder(_Record)
+
+
+class _FileTable:
+    """Numbers stream handles while a record is written."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self.handles: list[StreamStateHandle] = []
+
+    def number_of(self, handle: StreamStateHandle) -> int:
+        # Equality of handles is their name; here nothing may be lost, so all fields count.
+        if isinstance(handle, FileStateHandle):
+            key: tuple[Any, ...] = (handle.path, handle.size_bytes, handle.crc32c)
+        else:
+            key = (handle.name, handle.data)
+        number = self._numbers.setdefault(key, len(self.handles))
+        if number == len(self.handles):
+            self.handles.append(handle)
+        return number
+
+    def columns(self) -> _Files:
+        files = _Files([], [], [])
+        for handle in self.handles:
+            if isinstance(handle, FileStateHandle):
+                files.name.append(handle.path)
+                files.size.append(handle.size_bytes)
+                files.crc.append(handle.crc32c)
+                files.data.append(None)
+            else:
+                files.name.append(handle.name)
+                files.size.append(len(handle.data))
+                files.crc.append(None)
+                files.data.append(handle.data)
+        if all(data is None for data in files.data):
+            files.data = []
+        return files
+
+
+def encode_record(record: CheckpointRecord) -> bytes:
+    """
+    Return the body of the section `CKPT`.
+
+    Raises:
+        UsageError: A property is not JSON.
+    """
+    checkpoint = record.checkpoint
+    table = _FileTable()
+    snapshots = _Snapshots([], [], [], [])
+    for snapshot in checkpoint.materialized:
+        snapshots.start.append(snapshot.key_group_range.start)
+        snapshots.end.append(snapshot.key_group_range.end)
+        snapshots.checkpoint.append(snapshot.checkpoint_id)
+        snapshots.file.append(table.number_of(snapshot.handle))
+    log = _log_columns(checkpoint.log, table)
+    try:
+        raw = msgspec.json.encode(
+            _Record(
+                id=checkpoint.checkpoint_id,
+                created_at_ms=checkpoint.created_at_ms,
+                epoch=checkpoint.epoch,
+                owner=checkpoint.owner_id,
+                attempt=record.attempt,
+                max_parallelism=checkpoint.max_parallelism,
+                retained=list(checkpoint.retained),
+                files=table.columns(),
+                snapshots=snapshots,
+                log=log,
+                parent=checkpoint.parent_id,
+                properties=dict(checkpoint.properties),
+            )
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"the properties of checkpoint {checkpoint.checkpoint_id} are not JSON: {error}",
+            checkpoint_id=checkpoint.checkpoint_id,
+        ) from error
+    body = pa.Codec("zstd", compression_level=_ZSTD_LEVEL).compress(raw, asbytes=True)
+    return _HEADER.pack(RECORD_VERSION, _CODEC_ZSTD, 0, len(raw)) + bytes(body)
+
+
+def _log_columns(handles: Sequence[ChangelogStateHandle], table: _FileTable) -> _Log:
+    log = _Log([], [], [], [], [], [], [], [], [], [], [])
+    ends: dict[int, int] = {}
+    for handle in handles:
+        log.start.append(handle.key_group_range.start)
+        log.end.append(handle.key_group_range.end)
+        log.checkpoint.append(handle.checkpoint_id)
+        log.size.append(handle.size_bytes)
+        log.not_incremental.append(handle.size_bytes - handle.incremental_size_bytes)
+        log.name.append(handle.state_handle_id)
+        log.entries.append(len(handle.handles_and_offsets))
+        log.storage.append(handle.storage_identifier)
+        for entry in handle.handles_and_offsets:
+            number = table.number_of(entry.handle)
+            log.file.append(number)
+            log.gap.append(entry.offset - ends.get(number, 0))
+            log.length.append(entry.size_bytes)
+            log.crc.append(entry.crc32c)
+            ends[number] = entry.offset + (entry.size_bytes or 0)
+    if all(storage == _DEFAULT_STORAGE for storage in log.storage):
+        log.storage = []
+    return log
+
+
+def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
+    """
+    Read the body of the section `CKPT`.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote it.
+        CorruptionError: It is damaged.
+    """
+    view = memoryview(body)
+    if len(view) < _HEADER.size:
+        raise _damaged(where, f"the record has {len(view)} bytes")
+    version, codec, _, length = _HEADER.unpack_from(view)
+    if version > RECORD_VERSION or codec not in (_CODEC_NONE, _CODEC_ZSTD):
+        raise IncompatibleFormatError(
+            f"checkpoint metadata {where} has version {version} (codec {codec}); this statelog "
+            f"reads up to version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
+            path=where,
+        )
+    if length > _RECORD_LENGTH_MAX:
+        raise _damaged(where, f"the record claims {length} bytes")
+    try:
+        raw: Buffer = view[_HEADER.size :]
+        if codec == _CODEC_ZSTD:
+            raw = pa.Codec("zstd").decompress(bytes(raw), decompressed_size=length, asbytes=True)
+        if len(raw) != length:
+            raise _damaged(where, f"the record has {len(raw)} bytes instead of {length}")
+        return _build(_decoder.decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
+        raise _damaged(where, f"the record cannot be read ({error})") from error
+
+
+def _build(record: _Record) -> CheckpointRecord:
+    files = _handles(record.files)
+    snapshots = record.snapshots
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=record.id,
+        parent_id=record.parent,
+        created_at_ms=record.created_at_ms,
+        epoch=record.epoch,
+        owner_id=record.owner,
+        max_parallelism=record.max_parallelism,
+        materialized=tuple(
+            MaterializedHandle(KeyGroupRange(start, end), checkpoint_id, files[number])
+            for start, end, checkpoint_id, number in zip(
+                snapshots.start, snapshots.end, snapshots.checkpoint, snapshots.file, strict=True
+            )
+        ),
+        log=tuple(_log_handles(record.log, files)),
+        retained=tuple(record.retained),
+        properties=record.properties,
+    )
+    return CheckpointRecord(checkpoint, record.attempt)
+
+
+def _handles(files: _Files) -> list[StreamStateHandle]:
+    data = files.data or [None] * len(files.name)
+    return [
+        FileStateHandle(name, size, crc)
+        if content is None
+        else ByteStreamStateHandle(name, content)
+        for name, size, crc, content in zip(files.name, files.size, files.crc, data, strict=True)
+    ]
+
+
+def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[ChangelogStateHandle]:
+    entries = []
+    ends: dict[int, int] = {}
+    for number, gap, length, crc in zip(log.file, log.gap, log.length, log.crc, strict=True):
+        offset = ends.get(number, 0) + gap
+        ends[number] = offset + (length or 0)
+        entries.append(HandleAndOffset(files[number], offset, length, crc))
+    handles = []
+    position = 0
+    for start, end, checkpoint_id, size, rest, name, count, storage in zip(
+        log.start,
+        log.end,
+        log.checkpoint,
+        log.size,
+        log.not_incremental,
+        log.name,
+        log.entries,
+        log.storage or [_DEFAULT_STORAGE] * len(log.start),
+        strict=True,
+    ):
+        mine = tuple(entries[position : position + count])
+        position += count
+        handles.append(
+            ChangelogStateHandle(
+                KeyGroupRange(start, end), mine, size, size - rest, name, checkpoint_id, storage
+            )
+        )
+    if position != len(entries):
+        raise ValueError(f"{position} log entries are counted, {len(entries)} are there")
+    return handles
+
+
+def _damaged(where: str, reason: str) -> CorruptionError:
+    return CorruptionError(f"damaged checkpoint metadata {where}: {reason}", path=where)

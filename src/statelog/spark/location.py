@@ -1,0 +1,231 @@
+"""
+The state location as one run of a query sees it: is it ours, where do we go on, what is the log.
+
+A location belongs to the query that wrote it.  A run first looks without touching anything; only
+at its first micro-batch, when it knows its query id and is sure to be the rightful one, it claims
+the location, which fences whoever had it before.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import threading
+import time
+
+from statelog.checkpoint.clean_up import sweep
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.history import find_newest
+from statelog.core.materialization_policy import LogDistance
+from statelog.errors import CheckpointError, StatelogError, StoreError
+from statelog.model import split_key_groups
+from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.spark.config import EngineConfig
+from statelog.spark.record import BatchRecord
+from statelog.state.schema import OperatorStateSchema
+from statelog.store import LocationPaths, open_store
+
+_log = logging.getLogger("statelog.spark")
+
+
+class StateLocation:
+    """
+    The state of one query, as of its last committed checkpoint.
+
+    Args:
+        config: The query.
+
+    Thread: Spark's thread of the query (and the caller of `start`, before it).
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._paths = LocationPaths()
+        self._store = open_store(config.location, options=config.store_options, fsync=config.fsync)
+        self.ranges = split_key_groups(config.max_parallelism, config.tasks)
+        self.coordinator = CheckpointCoordinator(
+            self._store,
+            self._paths,
+            owner_id=os.urandom(16).hex(),
+            max_parallelism=config.max_parallelism,
+            options=config.checkpoints,
+            clock_ms=now_ms,
+        )
+        self.schema = config.schema
+        self.base: CompletedCheckpoint | None = None
+        self.epoch = 0
+        self._next_id = 0
+
+    def inspect(self) -> None:
+        """
+        Check that the query can go on from what is there; takes nothing over yet.
+
+        Raises:
+            CheckpointError: The newest checkpoint is damaged, or holds other state.
+            StoreError: The location cannot be read.
+
+        Blocks: On the store.
+        """
+        config = self._config
+        if isinstance(config.restore, int):
+            return  # an explicit choice, made where the newest may be damaged
+        newest = find_newest(self._store, self._paths).newest
+        if newest is None:
+            return
+        if config.restore == "empty":
+            raise CheckpointError(
+                f"restore='empty' was asked for, but {config.location} holds checkpoint "
+                f"{newest.checkpoint_id}; use an empty stateLocation",
+                reason="not_empty",
+            )
+        self._check_key_groups(newest)
+        self._evolve(newest)
+
+    def take_over(self, query_id: str) -> None:
+        """
+        Claim the location, and find the checkpoint to start from.
+
+        Raises:
+            CheckpointError: The location belongs to another query; it was not claimed.
+            StoreError: It cannot be read or written.
+
+        Blocks: On the store.
+        """
+        config = self._config
+        if not isinstance(config.restore, int) and not config.adopt:
+            newest = find_newest(self._store, self._paths).newest
+            if newest is not None:  # refuse before the rightful owner is fenced
+                self._check_query(newest, query_id)
+        present = self.coordinator.checkpoints()
+        self.epoch = self.coordinator.claim()
+        self.base = self.coordinator.restore(
+            config.restore if isinstance(config.restore, int) else None
+        )
+        if self.base is not None:
+            self._evolve(self.base)
+        self._next_id = max(present, default=-1) + 1
+        _log.info(
+            "state location %s: epoch %d, base checkpoint %s, %d tasks, delivery %s",
+            config.location,
+            self.epoch,
+            None if self.base is None else self.base.checkpoint_id,
+            config.tasks,
+            config.delivery.value,
+        )
+        # Left-overs of attempts that failed in earlier runs; old enough ones only.
+        threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
+
+    def next_checkpoint_id(self, batch_id: int) -> int:
+        """Return an id that no checkpoint ever had; the batch's number where that is free."""
+        return max(self._next_id, batch_id)
+
+    def advance(self, completed: CompletedCheckpoint) -> None:
+        """Go on from *completed*."""
+        self.base, self._next_id = completed, completed.checkpoint_id + 1
+
+    def is_committed(self, query_id: str, batch_id: int) -> bool:
+        """
+        Return whether the run begins with a batch that is committed already.
+
+        Raises:
+            CheckpointError: The batch does not follow on the state.
+        """
+        base, config = self.base, self._config
+        if base is None:
+            if batch_id != 0 and config.restore != "empty":
+                raise CheckpointError(
+                    f"the query is at batch {batch_id}, but {config.location} holds no checkpoint: "
+                    "its state is missing. Point stateLocation to the state, or ask for "
+                    "restore='empty' to start without it",
+                    reason="missing",
+                )
+            return False
+        record = BatchRecord.of(base)
+        if record.query_id != query_id:  # adopted
+            return False
+        if batch_id == record.batch_id:
+            return True
+        if batch_id != record.batch_id + 1 and not isinstance(config.restore, int):
+            raise CheckpointError(
+                f"the query is at batch {batch_id}, but the state in {config.location} is that "
+                f"after batch {record.batch_id}: they do not belong together. Restore a checkpoint "
+                "that fits, by its id",
+                reason="gap",
+            )
+        return False
+
+    def log_distances(self) -> list[LogDistance]:
+        """Return how far the log of each task's range has run ahead of its snapshots."""
+        if self.base is None:
+            return []
+        distances = []
+        for key_group_range in self.ranges:
+            handle = self.base.for_range(key_group_range)
+            distances.append(
+                LogDistance(
+                    log_bytes=sum(log.size_bytes for log in handle.log),
+                    log_handles=len(handle.log),
+                    snapshot_bytes=sum(max(m.handle.size_bytes, 0) for m in handle.materialized),
+                )
+            )
+        return distances
+
+    def committed_handles(self) -> tuple[str, ...]:
+        """Return the ids of the log handles that the base checkpoint itself added."""
+        base = self.base
+        if base is None:
+            return ()
+        return tuple(
+            log.state_handle_id for log in base.log if log.checkpoint_id == base.checkpoint_id
+        )
+
+    def clean_up(self) -> None:
+        """Delete what no retained checkpoint needs any more; a failure is only told."""
+        try:
+            self.coordinator.clean_up()
+        except StoreError as error:  # nothing is lost: a sweep finds what stays behind
+            _log.warning("could not delete what no checkpoint needs any more: %s", error)
+
+    def _sweep(self) -> None:
+        try:
+            report = sweep(
+                self._store,
+                self._paths,
+                min_age=self._config.checkpoints.min_age_of_orphans,
+                dry_run=False,
+                now=dt.datetime.now(dt.UTC),
+            )
+        except StatelogError as error:
+            _log.warning("could not sweep %s: %s", self._config.location, error)
+            return
+        if report.deleted:
+            _log.info("deleted %d orphans in %s", len(report.deleted), self._config.location)
+
+    def _evolve(self, base: CompletedCheckpoint) -> None:
+        stored = OperatorStateSchema.from_json(BatchRecord.of(base).schema)
+        self.schema = stored.evolved(self._config.schema)
+
+    def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
+        if newest.max_parallelism != self._config.max_parallelism:
+            raise CheckpointError(
+                f"{self._config.location} has {newest.max_parallelism} key groups, the query asks "
+                f"for {self._config.max_parallelism}; the number is fixed for the life of the state",
+                reason="max_parallelism",
+            )
+
+    def _check_query(self, newest: CompletedCheckpoint, query_id: str) -> None:
+        record = BatchRecord.of(newest)
+        if record.query_id != query_id:
+            raise CheckpointError(
+                f"{self._config.location} holds the state of query {record.query_id} (up to its "
+                f"batch {record.batch_id}), not of this query {query_id}. Use its "
+                "checkpointLocation, or another stateLocation, or adopt=True to go on from this "
+                "state",
+                reason="other_query",
+            )
+
+
+def now_ms() -> int:
+    """Return the wall clock in milliseconds."""
+    return time.time_ns() // 1_000_000

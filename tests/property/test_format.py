@@ -1,0 +1,164 @@
+"""Round trips and damage: what is written is read, and what is damaged is never read as data."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import statelog as sl
+from statelog.format.change_set import decode_change_set, encode_change_set, iterate_change_set
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.model import ChangeBatch
+from statelog.store import open_store
+from statelog.testing.reference_model import canonical
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+changes = st.lists(
+    st.tuples(st.integers(-1, 32767), st.binary(max_size=40)).map(
+        lambda pair: sl.StateChange(*pair)
+    ),
+    max_size=30,
+)
+even_changes = st.integers(1, 20).flatmap(
+    lambda length: st.lists(
+        st.tuples(st.integers(-1, 5), st.binary(min_size=length, max_size=length)).map(
+            lambda pair: sl.StateChange(*pair)
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+sets = st.lists(changes | even_changes, min_size=1, max_size=4)
+
+
+def batches_of(each: list[sl.StateChange], cuts: list[int], wide: bool) -> list[ChangeBatch]:
+    bounds = sorted({0, len(each), *(cut % (len(each) + 1) for cut in cuts)})
+    kind = pa.large_binary() if wide else pa.binary()
+    return [
+        ChangeBatch(
+            np.array([change.key_group for change in each[start:end]], np.int32),
+            pa.array([change.value for change in each[start:end]], kind),
+        )
+        for start, end in pairwise(bounds)
+    ]
+
+
+def file_of(content: list[list[sl.StateChange]], compress: bool) -> tuple[bytes, list[int]]:
+    segment = SegmentWriter(compress=compress)
+    offsets = [segment.add(batches_of(each, [], False)).offset for each in content]
+    return b"".join(bytes(piece) for piece in segment.finish()), offsets
+
+
+def handle_on(data: bytes, offsets: list[int]) -> sl.ChangelogStateHandle:
+    stream = sl.ByteStreamStateHandle("file", data)
+    return sl.ChangelogStateHandle(
+        key_group_range=sl.KeyGroupRange(0, 32767),
+        handles_and_offsets=tuple(sl.HandleAndOffset(stream, offset) for offset in offsets),
+        size_bytes=0,
+        incremental_size_bytes=0,
+        state_handle_id="test",
+    )
+
+
+STORE = open_store("memory://property")
+
+
+@given(
+    each=changes | even_changes, cuts=st.lists(st.integers(0, 30), max_size=3), wide=st.booleans()
+)
+def test_a_set_reads_back_as_it_was_appended(
+    each: list[sl.StateChange], cuts: list[int], wide: bool
+) -> None:
+    encoded = encode_change_set(batches_of(each, cuts, wide))
+    payload = b"before" + b"".join(bytes(piece) for piece in encoded.buffers) + b"after"
+    decoded = decode_change_set(payload, len(b"before"))
+    assert len(b"before") + encoded.size_bytes == decoded.end
+    assert canonical(each) == canonical(decoded.batch)
+    assert list(iterate_change_set(payload, len(b"before"))) == list(decoded.batch)
+
+
+@given(content=sets, compress=st.booleans())
+def test_a_file_reads_back_set_by_set(content: list[list[sl.StateChange]], compress: bool) -> None:
+    data, offsets = file_of(content, compress)
+    read = [canonical(sl.read_changes(STORE, handle_on(data, [offset]))) for offset in offsets]
+    assert [canonical(each) for each in content] == read
+
+
+@given(content=sets, start=st.integers(0, 32767), length=st.integers(0, 100))
+def test_other_key_groups_are_dropped_and_metadata_never(
+    content: list[list[sl.StateChange]], start: int, length: int
+) -> None:
+    wanted = sl.KeyGroupRange(start, min(start + length, 32767))
+    data, offsets = file_of(content, False)
+    batches = list(sl.read_change_batches(STORE, handle_on(data, offsets), wanted))
+    expected = [
+        canonical(change for change in each if change.key_group == -1 or change.key_group in wanted)
+        for each in content
+    ]
+    rows = [
+        [sl.StateChange(row["key_group"], row["value"]) for row in batch.to_pylist()]
+        for batch in batches
+    ]
+    assert expected == [canonical(each) for each in rows]
+
+
+def damaged(data: bytes, draw: st.DataObject) -> bytes:
+    kind = draw.draw(st.sampled_from(["flip", "truncate", "extend", "overwrite"]), label="damage")
+    position = draw.draw(st.integers(0, max(0, len(data) - 1)), label="position")
+    if kind == "flip":
+        mask = draw.draw(st.integers(1, 255), label="mask")
+        return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+    if kind == "truncate":
+        return data[:position]
+    noise = draw.draw(st.binary(min_size=1, max_size=12), label="noise")
+    if kind == "extend":
+        return data + noise
+    return data[:position] + noise + data[position + len(noise) :]
+
+
+@given(content=sets, compress=st.booleans(), data=st.data())
+def test_a_damaged_file_of_ours_is_refused_or_reads_the_same(
+    content: list[list[sl.StateChange]], compress: bool, data: st.DataObject
+) -> None:
+    whole, _ = file_of(content, compress)
+    segment = parse_segment(whole)
+    assert segment.trailer is not None
+    entries = [(each.offset, each.size_bytes, each.crc32c) for each in segment.trailer.sets]
+    stream = sl.ByteStreamStateHandle("file", damaged(whole, data))
+    handle = sl.ChangelogStateHandle(
+        key_group_range=sl.KeyGroupRange(0, 32767),
+        handles_and_offsets=tuple(
+            sl.HandleAndOffset(stream, offset, size, crc) for offset, size, crc in entries
+        ),
+        size_bytes=0,
+        incremental_size_bytes=0,
+        state_handle_id="test",
+    )
+    try:
+        found = [
+            canonical(sl.StateChange(row["key_group"], row["value"]) for row in batch.to_pylist())
+            for batch in sl.read_change_batches(STORE, handle)
+        ]
+    except (sl.CorruptionError, sl.IncompatibleFormatError):
+        return
+    assert [canonical(each) for each in content] == found
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("*.dstl")))
+@given(data=st.data())
+def test_a_damaged_file_of_flink_raises_nothing_unexpected(name: str, data: st.DataObject) -> None:
+    whole = (GOLDEN / name).read_bytes()
+    manifest = json.loads((GOLDEN / name.replace(".dstl", ".json")).read_text())
+    offsets = [each["offset"] for each in manifest["changeSets"]]
+    handle = handle_on(damaged(whole, data), offsets)
+    for read in (sl.read_changes, sl.read_change_batches):
+        try:
+            list(read(STORE, handle))
+        except (sl.CorruptionError, sl.IncompatibleFormatError):
+            continue  # plain files of Flink have no checksum, so other values are possible too

@@ -1,0 +1,91 @@
+"""The key group of a key: Spark, Python and the document agree."""
+
+import datetime as dt
+import decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.key_group_vectors import TYPES, VECTORS
+
+from statelog.state.key_groups import hash_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def spark_hash(columns: list[tuple[str, str]]) -> str:
+    """Return the SQL that hashes a key of literals."""
+    return f"xxhash64({', '.join(literal(kind, text) for kind, text in columns)})"
+
+
+def literal(kind: str, text: str) -> str:
+    if kind == "BINARY":
+        return f"X'{text}'"
+    if text == "NULL" or kind == "STRING":
+        return f"CAST({text} AS {kind})"
+    return f"CAST('{text}' AS {kind})"
+
+
+def test_spark_gives_the_hashes_that_are_written_down(spark: "SparkSession") -> None:
+    hashes = [
+        f"{spark_hash(columns)} AS h{at}, pmod({spark_hash(columns)}, 128) AS g{at}"
+        for at, (columns, _, _) in enumerate(VECTORS)
+    ]
+    row = spark.sql("SELECT " + ", ".join(hashes)).first()
+    assert row is not None
+    expected = [(value, key_group) for _, value, key_group in VECTORS]
+    assert expected == list(zip(row[::2], row[1::2], strict=True))
+
+
+MOMENTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), allow_imaginary=False)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "BOOLEAN": st.booleans(),
+    "TINYINT": st.integers(-(2**7), 2**7 - 1),
+    "SMALLINT": st.integers(-(2**15), 2**15 - 1),
+    "INT": st.integers(-(2**31), 2**31 - 1),
+    "BIGINT": st.integers(-(2**63), 2**63 - 1),
+    "FLOAT": st.floats(width=32),
+    "DOUBLE": st.floats(),
+    "DECIMAL(10,2)": st.decimals(-(10**7), 10**7, places=2),
+    "DECIMAL(38,10)": st.decimals(
+        decimal.Decimal(10) ** 27 * -9, decimal.Decimal(10) ** 27 * 9, places=10
+    ),
+    "STRING": st.text(st.characters(exclude_categories=["Cs"]), max_size=80),
+    "BINARY": st.binary(max_size=80),
+    "DATE": st.dates(),
+    "TIMESTAMP": MOMENTS.map(lambda moment: moment.replace(tzinfo=dt.UTC)),
+    "TIMESTAMP_NTZ": MOMENTS,
+}
+SCHEMA = pa.schema([(f"c{at}", TYPES[kind][0]) for at, kind in enumerate(VALUES)])
+ROWS = st.lists(
+    st.tuples(*(st.one_of(st.none(), values, values, values) for values in VALUES.values())),
+    min_size=150,
+    max_size=150,
+)
+
+
+@settings(
+    max_examples=2,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(ROWS)
+def test_python_gives_the_hash_of_spark_for_any_value(
+    spark: "SparkSession", rows: list[tuple[Any, ...]]
+) -> None:
+    assert list(VALUES) == list(TYPES)
+    table = pa.Table.from_pylist(
+        [dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA
+    )
+    # Each column by itself, and all of them one after the other.
+    keys = [[name] for name in SCHEMA.names] + [SCHEMA.names]
+    hashes = [f"xxhash64({', '.join(names)}) AS h{at}" for at, names in enumerate(keys)]
+    found = spark.createDataFrame(table).selectExpr(*hashes).collect()
+    for row, expected in zip(rows, found, strict=True):
+        actual = [
+            hash_of((value,), SCHEMA.empty_table().select([at]).schema)
+            for at, value in enumerate(row)
+        ]
+        assert list(expected) == [*actual, hash_of(row, SCHEMA)], row

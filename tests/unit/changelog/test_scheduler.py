@@ -1,0 +1,228 @@
+"""Schedulers and uploaders, beyond what the hazards ask."""
+
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+from statelog.format.segment import parse_segment
+from statelog.model import ChangeBatch
+from statelog.runtime.driver import system_runtime
+from statelog.runtime.ids import RandomIds
+from statelog.store.paths import LocationPaths
+
+
+def task(size: int, log_id: int = 0, sqn: int = 0) -> tuple[sl.UploadTask, list[object]]:
+    batch = ChangeBatch(np.array([1], np.int32), pa.array([bytes(size)], pa.binary()))
+    ended: list[object] = []
+    change_set = sl.StateChangeSet(log_id, sl.SequenceNumber(sqn), (batch,), size)
+    return sl.UploadTask([change_set], ended.append, lambda _, error: ended.append(error)), ended
+
+
+class GatedStore(ScriptedStore):
+    """Puts wait until the gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def put(self, path: str, data: object) -> None:
+        self.gate.wait(10)
+        super().put(path, data)  # type: ignore[arg-type]
+
+
+def gated(
+    limit: int, timeout_s: float = 10
+) -> tuple[GatedStore, sl.BatchingStateChangeUploadScheduler]:
+    store, runtime = GatedStore(), system_runtime()
+    return store, sl.BatchingStateChangeUploadScheduler(
+        sl.StateChangeFsUploader(store, LocationPaths(), runtime.ids),
+        runtime,
+        policy=sl.RetryPolicy.none(),
+        batch_threshold_bytes=1,
+        max_in_flight_bytes=limit,
+        backpressure_timeout_s=timeout_s,
+    )
+
+
+def test_waiting_ends_with_room() -> None:
+    store, scheduler = gated(100)
+    first, second = task(80)[0], task(80, sqn=1)[0]
+    scheduler.upload(first)
+    waiter = threading.Thread(target=scheduler.upload, args=[second])
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive()
+    assert not scheduler.availability.is_available
+    assert not scheduler.availability.wait(0.01)
+    future = scheduler.availability.future
+    store.gate.set()
+    waiter.join(5)
+    assert not waiter.is_alive()
+    assert future.result(5) is None
+    assert scheduler.availability.wait(5)
+    scheduler.close()
+
+
+def test_waiting_ends_with_a_time_out() -> None:
+    store, scheduler = gated(100, timeout_s=0.02)
+    scheduler.upload(task(80)[0])
+    late, ended = task(80)
+    with pytest.raises(sl.BackpressureTimeoutError, match="no room for 80 bytes"):
+        scheduler.upload(late)
+    assert [sl.BackpressureTimeoutError] == [type(each) for each in ended]
+    store.gate.set()
+    scheduler.close()
+
+
+def test_waiting_ends_with_the_close() -> None:
+    store, scheduler = gated(100)
+    scheduler.upload(task(80)[0])
+    raised: list[BaseException] = []
+    late, ended = task(80)
+
+    def wait() -> None:
+        try:
+            scheduler.upload(late)
+        except sl.ClosedError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    waiter.join(0.05)
+    scheduler.close()
+    waiter.join(5)
+    assert (1, 1) == (len(raised), len(ended))
+    assert scheduler.availability.is_available, "nobody waits at a closed scheduler"
+    store.gate.set()
+
+
+def test_many_threads_stay_under_the_limit() -> None:
+    store, runtime = ScriptedStore(), system_runtime()
+    scheduler = sl.BatchingStateChangeUploadScheduler(
+        sl.StateChangeFsUploader(store, LocationPaths(), runtime.ids),
+        runtime,
+        batch_threshold_bytes=100,
+        max_in_flight_bytes=1000,
+    )
+    peaks: list[int] = []
+    ends: list[list[object]] = []
+
+    def work(log_id: int) -> None:
+        for sqn in range(50):
+            each, ended = task(300, log_id, sqn)
+            ends.append(ended)
+            scheduler.upload(each)
+            peaks.append(scheduler.in_flight_bytes)
+
+    threads = [threading.Thread(target=work, args=[log_id]) for log_id in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    deadline = time.monotonic() + 5
+    while scheduler.in_flight_bytes and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert max(peaks) <= 1000
+    assert 0 == scheduler.in_flight_bytes
+    assert {1} == {len(ended) for ended in ends}
+    scheduler.close()
+
+
+def test_a_task_ends_once_and_counts_all_its_sets() -> None:
+    one, ended = task(3)
+    both = sl.UploadTask(one.change_sets * 2, ended.append, lambda *_: None)
+    assert 6 == both.size_bytes
+    both.complete([])
+    both.complete([])
+    both.fail(OSError())
+    assert [[]] == ended
+    assert both.finished
+
+
+def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
+    store = ScriptedStore()
+    ids = RandomIds()
+    before = threading.active_count()
+    scheduler = sl.DirectStateChangeUploadScheduler(
+        sl.StateChangeFsUploader(store, LocationPaths(), ids)
+    )
+    with sl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        store.put_errors = [OSError("no")]
+        with pytest.raises(sl.UploadFailedError):
+            writer.persist(sl.SequenceNumber(0)).result(0)
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(0))
+        assert [b"value"] == values_of(storage.read(handle))
+        assert scheduler.availability.is_available
+        assert before == threading.active_count()
+    with pytest.raises(sl.ClosedError):
+        scheduler.upload(task(1)[0])
+    assert all(path.startswith("dstl/") for path in store.objects)
+
+
+@pytest.mark.parametrize(("threshold", "inline"), [(10_000, True), (60, False), (0, False)])
+def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> None:
+    store, ids = ScriptedStore(), RandomIds()
+    uploader = sl.InlineStateChangeUploader(
+        threshold, sl.StateChangeFsUploader(store, LocationPaths(), ids), ids
+    )
+    one, two = task(10, sqn=1)[0], task(20, log_id=2)[0]
+    result = uploader.upload([one, two])
+    assert inline == (not store.objects)
+    assert [one, two] == [entry.task for entry in result.tasks]
+    for handle in result.handles:
+        if inline:
+            assert isinstance(handle, sl.ByteStreamStateHandle)
+            assert parse_segment(handle.data).trailer is not None
+    uploader.discard(result)
+    uploader.close()
+
+
+def test_compressed_files_are_read_set_by_set() -> None:
+    store = ScriptedStore()
+    options = sl.ChangelogOptions(compression_enabled=True)
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        writer = storage.create_writer("operator", ALL)
+        for index in range(3):
+            writer.append(index, b"x" * 1000)
+            writer.next_sequence_number()
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(5))
+        assert 3000 == handle.size_bytes
+        tail = handle_of(writer.persist(sl.SequenceNumber(2)).result(5))
+        assert [(2, b"x" * 1000)] == list(storage.read(tail))
+    (data,) = store.objects.values()
+    assert 1 == data[0]
+    assert len(data) < 1000
+
+
+def test_a_lone_set_of_a_plain_file_is_fetched_alone() -> None:
+    store = ScriptedStore()
+    with sl.FsStateChangelogStorage(store) as storage:
+        writer = storage.create_writer("operator", ALL)
+        for index in range(5):
+            writer.append(index, b"x" * 1000)
+            writer.next_sequence_number()
+        writer.persist(sl.SequenceNumber(0)).result(5)
+        tail = handle_of(writer.persist(sl.SequenceNumber(4)).result(5))
+        assert [(4, b"x" * 1000)] == list(storage.read(tail))
+    assert (1, 0) == (store.requests["get_range"], store.requests["get"])
+
+
+def test_a_missing_file_is_named() -> None:
+    store = ScriptedStore()
+    with sl.FsStateChangelogStorage(store) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"x")
+        handle = handle_of(writer.persist(sl.SequenceNumber(0), 9).result(5))
+        (path,) = store.objects
+        store.objects.clear()
+        with pytest.raises(sl.ObjectNotFoundError) as caught:
+            list(storage.read(handle))
+    for fact in (path, handle.state_handle_id, "checkpoint 9", "scripted://"):
+        assert fact in str(caught.value)

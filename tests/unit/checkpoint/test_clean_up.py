@@ -1,0 +1,158 @@
+"""The sweep: only orphans, only old ones, and nothing where there is doubt."""
+
+import datetime as dt
+
+import pytest
+from tests.unit.checkpoint.dict_store import EPOCH, DictStore
+from tests.unit.checkpoint.helpers import (
+    log_in_file,
+    run_checkpoint,
+    small_checkpoint,
+    started,
+)
+
+from statelog.checkpoint import sweep
+from statelog.errors import CheckpointError, IncompatibleFormatError, StoreError
+from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.store import LocationPaths
+
+ALL = KeyGroupRange(0, 7)
+HOUR = dt.timedelta(hours=1)
+ORPHANS = ["chk-99/x", "dstl/o", "output/o", "shared/o", "taskowned/o", "tmp/o"]
+
+
+def swept(store, *, min_age=HOUR, dry_run=False, hours=2, paths=None):
+    now = EPOCH + hours * HOUR
+    return sweep(store, paths or LocationPaths(), min_age=min_age, dry_run=dry_run, now=now)
+
+
+@pytest.fixture
+def filled() -> DictStore:
+    store = DictStore()
+    one = started(store, retained=2)
+    store.put("taskowned/s", b"state")
+    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"a")]]))])
+    snapshot = MaterializedHandle(ALL, 0, FileStateHandle("taskowned/s", 5))
+    run_checkpoint(
+        one, 1, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
+    )
+    small_checkpoint(one, 2)
+    for path in (*ORPHANS, "README", "other/file", "owner/9x"):
+        store.put(path, b"12345")
+    return store
+
+
+def test_orphans_go_and_all_else_stays(filled):
+    before = set(filled.objects)
+    report = swept(filled)
+    subsumed = {"chk-0/_metadata", *(p for p in before if p.startswith("dstl/file"))}
+    needed = {p for p in before if p.startswith("dstl/file") and p in filled.objects}
+    assert set(report.deleted) == {*ORPHANS, *subsumed} - needed
+    assert len(needed) == 1
+    kept = {"chk-1/_metadata", "chk-2/_metadata", "taskowned/s", "owner/1", *needed}
+    assert set(filled.objects) == {*kept, "README", "other/file", "owner/9x"}
+    assert (report.unknown, report.too_young, report.failed) == (2, 0, ())
+    assert report.deleted_bytes > 5 * len(ORPHANS)
+    assert swept(filled).deleted == ()
+
+
+def test_a_dry_run_only_tells(filled):
+    before = dict(filled.objects)
+    told = swept(filled, dry_run=True)
+    assert filled.objects == before
+    assert told.dry_run
+    assert swept(filled).deleted == told.deleted
+
+
+@pytest.mark.parametrize(("hours", "goes"), [(0.99, False), (1, True), (50, True)])
+def test_the_age_guard_holds(filled, hours, goes):
+    report = swept(filled, hours=hours)
+    assert bool(report.deleted) is goes
+    assert bool(report.too_young) is not goes
+
+
+def test_a_clock_behind_the_store_deletes_nothing(filled):
+    assert swept(filled, min_age=dt.timedelta(0), hours=-1).deleted == ()
+
+
+@pytest.mark.parametrize("victim", ["chk-1/_metadata", "chk-2/_metadata"])
+@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+def test_a_damaged_retained_checkpoint_stops_the_sweep(filled, victim, how):
+    if (victim, how) == ("chk-2/_metadata", "gone"):
+        pytest.skip("then checkpoint 1 is the newest")
+    content, modified = filled.objects[victim]
+    del filled.objects[victim]
+    if how == "cut":
+        filled.objects[victim] = (content[:-9], modified)
+    elif how == "flip":
+        filled.objects[victim] = (content[:-20] + b"x" + content[-19:], modified)
+    before = dict(filled.objects)
+    with pytest.raises(CheckpointError) as raised:
+        swept(filled)
+    assert raised.value.reason == "damaged"
+    assert filled.objects == before
+
+
+def test_a_newer_format_stops_the_sweep(filled):
+    content, modified = filled.objects["chk-1/_metadata"]
+    filled.objects["chk-1/_metadata"] = (content[:-12] + b"\x00\x09" + content[-10:], modified)
+    with pytest.raises(IncompatibleFormatError):
+        swept(filled)
+    assert filled.deleted == []
+
+
+def test_a_folder_that_is_no_location_is_left_alone():
+    store = DictStore()
+    store.put("dstl/somebody-elses", b"x")
+    report = swept(store)
+    assert (report.deleted, report.unknown) == ((), 1)
+    assert "neither a checkpoint nor a claim" in report.reason
+
+
+def test_a_claimed_location_without_checkpoint_loses_only_old_orphans():
+    store = DictStore()
+    started(store)
+    store.put("dstl/old", b"x")
+    store.now = EPOCH + 2 * HOUR
+    store.put("dstl/young", b"x")
+    assert swept(store, hours=2.5).deleted == ("dstl/old",)
+
+
+def test_another_location_in_the_same_store_is_not_touched(filled):
+    inner = LocationPaths("inner")
+    filled.put("inner/owner/1", b"{}")
+    filled.put("inner/dstl/o", b"x")
+    filled.put("inner/tmp/o", b"x")
+    assert swept(filled, paths=inner).deleted == ("inner/dstl/o",)
+    assert "inner/tmp/o" in filled.objects
+
+
+def test_what_is_committed_during_the_sweep_is_kept(filled):
+    heir = started(filled, "b", retained=2)
+    log = log_in_file(filled, ALL, [[(2, b"c")]])
+    requests = []
+
+    def commit_after_the_listing(operation, path):
+        if operation == "list_folders" and not requests:
+            requests.append(path)
+            run_checkpoint(heir, 3, [TaskStateSnapshot(ALL, log)])
+        return None
+
+    filled.on_request = commit_after_the_listing
+    report = swept(filled)
+    assert requests
+    assert not set(report.deleted) & set(heir.latest.referenced_paths())
+
+
+def test_failures_are_reported_and_bounded(filled):
+    def refuse(operation, path):
+        if operation == "delete":
+            raise StoreError("forbidden")
+        return None
+
+    filled.on_request = refuse
+    report = swept(filled)
+    assert report.deleted == ()
+    assert set(ORPHANS) <= set(report.failed)
+    assert report.reason == "forbidden"
+    assert filled.requests["delete"] == 3

@@ -1,0 +1,162 @@
+"""Coverage of key groups by snapshots and log, whatever the ranges."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog.errors import CorruptionError, UsageError
+from statelog.model import (
+    OBJECTS_PROPERTY,
+    ByteStreamStateHandle,
+    ChangelogStateBackendHandle,
+    ChangelogStateHandle,
+    CompletedCheckpoint,
+    FileStateHandle,
+    HandleAndOffset,
+    KeyGroupRange,
+    MaterializedHandle,
+    TaskStateSnapshot,
+    live_log,
+    live_snapshots,
+    split_key_groups,
+)
+
+KEY_GROUPS = 12
+
+
+@st.composite
+def ranges(draw) -> KeyGroupRange:
+    start = draw(st.integers(0, KEY_GROUPS - 1))
+    return KeyGroupRange(start, draw(st.integers(start, KEY_GROUPS - 1)))
+
+
+@st.composite
+def checkpoints(draw) -> CompletedCheckpoint:
+    log = sorted(
+        draw(st.lists(st.tuples(st.integers(0, 9), ranges()), max_size=8)), key=lambda one: one[0]
+    )
+    snapshots = sorted(
+        draw(st.lists(st.tuples(st.integers(0, 9), ranges()), max_size=5)), key=lambda one: one[0]
+    )
+    return CompletedCheckpoint(
+        checkpoint_id=9,
+        parent_id=8,
+        created_at_ms=1,
+        epoch=1,
+        owner_id="o",
+        max_parallelism=KEY_GROUPS,
+        log=tuple(log_handle(i, number, own) for number, (i, own) in enumerate(log)),
+        materialized=tuple(
+            MaterializedHandle(own, i, FileStateHandle(f"s{number}", 1))
+            for number, (i, own) in enumerate(snapshots)
+        ),
+    )
+
+
+def log_handle(checkpoint_id, number, own) -> ChangelogStateHandle:
+    entry = HandleAndOffset(FileStateHandle(f"f{number}", 9), number, 4, 7)
+    return ChangelogStateHandle(own, (entry,), 4, 4, f"h{number}", checkpoint_id)
+
+
+def expected(checkpoint, key_group):
+    """The rule itself: the newest snapshot (the later of equals), then the younger log."""
+    snapshots = [one for one in checkpoint.materialized if key_group in one.key_group_range]
+    best = max(reversed(snapshots), key=lambda one: one.checkpoint_id, default=None)
+    since = -1 if best is None else best.checkpoint_id
+    log = [
+        one.state_handle_id
+        for one in checkpoint.log
+        if key_group in one.key_group_range and one.checkpoint_id > since
+    ]
+    return (None if best is None else best.handle.path), log
+
+
+def as_restored(handle: ChangelogStateBackendHandle, key_group):
+    snapshots = [one for one in handle.materialized if key_group in one.key_group_range]
+    assert len(snapshots) <= 1, "two snapshots for one key group"
+    log = [one.state_handle_id for one in handle.log if key_group in one.key_group_range]
+    return (snapshots[0].handle.path if snapshots else None), log
+
+
+@settings(max_examples=300, deadline=None)
+@given(checkpoints(), st.integers(1, KEY_GROUPS))
+def test_any_split_reads_every_change_once_and_nothing_twice(checkpoint, parallelism):
+    for own in split_key_groups(KEY_GROUPS, parallelism):
+        handle = checkpoint.for_range(own)
+        assert handle.key_group_range == own
+        for part in (*handle.materialized, *handle.log):
+            assert len(part.key_group_range) > 0
+            assert part.key_group_range.intersection(own) == part.key_group_range
+        for key_group in own:
+            assert as_restored(handle, key_group) == expected(checkpoint, key_group)
+
+
+@settings(max_examples=200, deadline=None)
+@given(checkpoints())
+def test_pruning_changes_nothing_that_is_restored(checkpoint):
+    snapshots = live_snapshots(checkpoint.materialized, KEY_GROUPS)
+    log = live_log(checkpoint.log, snapshots, KEY_GROUPS)
+    for key_group in range(KEY_GROUPS):
+        covering = [one for one in snapshots if key_group in one.key_group_range]
+        path, ids = expected(checkpoint, key_group)
+        assert path is None or covering[-1].handle.path == path
+        kept = [one.state_handle_id for one in log if key_group in one.key_group_range]
+        assert [one for one in kept if one in ids] == ids
+    needed = {expected(checkpoint, key_group)[0] for key_group in range(KEY_GROUPS)} - {None}
+    assert {one.handle.path for one in snapshots} == needed
+    wanted = {i for key_group in range(KEY_GROUPS) for i in expected(checkpoint, key_group)[1]}
+    assert {one.state_handle_id for one in log} == wanted
+
+
+@given(checkpoints(), ranges())
+def test_what_travels_to_tasks_and_back_survives_json(checkpoint, own):
+    handle = checkpoint.for_range(own)
+    assert ChangelogStateBackendHandle.from_json(handle.to_json()) == handle
+    log = checkpoint.log[0] if checkpoint.log else None
+    snapshot = TaskStateSnapshot(
+        own, log, MaterializedHandle(own, 3, ByteStreamStateHandle("n", b"x"))
+    )
+    back = TaskStateSnapshot.from_json(snapshot.to_json())
+    assert back == snapshot
+    assert back.materialized.handle.data == b"x"
+
+
+def test_a_range_beyond_the_job_is_refused():
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=0, parent_id=None, created_at_ms=0, epoch=1, owner_id="o", max_parallelism=4
+    )
+    with pytest.raises(UsageError, match="pass the 4 key groups"):
+        checkpoint.for_range(KeyGroupRange(0, 4))
+
+
+def test_referenced_paths_name_each_object_once():
+    own = KeyGroupRange(0, 3)
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=1,
+        parent_id=0,
+        created_at_ms=0,
+        epoch=1,
+        owner_id="o",
+        max_parallelism=4,
+        log=(log_handle(0, 1, own), log_handle(1, 1, own), log_handle(1, 0, own)),
+        materialized=(
+            MaterializedHandle(own, 0, FileStateHandle("s", 1)),
+            MaterializedHandle(own, 0, ByteStreamStateHandle("inline", b"")),
+        ),
+        properties={OBJECTS_PROPERTY: ["output/x"]},
+    )
+    assert checkpoint.referenced_paths() == ("f0", "f1", "output/x", "s")
+
+
+@pytest.mark.parametrize(
+    "cls", [MaterializedHandle, TaskStateSnapshot, ChangelogStateBackendHandle]
+)
+@pytest.mark.parametrize("value", [{}, {"key_groups": [3, 1]}, {"key_groups": 5}, []])
+def test_foreign_json_is_called_damaged(cls, value):
+    with pytest.raises(CorruptionError):
+        cls.from_json(value)
+
+
+def test_a_snapshot_of_nothing_is_refused():
+    with pytest.raises(UsageError):
+        MaterializedHandle(KeyGroupRange.empty(), 0, FileStateHandle("s", 1))

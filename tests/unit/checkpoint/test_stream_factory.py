@@ -1,0 +1,215 @@
+"""Streams for snapshots, rule by rule as Flink has them."""
+
+import pytest
+from tests.unit.checkpoint.dict_store import DictStore
+
+from statelog.checkpoint import (
+    CheckpointedStateScope,
+    Entropy,
+    FsCheckpointStreamFactory,
+    read_materialized,
+)
+from statelog.checkpoint.stream_factory import (
+    MAX_FILE_STATE_THRESHOLD,
+    FsCheckpointStateOutputStream,
+)
+from statelog.errors import (
+    ClosedError,
+    CorruptionError,
+    ObjectNotFoundError,
+    StoreError,
+    UsageError,
+)
+from statelog.format.change_set import checksum
+from statelog.model import ByteStreamStateHandle, FileStateHandle, KeyGroupRange, MaterializedHandle
+from statelog.store import LocationPaths
+
+EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHARED
+
+
+def factory(store, **more) -> FsCheckpointStreamFactory:
+    folders = {"exclusive_directory": "chk-5", "shared_directory": "shared"}
+    return FsCheckpointStreamFactory(store, **{**folders, "threshold_bytes": 100, **more})
+
+
+def written(store, size, *, scope=EXCLUSIVE, **more):
+    stream = factory(store, **more).create_checkpoint_state_output_stream(scope)
+    stream.write(bytes(size))
+    return stream.close_and_get_handle()
+
+
+@pytest.mark.parametrize(("size", "inline"), [(1, True), (99, True), (100, True), (101, False)])
+@pytest.mark.parametrize("write_buffer_bytes", [0, 7, 100, 5000])
+def test_the_threshold_is_inclusive(size, inline, write_buffer_bytes):
+    store = DictStore()
+    handle = written(store, size, write_buffer_bytes=write_buffer_bytes)
+    assert isinstance(handle, ByteStreamStateHandle) is inline
+    assert handle.size_bytes == size
+    assert len(store.objects) == (0 if inline else 1)
+
+
+def test_a_threshold_of_zero_makes_everything_an_object():
+    assert isinstance(written(DictStore(), 1, threshold_bytes=0), FileStateHandle)
+
+
+def test_the_threshold_is_at_most_one_mebibyte():
+    factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD)
+    with pytest.raises(UsageError, match="cannot be larger than 1048576"):
+        factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD + 1)
+
+
+def test_arguments_are_checked_in_flinks_order():
+    with pytest.raises(UsageError, match="threshold for file state size must be zero or larger"):
+        factory(DictStore(), threshold_bytes=-1, write_buffer_bytes=-1)
+    with pytest.raises(UsageError, match="write buffer size must be zero or larger"):
+        factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD + 1, write_buffer_bytes=-1)
+    with pytest.raises(UsageError, match="directory"):
+        factory(DictStore(), shared_directory="")
+    with pytest.raises(UsageError, match="smaller than the threshold"):
+        FsCheckpointStateOutputStream(DictStore(), "d", threshold_bytes=2, buffer_bytes=1)
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_the_store_sees_one_put_for_each_large_state_and_nothing_else(count):
+    store = DictStore()
+    one = factory(store)
+    for _ in range(count):
+        stream = one.create_checkpoint_state_output_stream(SHARED)
+        for _ in range(30):
+            stream.write(b"0123456789")
+            stream.flush()
+            stream.sync()
+        stream.close_and_get_handle()
+        small = one.create_checkpoint_state_output_stream(EXCLUSIVE)
+        small.write(b"x")
+        small.close_and_get_handle()
+        one.create_task_owned_state_stream().close()
+    assert store.requests == {"put_if_absent": count}
+    assert len(store.objects) == count, "every name is new"
+
+
+def test_scopes_choose_the_folder():
+    store = DictStore()
+    assert written(store, 101).path.startswith("chk-5/")
+    assert written(store, 101, scope=SHARED).path.startswith("shared/")
+    assert written(store, 1, scope=SHARED).name.startswith("shared/"), "the name it would have had"
+    one = FsCheckpointStreamFactory.for_checkpoint(store, LocationPaths("job"), 5)
+    stream = one.create_task_owned_state_stream()
+    stream.write(bytes(30000))
+    assert stream.close_and_get_handle().path.startswith("job/taskowned/")
+    assert repr(one) == "File Stream Factory @ job/chk-5"
+    assert not one.can_fast_duplicate(FileStateHandle("a", 1), EXCLUSIVE)
+
+
+def test_the_handle_has_the_checksum_of_the_whole_object():
+    store = DictStore()
+    stream = factory(store).create_checkpoint_state_output_stream(EXCLUSIVE)
+    for piece in (b"a" * 70, memoryview(b"b" * 70), bytearray(b"c")):
+        stream.write(piece)
+    assert stream.tell() == 141
+    handle = stream.close_and_get_handle()
+    content = b"a" * 70 + b"b" * 70 + b"c"
+    assert handle.crc32c == checksum([content])
+    snapshot = MaterializedHandle(KeyGroupRange(0, 1), 0, handle)
+    assert read_materialized(store, snapshot) == content
+    store.objects[handle.path] = (content[:-1] + b"d", store.now)
+    with pytest.raises(CorruptionError, match="checksum"):
+        read_materialized(store, snapshot)
+    store.objects[handle.path] = (content[:-1], store.now)
+    with pytest.raises(CorruptionError, match="140 bytes instead of 141"):
+        read_materialized(store, snapshot)
+    del store.objects[handle.path]
+    with pytest.raises(ObjectNotFoundError):
+        read_materialized(store, snapshot)
+
+
+def test_nothing_written_is_no_handle_and_the_stream_stays_open():
+    stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
+    stream.write(b"")
+    assert stream.close_and_get_handle() is None
+    stream.write(b"x")
+    assert stream.close_and_get_handle().data == b"x"
+
+
+def test_closing_discards_and_is_final():
+    store = DictStore()
+    with factory(store).create_checkpoint_state_output_stream(EXCLUSIVE) as stream:
+        stream.write(bytes(5000))
+    assert store.requests == {}
+    assert stream.closed
+    with pytest.raises(ClosedError, match="already been closed and discarded"):
+        stream.close_and_get_handle()
+    with pytest.raises(ClosedError, match="closed"):
+        stream.write(b"x")
+    assert stream.write(b"") == 0
+    stream.close()
+
+
+def test_an_error_in_the_block_leaves_nothing():
+    store = DictStore()
+    with (
+        pytest.raises(RuntimeError),
+        factory(store).create_checkpoint_state_output_stream(EXCLUSIVE) as stream,
+    ):
+        stream.write(bytes(5000))
+        raise RuntimeError
+    assert store.objects == {}
+
+
+def test_taken_names_are_left_alone_and_others_tried():
+    store = DictStore()
+    names = iter(["taken", "taken", "free"])
+    store.put("chk-5/taken", b"not ours")
+    assert written(store, 101, new_name=lambda: next(names)).path == "chk-5/free"
+    assert store.objects["chk-5/taken"][0] == b"not ours"
+    assert store.deleted == []
+
+
+@pytest.mark.parametrize("verdict", ["refuse", "lose"])
+def test_ten_attempts_then_a_clear_error_and_nothing_left(verdict):
+    store = DictStore()
+
+    def broken(operation, path):
+        if operation == "put_if_absent":
+            if verdict == "refuse":
+                raise StoreError("no route to host")
+            return "lose"
+        return None
+
+    store.on_request = broken
+    stream = factory(store).create_checkpoint_state_output_stream(EXCLUSIVE)
+    stream.write(bytes(101))
+    with pytest.raises(StoreError, match=r"101 bytes of state to chk-5/.*10 attempts") as raised:
+        stream.close_and_get_handle()
+    assert isinstance(raised.value.__cause__, StoreError)
+    assert store.requests["put_if_absent"] == 10
+    assert store.objects == {}
+    with pytest.raises(ClosedError):
+        stream.close_and_get_handle()
+
+
+def test_entropy_takes_the_place_of_its_marker():
+    entropy = Entropy("_ENT_", 6)
+    store = DictStore()
+    folder = "a-_ENT_-z/chk-5"
+    paths = {
+        written(store, 101, exclusive_directory=folder, entropy=entropy).path for _ in range(5)
+    }
+    assert len({path.split("/")[0] for path in paths}) == 5
+    for path in paths:
+        first = path.split("/")[0]
+        assert (len(first), first[:2], first[-2:]) == (10, "a-", "-z")
+        assert first[2:-2].isalnum()
+    assert entropy.remove("_ENT_/chk-5/_metadata") == "chk-5/_metadata"
+    assert entropy.remove("a-_ENT_-z/m") == "a--z/m"
+    assert entropy.inject("plain/x") == entropy.remove("plain/x") == "plain/x"
+    assert entropy.inject("_ENT_/_ENT_").endswith("/_ENT_"), "the first one only"
+    for arguments in [("", 4), ("m", 0)]:
+        with pytest.raises(UsageError):
+            Entropy(*arguments)
+
+
+def test_a_number_is_no_state():
+    stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
+    with pytest.raises(TypeError):
+        stream.write(5)

@@ -1,0 +1,311 @@
+"""The command line on real locations: what it prints, and with which exit status it ends."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.checkpoint.helpers import (
+    batch_of,
+    log_in_file,
+    run_checkpoint,
+    small_checkpoint,
+    started,
+)
+
+from statelog.cli.main import run
+from statelog.format.change_set import checksum
+from statelog.format.segment import SegmentWriter
+from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.store import open_store
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+ALL = KeyGroupRange(0, 7)
+TAKES_A_WHILE = 300_000
+
+
+@pytest.fixture
+def location(tmp_path) -> str:
+    store = open_store(str(tmp_path / "job"))
+    one = started(store, retained=2)
+    small_checkpoint(one, 0, properties={"batch": 0})
+    small_checkpoint(one, 1)
+    store.put("taskowned/s", b"state")
+    handle = FileStateHandle("taskowned/s", 5, checksum([b"state"]))
+    log = log_in_file(store, ALL, [[(1, b"a")], [(2, b"b")]])
+    snapshot = TaskStateSnapshot(ALL, log, MaterializedHandle(ALL, 1, handle))
+    run_checkpoint(one, 2, [snapshot], properties={"batch": 2, "[odd]": "[/red]"})
+    store.put("dstl/orphan", b"12345")
+    return str(tmp_path / "job")
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments: str, status: int = 0) -> str:
+        found = run(arguments)
+        said = capsys.readouterr()
+        assert found == status, said
+        assert "Traceback" not in said.err
+        return said.out if status == 0 else said.out + said.err
+
+    return call
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def damage(location: str, name: str) -> None:
+    path = Path(location, name)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+def test_checkpoints_are_listed_for_programs(call, location):
+    found = lines(call("checkpoints", location, "--json"))
+    assert [(one["checkpoint_id"], one["state"]) for one in found] == [
+        (0, "subsumed"),
+        (1, "retained"),
+        (2, "retained"),
+    ]
+    last = found[-1]
+    assert (last["parent_id"], last["snapshot_count"], last["log_length"]) == (1, 1, 1)
+    assert last["properties"] == {"batch": 2, "[odd]": "[/red]"}
+    assert last["size_bytes"] == Path(location, "chk-2/_metadata").stat().st_size
+
+
+def test_checkpoints_are_listed_for_people(call, location):
+    text = call("checkpoints", location)
+    assert "retained" in text
+    assert "batch=2 [odd]=[/red]" in text
+    assert "3 checkpoints in " in text
+    assert "2023-11-14 22:13:20" in text
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
+def test_a_narrow_terminal_shows_ids_and_states(call, location, columns, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = call("checkpoints", location)
+    assert "id" in text
+    assert "state" in text
+
+
+def test_a_damaged_checkpoint_is_a_finding(call, location):
+    damage(location, "chk-2/_metadata")
+    assert "damaged" in call("checkpoints", location, status=1)
+    found = lines(call("checkpoints", location, "--json", status=1))
+    assert [one["state"] for one in found] == ["retained", "retained", "damaged"]
+    assert "checksum" in found[-1]["problem"]
+
+
+def test_a_claimed_location_without_checkpoints_is_fine(call, tmp_path):
+    started(open_store(str(tmp_path / "new")))
+    assert "holds no checkpoint yet" in call("checkpoints", str(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("verb", ["checkpoints", "gc", "verify"])
+def test_a_wrong_location_is_a_wrong_call(call, tmp_path, verb):
+    assert "no such directory" in call(verb, str(tmp_path / "nope"), status=2)
+    assert not (tmp_path / "nope").exists()
+    assert "is no state location" in call(verb, str(tmp_path), status=2)
+    assert "unknown scheme" in call(verb, "ftp://host/x", status=2)
+
+
+# -------------------------------------------------------------------------------------------- cat
+
+
+@pytest.mark.parametrize("manifest", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
+def test_cat_reads_what_flink_wrote(call, manifest):
+    expected = json.loads(manifest.read_text())
+    file = manifest.with_suffix(".dstl")
+    found = lines(call("cat", str(file), "--json"))
+    wanted = [
+        {
+            "change_set": one["offset"],
+            "key_group": change["kg"],
+            "size": change["len"],
+            "sha256": change.get("sha256")
+            or hashlib.sha256(bytes.fromhex(change["hex"])).hexdigest(),
+        }
+        for one in sorted(expected["changeSets"], key=lambda one: one["offset"])
+        for change in one["changes"]
+    ]
+    assert found == wanted
+    offsets = sorted({one["offset"] for one in expected["changeSets"]})
+    last = lines(call("cat", str(file), "--json", "--offset", str(offsets[-1])))
+    assert last == [one for one in wanted if one["change_set"] == offsets[-1]]
+    assert len(call("cat", file.as_uri()).splitlines()) == len(wanted) + 1
+
+
+def test_cat_reads_the_changes_inside_a_checkpoint(call, location):
+    text = call("cat", f"{location}/chk-1/_metadata")
+    heading, *rows = [line.split() for line in text.splitlines()]
+    assert heading == ["change_set", "key_group", "size", "sha256"]
+    assert [row[1] for row in rows] == ["0", "3", "7"]
+    assert rows[0] == ["0", "0", "3", hashlib.sha256(b"1/0").hexdigest()]
+
+
+def test_cat_takes_several_offsets(call, tmp_path):
+    writer = SegmentWriter()
+    offsets = [writer.add([batch_of([(i, b"v%d" % i)])]).offset for i in range(4)]
+    file = tmp_path / "log"
+    file.write_bytes(b"".join(writer.finish()))
+    chosen = [str(offsets[2]), str(offsets[0])]
+    found = lines(call("cat", str(file), "--offset", chosen[0], "--offset", chosen[1], "--json"))
+    assert [one["key_group"] for one in found] == [2, 0]
+    text = call("cat", str(file), "--offset", "5", status=2)
+    assert f"they begin at {', '.join(map(str, offsets))}" in text
+
+
+def test_cat_explains_what_it_cannot_read(call, tmp_path, location):
+    assert "no such object" in call("cat", f"{location}/nope", status=2)
+    assert "is a directory" in call("cat", location, status=2)
+    assert "no such directory" in call("cat", f"{location}/x/y/z", status=2)
+    (tmp_path / "text").write_text("hello")
+    assert "neither plain nor Snappy" in call("cat", str(tmp_path / "text"), status=1)
+    (tmp_path / "empty").write_text("")
+    assert "empty" in call("cat", str(tmp_path / "empty"), status=1)
+    damage(location, "chk-1/_metadata")
+    assert "damaged" in call("cat", f"{location}/chk-1/_metadata", status=1)
+
+
+# ------------------------------------------------------------------------------------- gc, verify
+
+
+def test_gc_is_a_dry_run_unless_told(call, location):
+    orphan = Path(location, "dstl/orphan")
+    assert "1 younger than 1h" in call("gc", location).replace("2 younger", "1 younger")
+    text = call("gc", location, "--min-age", "0s")
+    assert "would delete dstl/orphan" in text
+    assert "--delete deletes them" in text
+    assert orphan.exists()
+    assert "deleted dstl/orphan" in call("gc", location, "--delete", "--min-age", "0")
+    assert not orphan.exists()
+    assert "0 orphans" in call("gc", location, "--delete", "--min-age", "0")
+    assert "all intact" in call("verify", location)
+
+
+def test_gc_speaks_json(call, location):
+    *actions, last = lines(call("gc", location, "--min-age", "0s", "--json"))
+    assert {"path": "dstl/orphan", "action": "would-delete"} in actions
+    assert last["summary"]["orphans"] == len(actions)
+    assert last["summary"]["dry_run"] is True
+
+
+def test_gc_does_nothing_beside_damage(call, location):
+    damage(location, "chk-2/_metadata")
+    assert "damaged" in call("gc", location, "--delete", "--min-age", "0s", status=1)
+    assert Path(location, "dstl/orphan").exists()
+
+
+@pytest.mark.parametrize("text", ["", "1x", "-1h", "h", "1h30m"])
+def test_a_wrong_duration_is_a_wrong_call(call, location, text):
+    assert "is no duration" in call("gc", location, f"--min-age={text}", status=2)
+
+
+def test_verify_reads_everything(call, location):
+    found = lines(call("verify", location, "--json"))
+    log = [one["path"] for one in found if one["kind"] == "changelog"]
+    assert [one["path"] for one in found] == [
+        "chk-0/_metadata",
+        "chk-1/_metadata",
+        "chk-2/_metadata",
+        *log,
+        "taskowned/s",
+    ]
+    assert all(one["ok"] for one in found)
+    assert sum(one["change_sets"] for one in found) == 4
+    assert "all intact" in call("verify", location)
+
+
+@pytest.mark.parametrize(
+    "name", ["chk-0/_metadata", "chk-1/_metadata", "chk-2/_metadata", "taskowned/s", "dstl"]
+)
+@pytest.mark.parametrize("how", ["flip", "gone"])
+def test_verify_finds_any_damage(call, location, name, how):
+    if name == "dstl":
+        name = next(
+            f"dstl/{p.name}" for p in Path(location, "dstl").iterdir() if p.name != "orphan"
+        )
+    if (name, how) == ("chk-2/_metadata", "gone"):
+        pytest.skip("then checkpoint 1 is the newest")
+    if how == "flip":
+        damage(location, name)
+    else:
+        Path(location, name).unlink()
+    assert name in call("verify", location, status=1)
+    bad = [one for one in lines(call("verify", location, "--json", status=1)) if not one["ok"]]
+    assert name in {one["path"] for one in bad}
+
+
+# ------------------------------------------------------------------------------------ the process
+
+
+def process(*arguments: str, **more) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "statelog.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+
+
+def test_version_help_and_wrong_calls(call):
+    assert call("--version").startswith("statelog ")
+    text = call("--help")
+    for verb in ("checkpoints", "cat", "gc", "verify"):
+        assert verb in text
+        assert "--json" in call(verb, "--help")
+    assert "No such command" in call("nope", status=2)
+    assert "Missing argument" in call("cat", status=2)
+    assert "--offset" in call("cat", "x", "--offset", "-1", status=2)
+
+
+def test_starting_up_imports_nothing_of_spark():
+    code = (
+        "import sys; from statelog.cli.main import run; run(['--version']);"
+        "bad = {'pyspark', 'py4j', 'pandas'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory) -> str:
+    writer = SegmentWriter(compress=True)
+    writer.add([batch_of([(i % 100, b"v%d" % i) for i in range(TAKES_A_WHILE)])])
+    file = tmp_path_factory.mktemp("large") / "log"
+    file.write_bytes(b"".join(bytes(piece) for piece in writer.finish()))
+    return str(file)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_broken_pipe_ends_quietly(large_file, options):
+    one = process("cat", large_file, *options)
+    assert one.stdout is not None
+    one.stdout.readline()
+    one.stdout.close()
+    assert one.stderr is not None
+    assert (one.stderr.read(), one.wait(30)) == ("", 141)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interruption_ends_quietly(large_file):
+    one = process("cat", large_file)
+    assert one.stdout is not None
+    one.stdout.readline()
+    time.sleep(0.1)  # it now waits for the pipe to be read
+    one.send_signal(signal.SIGINT)
+    _, said = one.communicate(timeout=30)
+    assert (said, one.returncode) == ("", 130)

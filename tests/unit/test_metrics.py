@@ -1,0 +1,62 @@
+"""Metrics: one table, values from many threads."""
+
+import threading
+
+import pytest
+
+import statelog as sl
+from statelog.metrics import METRICS, HistogramSnapshot, MetricKind
+
+
+def test_the_table_has_flinks_names_and_says_what_they_mean() -> None:
+    assert METRICS["upload_sizes"].flink_name == "ChangelogStorage.uploadSizes"
+    assert all(spec.unit and spec.description.endswith(".") for spec in METRICS.values())
+    assert len({spec.flink_name for spec in METRICS.values()}) == len(METRICS)
+
+
+def test_no_increment_is_lost_between_threads() -> None:
+    metrics = sl.Metrics()
+
+    def count() -> None:
+        for _ in range(5000):
+            metrics.count("number_of_upload_requests")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 20000 == metrics.snapshot()["number_of_upload_requests"]
+
+
+def test_a_histogram_keeps_the_last_thousand() -> None:
+    metrics = sl.Metrics()
+    for value in range(1500):
+        metrics.record("upload_sizes", value)
+    histogram = metrics.snapshot()["upload_sizes"]
+    assert isinstance(histogram, HistogramSnapshot)
+    assert (1000, 500, 1000, 1499) == (
+        histogram.count,
+        histogram.values[0],
+        histogram.quantile(0.5),
+        histogram.quantile(1),
+    )
+    assert 0 == HistogramSnapshot(()).quantile(0.5)
+
+
+def test_a_gauge_is_asked_when_somebody_looks() -> None:
+    metrics = sl.Metrics()
+    metrics.gauge("upload_queue_size", lambda: 4)
+    assert 4 == metrics.snapshot()["upload_queue_size"]
+
+
+def test_what_is_not_in_the_table_is_refused() -> None:
+    metrics = sl.Metrics()
+    for call in (
+        lambda: metrics.count("upload_sizes"),
+        lambda: metrics.record("number_of_upload_requests", 1),
+        lambda: metrics.gauge("upload_sizes", lambda: 0),
+    ):
+        with pytest.raises(sl.UsageError, match="METRICS"):
+            call()
+    assert MetricKind.GAUGE == METRICS["upload_queue_size"].kind

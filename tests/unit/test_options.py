@@ -1,0 +1,102 @@
+"""Options: Flink's defaults, Flink's keys, and refusals that help."""
+
+import datetime as dt
+
+import pytest
+
+import statelog as sl
+
+FLINK = "state.changelog.dstl.dfs."
+
+
+def test_the_defaults_are_flinks() -> None:
+    options = sl.ChangelogOptions()
+    assert (False, 5 << 20, 10 << 20, 1 << 20, 5, 1, 100 << 20, "fixed", 3) == (
+        options.compression_enabled,
+        options.preemptive_persist_threshold_bytes,
+        options.batch_persist_size_threshold_bytes,
+        options.upload_buffer_size_bytes,
+        options.upload_num_threads,
+        options.discard_num_threads,
+        options.upload_max_in_flight_bytes,
+        options.upload_retry_policy,
+        options.upload_max_attempts,
+    )
+    assert (
+        dt.timedelta(milliseconds=10),
+        dt.timedelta(seconds=1),
+        dt.timedelta(milliseconds=500),
+        dt.timedelta(minutes=10),
+    ) == (
+        options.batch_persist_delay,
+        options.upload_timeout,
+        options.upload_next_attempt_delay,
+        options.download_local_cache_idle_timeout,
+    )
+
+
+def test_flinks_keys_are_understood_in_all_spellings() -> None:
+    expected = sl.ChangelogOptions(
+        base_path="s3://bucket/log",
+        compression_enabled=True,
+        preemptive_persist_threshold_bytes=5 << 20,
+        batch_persist_delay=dt.timedelta(milliseconds=10),
+        upload_max_attempts=7,
+        download_local_cache_idle_timeout=dt.timedelta(minutes=3),
+    )
+    assert expected == sl.ChangelogOptions.from_mapping(
+        {
+            FLINK + "base-path": "s3://bucket/log",
+            FLINK + "compression.enabled": "true",
+            "dstl.dfs.preemptive-persist-threshold": "5 mb",
+            "batch_persist_delay": "PT0.01S",
+            "upload.max-attempts": "7",
+            FLINK + "download.local-cache.idle-timeout-ms": "3 min",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("17", 17), ("5MB", 5 << 20), ("2 kb", 2048), ("1 gibibytes", 1 << 30), (12, 12)],
+)
+def test_sizes_have_binary_units(text: object, expected: int) -> None:
+    options = sl.ChangelogOptions.from_mapping({"preemptive_persist_threshold": text})
+    assert expected == options.preemptive_persist_threshold_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("10 ms", 10), ("0", 0), ("2s", 2000), ("PT1M", 60000), ("P1DT1H", 90000000), (5, 5)],
+)
+def test_durations_come_in_many_forms(text: object, milliseconds: int) -> None:
+    options = sl.ChangelogOptions.from_mapping({"upload.timeout": text})
+    assert dt.timedelta(milliseconds=milliseconds) == options.upload_timeout
+
+
+def test_an_unknown_key_comes_with_the_nearest_one() -> None:
+    with pytest.raises(sl.InvalidOptionsError, match="did you mean 'batch_persist_delay'"):
+        sl.ChangelogOptions.from_mapping({FLINK + "batch.persist-dely": "1 ms"})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch.persist-delay": "soon"},
+        {"batch.persist-delay": "P"},
+        {"compression.enabled": "maybe"},
+        {"upload.max-in-flight": "5 apples"},
+        {"base-path": 5},
+        {"dstl.dfs.base-path": "a", FLINK + "base-path": "b"},
+        {"upload.retry-policy": "often"},
+        {"upload.num-threads": 0},
+        {"upload.timeout": dt.timedelta(seconds=-1)},
+        {"preemptive-persist-threshold": -1},
+        {"batch.persist-size-threshold": "101 mb"},
+        {"upload.max-in-flight": 0, "batch.persist-size-threshold": 0},
+    ],
+    ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),
+)
+def test_nonsense_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(sl.InvalidOptionsError):
+        sl.ChangelogOptions.from_mapping(settings)
