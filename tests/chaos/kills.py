@@ -9,6 +9,7 @@ everything is compared with the batch answer, and what the dead left behind is s
 
 import datetime as dt
 import random
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ DIES = "local[2]"  # one failure of a task fails the query
 REPEATS = "local[2,3]"
 NO_INLINE = 0
 INLINE = 1024 * 1024
+LOST_WORKER = re.compile(r"TaskSetManager: .*Lost task .*worker exited unexpectedly")
 
 
 @dataclass
@@ -107,12 +109,12 @@ class Campaign:
 
     def finish_while_workers_die(self, point: str, hit: int) -> dict[str, Any]:
         """Work through the rest, each worker dying at its *hit* of *point*; return the verdict."""
-        before = self._log().count("Lost task")
+        before = len(LOST_WORKER.findall(self._log()))
         verdict: dict[str, Any] = {}
         with self._start(self._config(REPEATS, verify=True), f"{point}:{hit}") as job:
             for message in job.events():
                 verdict = message.get("verdict", verdict)
-        lost = self._log().count("Lost task") - before
+        lost = len(LOST_WORKER.findall(self._log())) - before
         self.kills += [f"{point}:{hit} of a worker"] * lost
         return verdict
 
