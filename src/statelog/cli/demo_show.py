@@ -129,13 +129,10 @@ class Show:
             when = f"in micro-batch {kill.batch_id}, its checkpoint committed, its end not noted"
         else:
             when = f"in the middle of micro-batch {kill.batch_id}, its checkpoint not committed"
-        names = sorted(f"{process.name} {process.pid}" for process in kill.processes)
+        count = _count(len(kill.processes), "process", "processes")
         self._print(
             Text.assemble(("killed ", "bold red"), when),
-            Text(
-                f"       SIGKILL to {plural(len(names), 'process')[:-1]}es: {', '.join(names)}",
-                style="dim",
-            ),
+            Text(f"       SIGKILL to {count}: {_roles(kill)}", style="dim"),
         )
 
     def verifying(self) -> None:
@@ -194,8 +191,8 @@ class Show:
             ),
             _fact(
                 "output",
-                f"{plural(verdict.batches, 'batch')[: None if verdict.batches == 1 else -1]}"
-                f"{'' if verdict.batches == 1 else 'es'} by id in {verdict.deliveries:,} deliveries",
+                f"{_count(verdict.batches, 'batch', 'batches')} by id, in "
+                f"{_count(verdict.deliveries, 'delivery', 'deliveries')}",
             ),
             _fact(
                 "state",
@@ -218,3 +215,23 @@ class Show:
 
 def _fact(name: str, text: str) -> Text:
     return Text.assemble((f"  {name:<9}", "dim"), text)
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def _roles(kill: Kill) -> str:
+    """Name the killed processes by what they are to Spark."""
+    ids = {process.pid for process in kill.processes}
+    jvms = {process.pid for process in kill.processes if process.name == "java"}
+    roles: dict[str, list[str]] = {"driver": [], "JVM": [], "daemon": [], "workers": []}
+    for process in sorted(kill.processes, key=lambda process: process.pid):
+        if process.pid in jvms:
+            role = "JVM"
+        elif process.parent not in ids:
+            role = "driver"
+        else:
+            role = "daemon" if process.parent in jvms else "workers"
+        roles[role].append(str(process.pid))
+    return ", ".join(f"{role} {' '.join(pids)}" for role, pids in roles.items() if pids)

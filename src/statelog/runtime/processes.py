@@ -101,7 +101,7 @@ def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
                 os.kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-            killed[process.pid] = process
+            killed.setdefault(process.pid, process)  # with the parent it had when it lived
         if time.monotonic() > deadline:
             break  # one that is stuck in the kernel; it dies when it comes out
         time.sleep(_POLL_SECONDS)
