@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statelog.errors import CorruptionError, ObjectNotFoundError
+from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError
 from statelog.format.change_set import decode_change_set
 from statelog.format.segment import Segment, parse_segment, verify_set
 from statelog.model import (
@@ -130,17 +130,19 @@ def _read_lone_set(
     """
     Fetch one set by its position, or return None where the whole file is the better way.
 
-    A framed file has other bytes at that position.  Then the checksum does not match, and the
-    whole file, which is read next, says what is true.
+    A framed file has other bytes at that position, or ends before it.  Then the checksum does not
+    match, or the store refuses; the whole file, which is read next, says what is true.
     """
     if not isinstance(stream, FileStateHandle) or entry.size_bytes is None or entry.crc32c is None:
         return None
     if entry.size_bytes > stream.size_bytes * _RANGED_GET_FRACTION:
         return None
-    encoded = store.get_range(stream.path, _FLAG_SIZE + entry.offset, entry.size_bytes)
     try:
+        encoded = store.get_range(stream.path, _FLAG_SIZE + entry.offset, entry.size_bytes)
         verify_set(encoded, entry.crc32c)
-    except CorruptionError:
+    except ObjectNotFoundError:
+        raise
+    except (CorruptionError, StoreError):
         return None
     decoded = decode_change_set(encoded, 0, where=stream.path)
     return decoded.batch if decoded.end == len(encoded) else None

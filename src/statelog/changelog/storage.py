@@ -82,7 +82,8 @@ class FsStateChangelogStorage:
         metrics: Where values are collected; None for a fresh registry.
         scheduler: Takes the uploads instead of the batching one that the options describe; it is
             closed with the storage.  Files it uploads are tracked only if its uploader was made
-            with *registry*.
+            with *registry*; a batching one shares *runtime*, so that its threads end with the
+            storage.
         registry: Tracks files; None for one of its own.
         runtime: Clock, threads and ids; None for the real ones.
 

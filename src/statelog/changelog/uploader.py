@@ -16,6 +16,7 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.change_log import UploadResult
 from statelog.errors import StatelogError
+from statelog.format.change_set import joined
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.model import (
     ByteStreamStateHandle,
@@ -204,7 +205,9 @@ class InlineStateChangeUploader:
 def _content(segment: SegmentWriter) -> Buffers:
     """Return the file in one piece where that is cheap: stores pay for every piece."""
     pieces = segment.finish()
-    return b"".join(pieces) if segment.payload_size <= _JOIN_MAX_BYTES else pieces
+    if segment.payload_size > _JOIN_MAX_BYTES or len(pieces) == 1:
+        return pieces
+    return joined(pieces)
 
 
 def _in_order(task: UploadTask) -> Iterator[StateChangeSet]:

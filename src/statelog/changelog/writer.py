@@ -484,10 +484,7 @@ class FsStateChangelogWriter:
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, UploadFailedError | ClosedError | UsageError):
             return error
-        if not isinstance(error, Exception) or isinstance(error, StatelogError):
-            kind = "" if isinstance(error, StatelogError) else f"{type(error).__name__}: "
-        else:
-            kind = f"{type(error).__name__}: "
+        kind = "" if isinstance(error, StatelogError) else f"{type(error).__name__}: "
         failure = UploadFailedError(
             f"writer {self._log_id} ({self._operator_id}): an upload failed ({kind}{error}); the "
             "changes are kept and the next persist sends them again",

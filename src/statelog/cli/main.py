@@ -18,6 +18,7 @@ import typer
 
 from statelog.cli.cat import cat
 from statelog.cli.checkpoints import checkpoints
+from statelog.cli.demo import demo
 from statelog.cli.gc import gc
 from statelog.cli.output import (
     EXIT_BROKEN_PIPE,
@@ -40,6 +41,7 @@ verbs = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 verbs.command()(checkpoints)
+verbs.command()(demo)
 verbs.command()(cat)
 verbs.command()(gc)
 verbs.command()(verify)

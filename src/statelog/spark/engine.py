@@ -43,6 +43,26 @@ from statelog.spark.stopwatch import Stopwatch
 _log = logging.getLogger("statelog.spark")
 
 
+_MAX_INLINE_BYTES = 32 * 1024 * 1024
+"""What all tasks together may send through the driver, deltas and rows each."""
+
+_STOPPED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
+    "java.lang.InterruptedException"
+)
+"""What Spark takes for an interruption.  It searches the whole text of an error for this, by an
+expression that overflows the stack on the long text that a stopped job really leaves."""
+
+
+class _Stopped(Exception):  # noqa: N818
+    """`StreamingQuery.stop` came in the middle of a micro-batch."""
+
+
+def _is_stop(error: Exception) -> bool:
+    text = str(error)
+    return "java.lang.InterruptedException" in text or "SPARK_JOB_CANCELLED" in text
+
+
 class MicroBatchEngine:
     """
     Runs the micro-batches of one query; the function given to `foreachBatch`.
@@ -64,6 +84,16 @@ class MicroBatchEngine:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Process one micro-batch; called by Spark, which repeats a batch that did not finish."""
+        try:
+            self._process(frame, batch_id)
+        except StatelogError:
+            raise
+        except Exception as error:
+            if _is_stop(error):
+                raise _Stopped(_STOPPED) from None
+            raise
+
+    def _process(self, frame: DataFrame, batch_id: int) -> None:
         context = frame.sparkSession.sparkContext
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
         if not self._location.epoch:
@@ -111,7 +141,7 @@ class MicroBatchEngine:
             time_mode=config.time_mode,
             now_ms=now_ms() if config.time_mode != "none" else -1,
             snapshots=frozenset(() if overdue is None else (overdue,)),
-            inline_bytes=config.inline_bytes,
+            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
             staged=config.delivery is Delivery.STAGED,
         )
 
@@ -162,6 +192,7 @@ class MicroBatchEngine:
             delta_bytes=sum(ack.delta_bytes for ack in acks),
             output_bytes=len(section or b"") + sum(handle.size_bytes for handle in files),
             output_files=[handle.to_json() for handle in files],
+            went_back_to=self._location.went_back_to,
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,

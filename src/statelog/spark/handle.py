@@ -9,10 +9,11 @@ Source: pyspark.sql.streaming.stateful_processor.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
 from pyspark.sql.streaming.stateful_processor import MapState as PySparkMapState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -20,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueS
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark.types import arrow_schema
+from statelog.spark.types import arrow_schema, row_factory
 from statelog.state import api
 from statelog.state.changes import OperatorCodec
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, StateKind
@@ -59,9 +60,12 @@ class ExpiringListState(_ListMethods, api.ExpiringListState, PySparkListState):
 class _MapMethods:
     """PySpark's spelling of the map methods."""
 
+    as_row: Callable[[Iterable[Any]], Row]
+
     def getValue(self: Any, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the value under *key*, or None."""
-        return self.get(key)  # type: ignore[no-any-return]
+        """Return the value under *key* as a Row, or None."""
+        value = self.get(key)
+        return None if value is None else self.as_row(value)
 
     def containsKey(self: Any, key: tuple[Any, ...]) -> bool:
         """Return whether there is a value under *key*."""
@@ -147,7 +151,9 @@ class TaskHandle(StatefulProcessorHandle):
         """Return the map state *stateName*."""
         state_id, state = self._find(stateName, StateKind.MAP)
         kind = ExpiringMapState if state.expires else MapState
-        return kind(self._cursor, state_id, state.value, state.user_key, state.descriptor.ttl_ms)
+        found = kind(self._cursor, state_id, state.value, state.user_key, state.descriptor.ttl_ms)
+        found.as_row = row_factory(state.value.schema.names)  # only getValue: so does Spark
+        return found
 
     def _timers_or_error(self) -> api.Timers:
         if self._timers is None:
@@ -268,6 +274,7 @@ def operator_schema(
 
     Raises:
         ProcessorError: `init` failed.
+        UsageError: A state variable has a type that cannot be kept.
     """
     handle = DriverHandle(parse, has_timers)
     trial = copy.deepcopy(processor)
@@ -280,4 +287,6 @@ def operator_schema(
         ) from error
     if has_timers:
         handle.states.append(StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])))
-    return OperatorStateSchema(operator_id, key_schema, tuple(handle.states))
+    schema = OperatorStateSchema(operator_id, key_schema, tuple(handle.states))
+    OperatorCodec(schema)  # a type that cannot be kept is better refused here than in a task
+    return schema

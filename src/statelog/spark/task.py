@@ -134,6 +134,7 @@ def _run(
     ack.output_rows = output.num_rows
     watch.lap("output")
     _append(worker, spec, run.overlays, run, ack)
+    fail_point("between-uploads")
     watch.lap("append")
     if partition in spec.snapshots:
         ack.materialized = _materialize(worker, spec, key_group_range, run.overlays)

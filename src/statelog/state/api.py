@@ -68,6 +68,8 @@ class BoundState:
         self._cursor = cursor
         self._state_id = state_id
         self._normalize: Callable[[Iterable[Any]], Values] = codec.normalize
+        # What a processor does to a list or dict it was given must not reach the tables.
+        self._copy = codec.normalize if codec.is_mutable else None
         self._ttl_ms = ttl_ms
         self._base: dict[Key, Any] = {}
         self._overlay: dict[Key, Any] = {}
@@ -90,6 +92,10 @@ class ValueState(BoundState):
 
     def get(self) -> Values | None:
         """Return the value, or None if there is none."""
+        value = self._stored()
+        return value if value is None or self._copy is None else self._copy(value)
+
+    def _stored(self) -> Any:
         key = self._cursor.key
         value: Any = self._overlay.get(key, _MISSING)
         return self._base.get(key) if value is _MISSING else value
@@ -114,8 +120,10 @@ class ExpiringValueState(ValueState):
 
     def get(self) -> Values | None:
         """Return the value, or None if there is none or its time is over."""
-        stored: Any = super().get()
-        return stored[1] if stored is not None and self._live(stored) else None
+        stored = self._stored()
+        if stored is None or not self._live(stored):
+            return None
+        return stored[1] if self._copy is None else self._copy(stored[1])
 
     def update(self, value: Values) -> None:
         """Set the value and start its time anew."""
@@ -146,7 +154,8 @@ class ListState(BoundState):
 
     def get(self) -> Iterator[Values]:
         """Return an iterator over the elements as they are now."""
-        return iter(self._stored())
+        elements = self._stored()
+        return iter(elements) if self._copy is None else map(self._copy, elements)
 
     def exists(self) -> bool:
         """Return whether there is at least one element."""
@@ -180,7 +189,8 @@ class ExpiringListState(ListState):
 
     def get(self) -> Iterator[Values]:
         """Return an iterator over the elements whose time is not over."""
-        return iter([stored[1] for stored in self._stored() if self._live(stored)])
+        elements = [stored[1] for stored in self._stored() if self._live(stored)]
+        return iter(elements) if self._copy is None else map(self._copy, elements)
 
 
 class MapState(BoundState):
@@ -221,7 +231,7 @@ class MapState(BoundState):
         return self._normalize(value)
 
     def _shown(self, stored: Any) -> Values | None:
-        return stored  # type: ignore[no-any-return]
+        return stored if self._copy is None else self._copy(stored)
 
     def _entries(self) -> dict[Values, Any]:
         delta: MapDelta | None = self._overlay.get(self._cursor.key)
@@ -288,7 +298,9 @@ class ExpiringMapState(MapState):
         return self._expires(), self._normalize(value)
 
     def _shown(self, stored: Any) -> Values | None:
-        return stored[1] if self._live(stored) else None
+        if not self._live(stored):
+            return None
+        return stored[1] if self._copy is None else self._copy(stored[1])
 
 
 class Timers(BoundState):

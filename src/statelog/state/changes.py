@@ -26,7 +26,14 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.state.codec import KeyCodec, StructCodec, StructFactory, Values, tuple_factory
+from statelog.state.codec import (
+    KeyCodec,
+    MapKeyCodec,
+    StructCodec,
+    StructFactory,
+    Values,
+    tuple_factory,
+)
 from statelog.state.schema import OperatorStateSchema, StateDescriptor, StateKind
 from statelog.state.tables import Key, ListDelta, MapDelta, Overlay
 
@@ -70,7 +77,7 @@ class StateCodec:
         self.user_key = (
             None
             if descriptor.user_key_schema is None
-            else StructCodec(
+            else MapKeyCodec(
                 descriptor.user_key_schema, struct_factory=struct_factory, what=f"{what}, map key"
             )
         )

@@ -51,6 +51,7 @@ class StructCodec:
         self._from_arrow = [_from_arrow(field.type, struct_factory) for field in schema]
         self._width = len(schema)
         self._accepted: set[tuple[type, ...]] = set()
+        self.is_mutable = any(_is_mutable(field.type) for field in schema)
 
     def normalize(self, value: Iterable[Any]) -> Values:
         """
@@ -126,6 +127,44 @@ class StructCodec:
         )
 
 
+class MapKeyCodec(StructCodec):
+    """
+    A `StructCodec` whose tuples are keys of a dict: hashable, and every NaN is one object.
+
+    Raises:
+        UsageError: A field is an array or a map.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, *, struct_factory: StructFactory = tuple_factory, what: str = ""
+    ) -> None:
+        super().__init__(schema, struct_factory=struct_factory, what=what)
+        if self.is_mutable:
+            raise UsageError(f"{what}: arrays and maps cannot be part of a map key")
+        self._floating = any(pa.types.is_floating(field.type) for field in schema)
+
+    def normalize(self, value: Iterable[Any]) -> Values:
+        """Return *value* as the key under which its entry lies; see `StructCodec.normalize`."""
+        key = super().normalize(value)
+        return _with_one_nan(key) if self._floating else key
+
+    def decode(self, columns: Sequence[pa.Array[Any]]) -> list[Values]:
+        """Return the rows of Arrow columns as keys."""
+        keys = super().decode(columns)
+        return list(map(_with_one_nan, keys)) if self._floating else keys
+
+
+def _with_one_nan(key: Values) -> Values:
+    return tuple(_NAN if part != part else part for part in key)
+
+
+def _is_mutable(kind: pa.DataType) -> bool:
+    """Return whether values of this type are lists or dicts, or hold some."""
+    if pa.types.is_struct(kind):
+        return any(_is_mutable(field.type) for field in kind)
+    return bool(pa.types.is_nested(kind))
+
+
 def _decoded(column: pa.Array[Any], convert: Converter | None) -> list[Any]:
     values: list[Any] = column.to_pylist()
     if convert is None:
@@ -149,6 +188,8 @@ def _canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
         key = _canonical(kind.key_type, factory)
         item = _nullable(_canonical(kind.item_type, factory))
         return lambda value: {key(k): item(v) for k, v in dict(value).items()}
+    if pa.types.is_decimal(kind):
+        return _decimal(kind.precision, kind.scale)
     for matches, convert in _CANONICAL_BY_TYPE:
         if matches(kind):
             return convert
@@ -226,12 +267,24 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _decimal(value: Any) -> decimal.Decimal:
-    if type(value) is int:
-        return decimal.Decimal(value)
-    if not isinstance(value, decimal.Decimal):
-        raise TypeError("a Decimal is needed")
-    return value
+def _decimal(precision: int, scale: int) -> Converter:
+    """Return a converter that rounds to the type's digits now, half up as Spark does."""
+    quantum = decimal.Decimal(1).scaleb(-scale)
+    context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
+
+    def convert(value: Any) -> decimal.Decimal:
+        if type(value) is int:
+            value = decimal.Decimal(value)
+        if not isinstance(value, decimal.Decimal):
+            raise TypeError("a Decimal is needed")
+        if not value.is_finite():
+            raise ValueError("it is not a finite number")
+        try:
+            return value.quantize(quantum, context=context)
+        except decimal.InvalidOperation as error:
+            raise ValueError("it has too many digits") from error
+
+    return convert
 
 
 def _date(value: Any) -> dt.date:
@@ -270,7 +323,6 @@ _CANONICAL_BY_TYPE: Final[tuple[tuple[Callable[[pa.DataType], bool], Converter],
     (pa.types.is_floating, _floating),
     (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _string),
     (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _binary),
-    (pa.types.is_decimal, _decimal),
     (pa.types.is_date, _date),
     (_is_local_timestamp, _local_datetime),
     (pa.types.is_timestamp, _datetime),
@@ -278,7 +330,7 @@ _CANONICAL_BY_TYPE: Final[tuple[tuple[Callable[[pa.DataType], bool], Converter],
     (pa.types.is_null, lambda value: None),
 )
 
-_ALWAYS_CHECKED: Final = frozenset({list, dict, tuple, dt.datetime})
+_ALWAYS_CHECKED: Final = frozenset({list, dict, tuple, decimal.Decimal, dt.datetime})
 """Types whose values differ in more than their type: copied, or seen with a zone, each time."""
 
 

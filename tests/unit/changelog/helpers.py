@@ -46,7 +46,8 @@ class ScriptedStore:
 
     def put(self, path: str, data: Buffers) -> None:
         self.requests["put"] += 1
-        content = data if isinstance(data, bytes) else b"".join(bytes(piece) for piece in data)
+        whole = isinstance(data, bytes | bytearray | memoryview)
+        content = bytes(data) if whole else b"".join(bytes(piece) for piece in data)
         if self.put_errors:
             if self.torn:
                 self.objects[path] = content[: len(content) // 2]

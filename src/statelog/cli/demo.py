@@ -1,0 +1,138 @@
+"""`statelog demo`: a streaming job, killed in the middle, and proved exact."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from statelog.cli.demo_show import Show
+from statelog.cli.output import EXIT_FINDING, EXIT_OK, console, parse_duration, print_json
+from statelog.errors import UsageError
+
+_CORES_MAX = 4
+
+
+def demo(
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", help="Folder of daily CSV files of order lines.", metavar="DIR"),
+    ] = None,
+    kill: Annotated[
+        bool, typer.Option("--kill/--no-kill", help="Kill the job half-way and start it again.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document; the rest to standard error.")
+    ] = False,
+    tasks_before: Annotated[int, typer.Option(min=1, max=128, help="Tasks of the first run.")] = 2,
+    tasks_after: Annotated[int, typer.Option(min=1, max=128, help="Tasks after the kill.")] = 3,
+    delivery: Annotated[
+        str, typer.Option(help="staged: exactly once.  direct: at least once.")
+    ] = "staged",
+    location: Annotated[
+        str | None,
+        typer.Option(help="Where the state goes: an empty path or URL.  Default: a temporary one."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
+    orders: Annotated[int, typer.Option(min=1, help="Orders to make up without --input.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of what is made up.")] = 1,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches aimed at.")] = 24,
+    session_gap: Annotated[
+        str, typer.Option(help="A pause that ends a session.", metavar="DURATION")
+    ] = "30m",
+) -> None:
+    """
+    Run a streaming job, kill it, go on, and prove the result.
+
+    Revenue, orders, sessions and last country of each customer are kept as state over a stream of order lines.
+    Half-way all processes of the job get SIGKILL; it starts again on another number of tasks.
+    The result is compared with a plain Spark batch query, to the cent.  Exit status 1 if anything differs.
+    """
+    _require_spark()
+    from statelog.spark.demo_run import Demo, DemoPlan
+
+    if delivery not in ("staged", "direct"):
+        raise UsageError(f"--delivery is staged or direct, not {delivery!r}")
+    gap = parse_duration(session_gap).total_seconds()
+    screen = Console(stderr=True, highlight=False) if as_json else console()
+    with _temporary_folder(keep) as work:
+        plan = DemoPlan(
+            work=work,
+            source=source,
+            orders=orders,
+            seed=seed,
+            batches=batches,
+            session_gap_seconds=gap,
+            delivery=delivery,
+            location=location,
+            kill=kill,
+            tasks_before=tasks_before,
+            tasks_after=tasks_after,
+            cores=min(os.cpu_count() or 1, _CORES_MAX),
+        )
+        with Show(screen) as show:
+            result = Demo(plan, show).run()
+        show.result(result)
+        if keep:
+            screen.print(Text(f"kept: {work}", style="dim"), soft_wrap=True)
+        if location or keep:
+            hint = f"look around: statelog checkpoints {result.location}"
+            screen.print(Text(hint, style="dim"), soft_wrap=True)
+    if as_json:
+        print_json(
+            {
+                "statelog": metadata.version("statelog"),
+                "input": None if source is None else str(source),
+                "delivery": delivery,
+                "tasks": {"before": tasks_before, "after": tasks_after if kill else None},
+                "kept": str(work) if keep else None,
+                **result.to_json(),
+            }
+        )
+    raise typer.Exit(EXIT_OK if result.verdict.exact else EXIT_FINDING)
+
+
+def _require_spark() -> None:
+    missing = [name for name in ("pyspark", "pandas", "google.protobuf") if not _is_installed(name)]
+    if missing:
+        raise UsageError(
+            f"the demonstration needs Spark, but {', '.join(missing)} is not installed; run: "
+            "pip install 'statelog[spark,cli]'"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@contextmanager
+def _temporary_folder(keep: bool) -> Iterator[Path]:
+    """Make a folder that goes away however this ends, a request to terminate included."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    work = Path(tempfile.mkdtemp(prefix="statelog-demo-"))
+    try:
+        yield work
+    finally:
+        if not keep:
+            shutil.rmtree(work, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)

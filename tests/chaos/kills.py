@@ -1,0 +1,158 @@
+"""
+Real processes killed at named points, again and again on one state location.
+
+Each run of the job is armed with one fail point and dies there by SIGKILL: the driver with it, or a
+worker, for which Spark fails the query.  The next run goes on with another number of tasks.  The
+last run works through the rest while its workers keep dying and Spark repeats their tasks; then
+everything is compared with the batch answer, and what the dead left behind is swept.
+"""
+
+import datetime as dt
+import random
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from statelog.checkpoint import sweep
+from statelog.checkpoint.clean_up import reachable_objects
+from statelog.checkpoint.verify import verify_location
+from statelog.errors import StatelogError
+from statelog.runtime.fail_points import VARIABLE
+from statelog.runtime.java import prepare_environment
+from statelog.runtime.processes import processes_of_session
+from statelog.spark.demo_check import read_state
+from statelog.spark.demo_data import lay_out, write_orders
+from statelog.spark.demo_job import JobConfig
+from statelog.spark.demo_process import JobProcess
+from statelog.store import LocationPaths, open_store
+
+PROGRAM = (str(Path(__file__).with_name("job.py")),)
+DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
+WORKER_POINTS = ("before-upload", "after-upload", "between-uploads", "before-acknowledge")
+DIES = "local[2]"  # one failure of a task fails the query
+REPEATS = "local[2,3]"
+NO_INLINE = 0
+INLINE = 1024 * 1024
+LOST_WORKER = re.compile(r"TaskSetManager: .*Lost task .*worker exited unexpectedly")
+
+
+@dataclass
+class Campaign:
+    """
+    A series of kills on one location.
+
+    Args:
+        folder: Where everything lies.
+        seed: Of the data and of every choice.
+        delivery: "staged" or "direct".
+        inline_bytes: Whether deltas travel inline or in files.
+        files: Daily files, each of which is a micro-batch.
+    """
+
+    folder: Path
+    seed: int
+    delivery: str = "staged"
+    inline_bytes: int = INLINE
+    files: int = 24
+    kills: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        prepare_environment()
+        self.chance = random.Random(self.seed)
+        orders = self.folder / "orders"
+        write_orders(orders, orders=self.files * 35, seed=self.seed, days=self.files)
+        assert self.files == lay_out(orders, self.folder / "input")
+        self.location = str(self.folder / "state")
+        self._tasks = 0
+
+    def _config(self, master: str, verify: bool) -> JobConfig:
+        # Never the number of the run before.
+        self._tasks = self.chance.choice([n for n in (1, 2, 3, 5, 7) if n != self._tasks])
+        return JobConfig(
+            input=str(self.folder / "input"),
+            checkpoint=str(self.folder / "spark"),
+            location=self.location,
+            output=str(self.folder / "output"),
+            tasks=self._tasks,
+            delivery=self.delivery,
+            inline_bytes=self.inline_bytes,
+            max_log_handles=9,
+            master=master,
+            verify=verify,
+        )
+
+    def _start(self, config: JobConfig, points: str) -> JobProcess:
+        return JobProcess(
+            config,
+            self.folder / "job.log",
+            program=PROGRAM,
+            environment={VARIABLE: points},
+        )
+
+    def die_at(self, point: str, hit: int) -> None:
+        """Run the job until it is killed at the given hit of *point*."""
+        with self._start(self._config(DIES, verify=False), f"{point}:{hit}") as job:
+            told: list[Any] = []
+            try:
+                for message in job.events():
+                    told.append(message["event"])
+            except StatelogError as error:
+                assert point in WORKER_POINTS, error
+                assert "exited unexpectedly" in self._log(), error
+            else:
+                assert point in DRIVER_POINTS, f"{point} did not stop the job: {told}"
+                assert job.exit_status == -9, f"{point}:{hit} was not reached: {told}"
+        assert "finished" not in told, f"{point}:{hit} was not reached"
+        assert [] == processes_of_session(job.pid)
+        self.kills.append(f"{point}:{hit} on {self._tasks}")
+
+    def finish_while_workers_die(self, point: str, hit: int) -> dict[str, Any]:
+        """Work through the rest, each worker dying at its *hit* of *point*; return the verdict."""
+        before = len(LOST_WORKER.findall(self._log()))
+        verdict: dict[str, Any] = {}
+        with self._start(self._config(REPEATS, verify=True), f"{point}:{hit}") as job:
+            for message in job.events():
+                verdict = message.get("verdict", verdict)
+        lost = len(LOST_WORKER.findall(self._log())) - before
+        self.kills += [f"{point}:{hit} of a worker"] * lost
+        return verdict
+
+    def check(self, verdict: dict[str, Any]) -> None:
+        """Check that everything is exact, and stays so when the leavings are swept."""
+        assert [] == verdict["differences"], self.story
+        assert verdict["exact"]
+        assert self.files == verdict["batches"]
+        store, paths = open_store(self.location), LocationPaths()
+        kept = read_state(self.location)
+        now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
+        report = sweep(store, paths, min_age=dt.timedelta(0), dry_run=False, now=now)
+        assert () == report.failed
+        if self.inline_bytes == NO_INLINE:
+            assert report.deleted, "dead tasks left no file behind?"
+        left = {info.path for info in store.list() if not info.path.startswith("owner/")}
+        assert left == reachable_objects(store, paths)
+        assert [] == [one for one in verify_location(store, paths) if one.problem]
+        assert kept == read_state(self.location)
+
+    def _log(self) -> str:
+        log = self.folder / "job.log"
+        return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+
+    @property
+    def story(self) -> str:
+        """What was done, for a failure's message."""
+        return f"seed {self.seed}, {self.delivery}, inline {self.inline_bytes}: {self.kills}"
+
+
+def run_campaign(campaign: Campaign, deaths: int) -> None:
+    """Let the job die *deaths* times at random points, then finish and check."""
+    chance = campaign.chance
+    print(f"\nseed {campaign.seed}")
+    points = [*DRIVER_POINTS, *WORKER_POINTS]
+    chance.shuffle(points)
+    for number in range(deaths):
+        campaign.die_at(points[number % len(points)], chance.randint(1, 3))
+    verdict = campaign.finish_while_workers_die(chance.choice(WORKER_POINTS), chance.randint(3, 6))
+    print(campaign.story)
+    campaign.check(verdict)

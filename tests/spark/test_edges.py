@@ -1,0 +1,177 @@
+"""Empty batches, odd sinks, replays, and everything else at the edge of a micro-batch."""
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import col
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+
+BOTH = pytest.mark.parametrize("delivery", ["staged", "direct"])
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> Job:
+    return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+
+
+def some_rows(seed: int, keys: int = 5) -> list[tuple[int, int]]:
+    rng = random.Random(seed)
+    return [(rng.randrange(keys), rng.randrange(-9, 9)) for _ in range(20)]
+
+
+def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, batch), key=repr)
+
+
+def fill(job: Job, model: TotalsModel, *batches: list[tuple[int, int]]) -> list[Any]:
+    """Add batches to the input and return the output that is due for them."""
+    for rows in batches:
+        job.source.add(rows)
+    return [model.apply(rows) for rows in batches]
+
+
+@BOTH
+def test_an_empty_micro_batch_changes_nothing(job: Job, delivery: str) -> None:
+    expected = fill(job, TotalsModel(), [], some_rows(1), [], some_rows(2))
+    job.run(delivery=delivery, tasks=2)
+    assert expected == [in_order(batch) for batch in job.take()]
+    assert [0, 20, 0, 20] == [progress.rows for progress in job.progress]
+    empty = job.progress[2]
+    assert (0, 0, 0) == (empty.keys, empty.delta_bytes, empty.output_rows)
+
+
+@BOTH
+def test_tasks_without_keys_do_no_harm(job: Job, delivery: str) -> None:
+    expected = fill(job, TotalsModel(), [(1, 1)], [(2, 5)], some_rows(3, keys=3))
+    job.run(delivery=delivery, tasks=7)
+    assert expected == [in_order(batch) for batch in job.take()]
+    assert [1, 1, 3] == [progress.keys for progress in job.progress]
+
+
+class Sink:
+    """Treats a frame as *how* says, and then collects it or not."""
+
+    def __init__(self, job: Job, how: str) -> None:
+        self.job = job
+        self.how = how
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        if self.how == "twice":
+            assert frame.count() == len(frame.collect())
+            self.job.collect(frame, batch_id)
+        elif self.how == "first row":
+            frame.limit(1).collect()
+        elif self.how == "half":
+            frame.filter("key % 2 = 0").collect()
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["twice", "not at all", "first row", "half"])
+def test_state_counts_every_row_once_however_the_sink_looks_at_the_rows(
+    job: Job, delivery: str, how: str
+) -> None:
+    model = TotalsModel()
+    expected = fill(job, model, some_rows(4), some_rows(5))
+    job.run(Sink(job, how), delivery=delivery, tasks=2)
+    if how == "twice":
+        assert expected == [in_order(batch) for batch in job.take()]
+    expected = fill(job, model, some_rows(6))
+    job.run(delivery=delivery, tasks=3)
+    assert expected == [in_order(batch) for batch in job.take()]
+
+
+class Failing:
+    """A sink that takes the rows and then raises, at one batch."""
+
+    def __init__(self, job: Job, at: int) -> None:
+        self.job = job
+        self.at = at
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        self.job.collect(frame, batch_id)
+        if batch_id == self.at:
+            raise OSError("the sink is full")
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_sink_that_failed_gets_the_same_rows_again_and_state_counts_once(
+    job: Job, at: int
+) -> None:
+    model = TotalsModel()
+    expected = fill(job, model, some_rows(7), some_rows(8), some_rows(9))
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        job.run(Failing(job, at), inlineBytes=64 if at else 1024 * 1024)
+    first = job.delivered[at]
+    job.delivered = job.delivered[:at]
+    job.run(tasks=3)
+    assert (at, expected[at]) == (first[0], in_order(first[1]))
+    assert first == job.delivered[at]
+    assert [0, 1, 2] == [batch_id for batch_id, _ in job.delivered]
+    assert expected == [in_order(batch) for batch in job.take()]
+    assert [at] == [progress.batch_id for progress in job.progress if progress.replayed]
+
+
+def test_a_direct_sink_that_failed_sees_the_batch_again_and_state_counts_once(job: Job) -> None:
+    expected = fill(job, TotalsModel(), some_rows(10), some_rows(11))
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        job.run(Failing(job, 1), delivery="direct")
+    job.run(delivery="direct", tasks=3)
+    assert [0, 1, 1] == [batch_id for batch_id, _ in job.delivered]
+    assert [expected[0], expected[1], expected[1]] == [in_order(rows) for rows in job.take()]
+
+
+def test_a_query_may_change_its_delivery_at_a_restart(job: Job) -> None:
+    model = TotalsModel()
+    for number, delivery in enumerate(["staged", "direct", "staged"]):
+        expected = fill(job, model, some_rows(number))
+        job.run(delivery=delivery)
+        assert expected == [in_order(batch) for batch in job.take()]
+
+
+def test_keys_may_be_computed_and_have_other_names(job: Job) -> None:
+    model = TotalsModel()
+    batches = [some_rows(12, keys=50), some_rows(13, keys=50)]
+    for rows in batches:
+        job.source.add(rows)
+    expected = [model.apply([(key % 3, amount) for key, amount in rows]) for rows in batches]
+    job.run(keys=[(col("key") % 3).alias("rest")])
+    assert expected == [in_order(batch) for batch in job.take()]
+
+
+def test_null_keys_are_a_group_of_their_own(job: Job) -> None:
+    model = TotalsModel()
+    rows: list[Any] = [(None, 1), (1, 2), (None, 3), (0, 4)]
+    expected = fill(job, model, rows, rows)
+    job.run(tasks=2)
+    job.source.add(rows)
+    expected.append(model.apply(rows))
+    job.run(tasks=3)
+    assert expected == [in_order(batch) for batch in job.take()]
+
+
+def test_nans_are_one_key_and_both_zeros_are_one_key(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", "key double, amount bigint")
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS.replace("key bigint", "key double"))
+    for tasks in (2, 3):
+        source.add([(float("nan"), 1), (0.0, 10), (-0.0, 10), (-float("nan"), 1), (1.5, 100)])
+        job.run(tasks=tasks)
+    expected = [
+        sorted(f"{key} {total * times}" for key, total in [(0.0, 20), (1.5, 100), ("nan", 2)])
+        for times in (1, 2)
+    ]
+    found = [
+        sorted(f"{abs(row.key) if row.key == 0 else row.key} {row.total}" for row in batch)
+        for batch in job.take()
+    ]
+    assert expected == found

@@ -1,0 +1,46 @@
+"""The examples in the README run as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_stream_runs_and_commits(spark, tmp_path, capsys):
+    from statelog.cli.main import run
+
+    (code,) = [block for block in python_blocks() if "transform_with_state" in block]
+    code = code.replace("/tmp/statelog-readme", str(tmp_path / "job"))
+    scope: dict[str, object] = {}
+    exec(code.replace("query.awaitTermination(20)", ""), scope)
+    query = scope["query"]
+    try:
+        deadline = 60
+        while deadline and not (tmp_path / "job/statelog/chk-1/_metadata").exists():
+            query.awaitTermination(1)
+            deadline -= 1
+    finally:
+        query.stop()
+    assert 0 == run(["checkpoints", str(tmp_path / "job/statelog")])
+    assert "retained" in capsys.readouterr().out
+
+
+def test_the_changelog_alone_gives_back_what_was_appended(tmp_path, capsys):
+    (code,) = [block for block in python_blocks() if "FsStateChangelogStorage" in block]
+    exec(code.replace("/tmp/changelog", str(tmp_path / "changelog")), {})
+    assert "[StateChange(key_group=5, value=b'a change')]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_two_commands_are_targets_of_the_makefile(target):
+    assert f"make {target}" in README.read_text(encoding="utf-8")
+    makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE)

@@ -1,0 +1,146 @@
+"""Keys, rows, state values and output of every type are what Spark's operator makes of them."""
+
+import datetime as dt
+import decimal
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+
+ATOMIC = {
+    "boolean": [True, False],
+    "tinyint": [-128, 127],
+    "smallint": [-(2**15), 2**15 - 1],
+    "int": [-(2**31), 2**31 - 1],
+    "bigint": [-(2**63), 2**63 - 1],
+    "float": [0.5, -math.inf],
+    "double": [0.1, 1e300],
+    "decimal(10,2)": [decimal.Decimal("-0.10"), decimal.Decimal("12345678.90")],
+    "decimal(38,18)": [decimal.Decimal("1.000000000000000001"), decimal.Decimal(-7)],
+    "string": ["", "Grüße 🌍"],
+    "binary": [b"", b"\x00\xff"],
+    "date": [dt.date(1, 1, 1), dt.date(2011, 12, 9)],
+    "timestamp": [
+        dt.datetime(2011, 12, 9, 12, 50, 0, 123456, dt.UTC),
+        dt.datetime(1999, 7, 1, 4, 30, tzinfo=dt.UTC),
+    ],
+    "timestamp_ntz": [dt.datetime(2011, 12, 9, 12, 50), dt.datetime(1969, 12, 31, 23, 59, 59, 1)],
+}
+NESTED = {
+    "struct<a: int, b: string>": [{"a": 1, "b": None}, {"a": None, "b": "x"}],
+    "array<int>": [[], [1, None, -3]],
+    "array<struct<at: timestamp, is: boolean>>": [
+        [{"at": dt.datetime(2011, 12, 9, tzinfo=dt.UTC), "is": True}],
+        [None],
+    ],
+    "map<string, decimal(5,1)>": [{}, {"a": decimal.Decimal("0.5"), "b": None}],
+    "map<string, array<date>>": [{"a": [dt.date(2020, 2, 29), None]}, {"": None}],
+    "struct<s: struct<m: map<string, bigint>>>": [{"s": {"m": {"k": 1}}}, {"s": None}],
+}
+KINDS = [*ATOMIC, *NESTED]
+COLUMNS = [f"c{at}" for at in range(len(KINDS))]
+FIELDS = ", ".join(f"{name} {kind}" for name, kind in zip(COLUMNS, KINDS, strict=True))
+KEYS = COLUMNS[: len(ATOMIC)]
+
+
+def rows() -> list[tuple[Any, ...]]:
+    """Return rows with either value, and null, in every column."""
+    values = {**ATOMIC, **NESTED}
+    first, second = ([values[kind][at] for kind in KINDS] for at in (0, 1))
+    return [(1, *first), (1, *first), (2, *second), (3, *([None] * len(KINDS)))]
+
+
+class Witness(StatefulProcessor):
+    """Yields what it was given, as text."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        given = sorted(map(repr, rows))
+        count = (self.count.get() or (0,))[0] + len(given)
+        self.count.update((count,))
+        yield Row(key=repr(key), rows="\n".join(given), count=count)
+
+
+WITNESSED = "key string, rows string, count bigint"
+
+
+@pytest.fixture(params=["UTC", "America/New_York"])
+def zone(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator[str]:
+    """Set the session's time zone."""
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    yield request.param
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def source_of(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+    source = BatchSource(spark, tmp_path / "in", f"id int, {FIELDS}")
+    source.add(rows())
+    return source
+
+
+def test_keys_and_rows_are_those_that_spark_passes(
+    spark: "SparkSession", tmp_path: Path, zone: str
+) -> None:
+    source = source_of(spark, tmp_path)
+    job = Job(source, tmp_path, KEYS, Witness(), WITNESSED)
+    job.run(tasks=2)
+    source.add(rows())
+    job.run(tasks=3)
+    expected = [sorted(batch) for batch in run_on_spark(job)]
+    assert expected == [sorted(batch) for batch in job.take()]
+
+
+class Keeper(StatefulProcessor):
+    """Keeps a sample for each id in states of every kind, and yields what they held before."""
+
+    def __init__(self, samples: dict[int, tuple[Any, ...]]) -> None:
+        self.samples = samples
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("value", FIELDS)
+        self.list = handle.getListState("list", FIELDS)
+        self.map = handle.getMapState("map", MAP_KEY, FIELDS)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        seen = [
+            repr(self.value.get()),
+            repr(list(self.list.get())),
+            repr(sorted(self.map.keys(), key=repr)),
+            repr(sorted(self.map.values(), key=repr)),
+            repr(sorted(self.map.iterator(), key=repr)),
+        ]
+        values = self.samples[key[0]]
+        self.value.update(values)
+        self.list.appendValue(values)
+        user_key = values[: len(ATOMIC)]
+        self.map.updateValue(user_key, values)
+        seen += [repr(self.value.get()), repr(self.map.getValue(user_key))]
+        yield Row(id=key[0], seen="\n".join(seen))
+
+
+MAP_KEY = ", ".join(f"k{at} {kind}" for at, kind in enumerate(ATOMIC))
+
+
+def test_state_values_come_back_as_spark_gives_them_back(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = source_of(spark, tmp_path)
+    samples = {row[0]: row[1:] for row in rows()}
+    job = Job(source, tmp_path, ["id"], Keeper(samples), "id int, seen string")
+    job.run(tasks=2)
+    source.add(rows())
+    job.run(tasks=3)
+    expected = [sorted(batch) for batch in run_on_spark(job)]
+    assert expected == [sorted(batch) for batch in job.take()]

@@ -1,0 +1,39 @@
+"""One change set fetched by its position, where that is not where it lies."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.unit.changelog.helpers import ALL
+
+from statelog.changelog.reader import read_changes
+from statelog.errors import ObjectNotFoundError
+from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.model import ChangeBatch, ChangelogStateHandle, FileStateHandle, HandleAndOffset
+from statelog.store import open_store
+
+
+def lone_set(file: FileStateHandle, at: SetEntry) -> ChangelogStateHandle:
+    entry = HandleAndOffset(file, at.offset, at.size_bytes, at.crc32c)
+    return ChangelogStateHandle(ALL, (entry,), 2000, 2000, "handle")
+
+
+def test_a_set_behind_the_end_of_its_framed_file_is_read(tmp_path: Path) -> None:
+    segment = SegmentWriter(compress=True)
+    values = [b"a" * 200_000, b"b" * 2000, b"c" * 200_000]
+    entries = [
+        segment.add([ChangeBatch(np.array([3], np.int32), pa.array([value], pa.binary()))])
+        for value in values
+    ]
+    store = open_store(str(tmp_path))
+    store.put("dstl/framed", segment.finish())
+    assert entries[1].offset > store.head("dstl/framed").size_bytes
+    file = FileStateHandle("dstl/framed", segment.payload_size)
+    assert [(3, values[1])] == list(read_changes(store, lone_set(file, entries[1])))
+
+
+def test_a_missing_file_is_missing(tmp_path: Path) -> None:
+    file = FileStateHandle("dstl/gone", 100_000)
+    with pytest.raises(ObjectNotFoundError, match="deleted too early"):
+        list(read_changes(open_store(str(tmp_path)), lone_set(file, SetEntry(0, 10, 1))))
