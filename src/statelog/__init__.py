@@ -2,7 +2,9 @@
 
 from statelog.changelog.availability import AvailabilityProvider
 from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.reader import read_change_batches, read_changes
+from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import (
     DirectStateChangeUploadScheduler,
@@ -79,10 +81,14 @@ __all__ = [
     "InvariantError",
     "KeyGroupOutOfRangeError",
     "KeyGroupRange",
+    "LocalBackup",
+    "LocalChangelogRegistry",
+    "LocalRecoveryConfig",
     "Metrics",
     "ObjectExistsError",
     "ObjectNotFoundError",
     "ProcessorError",
+    "ReadReport",
     "RetryPolicy",
     "SequenceNumber",
     "SequenceNumberRange",
