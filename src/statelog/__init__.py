@@ -2,7 +2,12 @@
 
 from statelog.changelog.availability import AvailabilityProvider
 from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.download_cache import DownloadCache
+from statelog.changelog.local_recovery import (
+    LocalBackup,
+    LocalRecoveryConfig,
+    discard_local_copies,
+)
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
@@ -70,6 +75,7 @@ __all__ = [
     "ClosedError",
     "CorruptionError",
     "DirectStateChangeUploadScheduler",
+    "DownloadCache",
     "FencedError",
     "FileStateHandle",
     "FsStateChangelogStorage",
@@ -109,6 +115,7 @@ __all__ = [
     "UploadTasksResult",
     "UsageError",
     "WriterClosedError",
+    "discard_local_copies",
     "read_change_batches",
     "read_changes",
 ]

@@ -14,11 +14,12 @@ import enum
 import logging
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from statelog.errors import ClosedError, InvalidOptionsError, ObjectNotFoundError, StoreError
+from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.runtime.driver import Runtime
 from statelog.runtime.pool import Pool
 from statelog.store.api import Buffers
@@ -91,6 +92,41 @@ class LocalRecoveryConfig:
         chosen = self.directories[_hash_of(job_id) % len(self.directories)]
         name = urllib.parse.quote(job_id, safe="")
         return os.path.join(chosen, f"jid_{name}", "taskowned")
+
+
+def discard_local_copies(
+    config: LocalRecoveryConfig, job_id: str, keep: Iterable[ChangelogStateHandle] = ()
+) -> int:
+    """
+    Remove the local copies of a job, after its end or (with *keep*) before it starts again.
+
+    Copies that another process of the job is writing go too; it restores from the store then.
+
+    Args:
+        config: Where they lie.
+        job_id: Whose they are.
+        keep: Local handles whose files stay.
+
+    Returns:
+        How many files were removed.
+
+    Blocks: For the disk.   Thread: Any.
+    Source: Flink, TaskLocalStateStore.dispose.
+    """
+    kept = {
+        entry.handle.path
+        for handle in keep
+        for entry in handle.handles_and_offsets
+        if isinstance(entry.handle, FileStateHandle)
+    }
+    folder, removed = config.folder_of(job_id), 0
+    try:
+        paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    except OSError:
+        return 0  # no folder, no copies
+    for path in paths:
+        removed += path not in kept and _remove(path)
+    return removed
 
 
 def _switch(settings: Mapping[str, Any], keys: tuple[str, ...], default: bool) -> bool:
@@ -312,8 +348,9 @@ def write_file(path: str, content: Buffers) -> None:
             file.write(piece)
 
 
-def _remove(path: str) -> None:
+def _remove(path: str) -> bool:
     try:
         os.unlink(path)
     except OSError:
-        return  # not there, or not ours to remove; a clean-up of the directory finds it
+        return False  # not there, or not ours to remove; a clean-up of the directory finds it
+    return True

@@ -8,13 +8,14 @@ one starts no thread and asks the store nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
 from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
+from statelog.changelog.download_cache import DownloadCache
 from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
@@ -97,6 +98,9 @@ class FsStateChangelogStorage:
         local_recovery: Keep host-local copies, and read from them; None for neither.  With a
             *scheduler* of your own, give its uploader the `LocalBackup` and *registry* the
             `LocalChangelogRegistry`.
+        cache_directories: Keep downloaded files here, for as long as
+            `options.download_local_cache_idle_timeout` says; none for no cache.  A store on local
+            disk needs none and has none.
         runtime: Clock, threads and ids; None for the real ones.
 
     Raises:
@@ -114,6 +118,7 @@ class FsStateChangelogStorage:
         registry: TaskChangelogRegistry | None = None,
         runtime: Runtime | None = None,
         local_recovery: LocalRecoveryConfig | None = None,
+        cache_directories: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         self._options = options if options is not None else ChangelogOptions()
         self._store = _store_of(base_path if base_path is not None else self._options.base_path)
@@ -149,6 +154,14 @@ class FsStateChangelogStorage:
                 backup,
             )
         )
+        self._cache: DownloadCache | None = None
+        if cache_directories and not self._store.url.startswith("file:"):
+            self._cache = DownloadCache(
+                self._store,
+                cache_directories,
+                runtime,
+                idle_timeout=self._options.download_local_cache_idle_timeout,
+            )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
@@ -237,7 +250,8 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
-        return read_changes(self._store, handle, local=self._readable(local), report=report)
+        source = self._store if self._cache is None else self._cache
+        return read_changes(source, handle, local=self._readable(local), report=report)
 
     def read_batches(
         self,
@@ -262,8 +276,9 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
+        source = self._store if self._cache is None else self._cache
         return read_change_batches(
-            self._store, handle, key_group_range, local=self._readable(local), report=report
+            source, handle, key_group_range, local=self._readable(local), report=report
         )
 
     def close(self) -> None:
@@ -287,6 +302,8 @@ class FsStateChangelogStorage:
             self._registry.copies.close()
         if self._local_pool is not None:
             self._local_pool.close(_CLOSE_TIMEOUT_S)
+        if self._cache is not None:
+            self._cache.close()
         self._runtime.close(_CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:

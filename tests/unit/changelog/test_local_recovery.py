@@ -184,22 +184,30 @@ def test_backup_and_recovery_are_separate_switches(store: ScriptedStore, tmp_pat
 # --- H8: a local fault fails nothing --------------------------------------------------------------
 
 
-def below_a_file(directory: Path) -> None:
+def below_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.write_text("in the way")
 
 
-def read_only(directory: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("nothing is read-only for the superuser")
+def read_only(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.mkdir()
     directory.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    if os.geteuid() == 0:  # nothing is read-only for the superuser
+        monkeypatch.setattr(os, "makedirs", refuse)
+
+
+def refuse(path: str, exist_ok: bool) -> None:
+    raise PermissionError(13, "permission denied", path)
 
 
 @pytest.mark.parametrize("fault", [below_a_file, read_only])
 def test_h8_a_directory_that_takes_nothing_means_no_local_copy(
-    fault: object, store: ScriptedStore, config: sl.LocalRecoveryConfig, tmp_path: Path
+    fault: object,
+    store: ScriptedStore,
+    config: sl.LocalRecoveryConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fault(tmp_path / "local")  # type: ignore[operator]
+    fault(tmp_path / "local", monkeypatch)  # type: ignore[operator]
     with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         writer = storage.create_writer("operator", ALL)
         result = persisted(writer, b"one")
@@ -472,3 +480,47 @@ def test_local_files_are_absolute(tmp_path: Path) -> None:
         files.get(str(tmp_path / "none"))
     with pytest.raises(sl.UsageError, match="absolute"):
         sl.LocalChangelogRegistry(system_runtime()).register(FileStateHandle("file", 1), 1)
+
+
+def test_the_copies_of_a_job_can_be_discarded(
+    storage: sl.FsStateChangelogStorage, config: sl.LocalRecoveryConfig
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    first = persisted(writer, b"one")
+    second = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
+    assert 0 == sl.discard_local_copies(config, "another job")
+    assert 1 == sl.discard_local_copies(config, "job", keep=[local_of(second)])
+    assert [b"one"] == values_of(storage.read(handle_of(first), local=local_of(first)))
+    assert 1 == sl.discard_local_copies(config, "job")
+
+
+def test_readers_in_threads_share_the_copies(storage: sl.FsStateChangelogStorage) -> None:
+    result = persisted(storage.create_writer("operator", ALL), *[b"%03d" % i for i in range(50)])
+    outcomes: list[tuple[list[bytes], int]] = []
+
+    def read() -> None:
+        report = sl.ReadReport()
+        changes = storage.read(handle_of(result), local=local_of(result), report=report)
+        outcomes.append((values_of(changes), report.remote_files))
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert [([b"%03d" % i for i in range(50)], 0)] * 6 == outcomes
+
+
+def test_a_copy_that_a_truncation_has_taken_is_not_given_out() -> None:
+    registry = sl.LocalChangelogRegistry(system_runtime())
+    one, two = FileStateHandle("/nowhere/one", 1), FileStateHandle("/nowhere/two", 1)
+    registry.track(one)
+    registry.track(two)
+    assert registry.claim([one, two, sl.ByteStreamStateHandle("inline", b"")], 1)
+    registry.drop(two.path)
+    assert not registry.claim([one, two], 2)
+    registry.discard_up_to_checkpoint(2)
+    assert (True, False, 1) == (one in registry, two in registry, len(registry))
+    registry.release(one.path)
+    assert 0 == len(registry)
+    registry.close()
