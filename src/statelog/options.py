@@ -69,8 +69,8 @@ class ChangelogOptions:
         upload_max_attempts: Attempts of one upload, the first included.
         upload_next_attempt_delay: Delay after an error; for "exponential" the first one.
         backpressure_timeout: Longest wait for upload capacity.
-        download_local_cache_idle_timeout: Life of a downloaded file after its last use.  Accepted
-            for Flink's sake and without effect: readers keep no files on local disk.
+        download_local_cache_idle_timeout: Life of a downloaded file after its last use, where a
+            storage is given directories to keep such files in.
 
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
