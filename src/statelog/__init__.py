@@ -53,7 +53,7 @@ from statelog.model import (
     StateChange,
     StateChangeSet,
 )
-from statelog.options import ChangelogOptions
+from statelog.options import ChangelogOptions, Options, load_options
 
 __all__ = [
     "AvailabilityProvider",
@@ -82,6 +82,7 @@ __all__ = [
     "Metrics",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "Options",
     "ProcessorError",
     "RetryPolicy",
     "SequenceNumber",
@@ -103,6 +104,7 @@ __all__ = [
     "UploadTasksResult",
     "UsageError",
     "WriterClosedError",
+    "load_options",
     "read_change_batches",
     "read_changes",
 ]
