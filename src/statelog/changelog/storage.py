@@ -44,7 +44,13 @@ def _assemble(
 ) -> StateChangeUploadScheduler:
     """Put together what takes the uploads of a storage, as *options* describe it."""
     uploader = StateChangeFsUploader(
-        store, paths, runtime.ids, compress=options.compression_enabled, registry=registry
+        store,
+        paths,
+        runtime.ids,
+        compress=options.compression_enabled,
+        registry=registry,
+        metrics=metrics,
+        clock=runtime.clock,
     )
     return BatchingStateChangeUploadScheduler(
         uploader,
@@ -190,6 +196,7 @@ class FsStateChangelogStorage:
                 runtime=self._runtime,
                 preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
                 on_close=self._forget,
+                metrics=self._metrics,
             )
         return writer
 

@@ -18,6 +18,7 @@ from statelog.core.change_log import UploadResult
 from statelog.errors import StatelogError
 from statelog.format.change_set import joined
 from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.metrics import Metrics
 from statelog.model import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -25,6 +26,7 @@ from statelog.model import (
     StateChangeSet,
     StreamStateHandle,
 )
+from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource
 from statelog.store.api import Buffers, ObjectStore
@@ -70,6 +72,8 @@ class StateChangeFsUploader:
         ids: Makes unique names.
         compress: Snappy-frame the payload.
         registry: Tracks the files; None if nobody here ever deletes one.
+        metrics: Told how long encoding and putting take; None for nobody.
+        clock: Measures that.
     """
 
     def __init__(
@@ -80,7 +84,11 @@ class StateChangeFsUploader:
         *,
         compress: bool = False,
         registry: TaskChangelogRegistry | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._clock = clock if clock is not None else SystemClock()
         self._store = store
         self._paths = paths
         self._ids = ids
@@ -96,18 +104,23 @@ class StateChangeFsUploader:
         Raises:
             StoreError: The put failed; a partial object has been deleted as far as possible.
         """
+        began_ns = self._clock.now_ns()
         segment = SegmentWriter(compress=self._compress)
         located = [
             (task, [(change_set, segment.add(change_set)) for change_set in _in_order(task)])
             for task in tasks
         ]
         path = self._paths.changelog(self._ids.new_id())
+        content = _content(segment)
+        encoded_ns = self._clock.now_ns()
+        self._metrics.record("encode_durations", encoded_ns - began_ns)
         fail_point("before-upload")
         try:
-            self._store.put(path, _content(segment))
+            self._store.put(path, content)
         except BaseException:
             self._clean_up(path)
             raise
+        self._metrics.record("put_durations", self._clock.now_ns() - encoded_ns)
         fail_point("after-upload")
         handle = FileStateHandle(path, segment.payload_size)
         if self._registry is not None:
