@@ -363,19 +363,20 @@ class Metrics:
             raise _unknown(name, MetricKind.GAUGE)
         self._gauges[name] = read
 
+    def value(self, name: str) -> MetricValue | None:
+        """Return the present value of a metric; None for a gauge that nobody tells."""
+        if (counter := self._counters.get(name)) is not None:
+            return counter.value()
+        if (histogram := self._histograms.get(name)) is not None:
+            number, total = self._totals[name]
+            return HistogramSnapshot(tuple(_copy(histogram)), int(number.value()), total.value())
+        read = self._gauges.get(name)
+        return None if read is None else read()
+
     def snapshot(self) -> dict[str, MetricValue]:
         """Return the present value of every metric that has one, by name."""
-        values: dict[str, MetricValue] = {}
-        for name, counter in self._counters.items():
-            values[name] = counter.value()
-        for name, histogram in self._histograms.items():
-            number, total = self._totals[name]
-            values[name] = HistogramSnapshot(
-                tuple(_copy(histogram)), int(number.value()), total.value()
-            )
-        for name, read in list(self._gauges.items()):
-            values[name] = read()
-        return values
+        values = {name: self.value(name) for name in METRICS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def _unknown(name: str, kind: MetricKind) -> UsageError:
