@@ -60,7 +60,7 @@ from statelog.model import (
     StateChange,
     StateChangeSet,
 )
-from statelog.options import ChangelogOptions
+from statelog.options import ChangelogOptions, Options, load_options
 
 __all__ = [
     "AvailabilityProvider",
@@ -93,6 +93,7 @@ __all__ = [
     "Metrics",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "Options",
     "ProcessorError",
     "ReadReport",
     "RetryPolicy",
@@ -116,6 +117,7 @@ __all__ = [
     "UsageError",
     "WriterClosedError",
     "discard_local_copies",
+    "load_options",
     "read_change_batches",
     "read_changes",
 ]

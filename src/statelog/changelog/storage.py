@@ -55,6 +55,8 @@ def _assemble(
         compress=options.compression_enabled,
         registry=registry,
         backup=backup,
+        metrics=metrics,
+        clock=runtime.clock,
     )
     return BatchingStateChangeUploadScheduler(
         uploader,
@@ -225,6 +227,7 @@ class FsStateChangelogStorage:
                 runtime=self._runtime,
                 preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
                 on_close=self._forget,
+                metrics=self._metrics,
             )
         return writer
 

@@ -21,6 +21,7 @@ from statelog.core.change_log import UploadResult
 from statelog.errors import StatelogError
 from statelog.format.change_set import joined
 from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.metrics import Metrics
 from statelog.model import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -28,6 +29,7 @@ from statelog.model import (
     StateChangeSet,
     StreamStateHandle,
 )
+from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource
 from statelog.store.api import Buffers, ObjectStore
@@ -74,6 +76,8 @@ class StateChangeFsUploader:
         compress: Snappy-frame the payload.
         registry: Tracks the files; None if nobody here ever deletes one.
         backup: Writes a host-local copy of each file; None for no copies.
+        metrics: Told how long encoding and putting take; None for nobody.
+        clock: Measures that.
     """
 
     def __init__(
@@ -85,7 +89,11 @@ class StateChangeFsUploader:
         compress: bool = False,
         registry: TaskChangelogRegistry | None = None,
         backup: LocalBackup | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._clock = clock if clock is not None else SystemClock()
         self._store = store
         self._paths = paths
         self._ids = ids
@@ -102,6 +110,7 @@ class StateChangeFsUploader:
         Raises:
             StoreError: The put failed; a partial object has been deleted as far as possible.
         """
+        began_ns = self._clock.now_ns()
         segment = SegmentWriter(compress=self._compress)
         located = [
             (task, [(change_set, segment.add(change_set)) for change_set in _in_order(task)])
@@ -110,6 +119,8 @@ class StateChangeFsUploader:
         name = self._ids.new_id()
         path = self._paths.changelog(name)
         content = _content(segment)
+        encoded_ns = self._clock.now_ns()
+        self._metrics.record("encode_durations", encoded_ns - began_ns)
         fail_point("before-upload")
         copy = None if self._backup is None else self._backup.start(name, content)
         try:
@@ -119,6 +130,7 @@ class StateChangeFsUploader:
                 copy.give_up()
             self._clean_up(path)
             raise
+        self._metrics.record("put_durations", self._clock.now_ns() - encoded_ns)
         fail_point("after-upload")
         handle, local = FileStateHandle(path, segment.payload_size), None
         if copy is not None and (local_path := copy.take()) is not None:

@@ -50,6 +50,7 @@ from statelog.errors import (
     UsageError,
     WriterClosedError,
 )
+from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
     ByteStreamStateHandle,
@@ -135,6 +136,7 @@ class FsStateChangelogWriter:
         runtime: Runtime,
         preemptive_threshold_bytes: int,
         on_close: Callable[[int], None],
+        metrics: Metrics,
     ) -> None:
         self._log_id = log_id
         self._operator_id = operator_id
@@ -146,9 +148,10 @@ class FsStateChangelogWriter:
         self._runtime = runtime
         self._threshold_bytes = preemptive_threshold_bytes
         self._on_close = on_close
+        self._metrics = metrics
         self._log = ChangeLog(log_id)
         self._futures: dict[int, PersistFuture] = {}
-        self._checkpoint_ids: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
         self._next_persist_id = 0
         self._batches: list[ChangeBatch] = []
         self._room_bytes = self._start_room_bytes = preemptive_threshold_bytes
@@ -307,7 +310,7 @@ class FsStateChangelogWriter:
             self._cut()
             persist_id, self._next_persist_id = self._next_persist_id, self._next_persist_id + 1
             self._futures[persist_id] = future
-            self._checkpoint_ids[persist_id] = checkpoint_id
+            self._asked[persist_id] = checkpoint_id, self._runtime.clock.now_ns()
             actions = self._step(PersistRequested(persist_id, from_sqn.value))
             self._measure_room()
         self._perform(actions)
@@ -458,7 +461,7 @@ class FsStateChangelogWriter:
                     snapshot = self._snapshot(persist_id, results, incremental_size_bytes)
                     self._futures.pop(persist_id).set_result(snapshot)
                 case FailPersist(persist_id, error):
-                    self._checkpoint_ids.pop(persist_id)
+                    self._asked.pop(persist_id)
                     self._futures.pop(persist_id).set_exception(self._explain(error))
                 case OfferFiles(results):
                     for handle in _handles(results):
@@ -481,13 +484,15 @@ class FsStateChangelogWriter:
     def _snapshot(
         self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> SnapshotResult[ChangelogStateHandle]:
+        checkpoint_id, asked_ns = self._asked.pop(persist_id)
+        self._metrics.record("persist_durations", self._runtime.clock.now_ns() - asked_ns)
         handle = ChangelogStateHandle(
             key_group_range=self._key_group_range,
             handles_and_offsets=tuple(result.entry for result in results),
             size_bytes=sum(result.size_bytes for result in results),
             incremental_size_bytes=incremental_size_bytes,
             state_handle_id=self._runtime.ids.new_id(),
-            checkpoint_id=self._checkpoint_ids.pop(persist_id),
+            checkpoint_id=checkpoint_id,
         )
         return SnapshotResult(handle, self._local_copy(handle, results))
 

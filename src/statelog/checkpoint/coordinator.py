@@ -23,6 +23,7 @@ from statelog.checkpoint.history import (
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
+from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point, objects_of
 from statelog.core.checkpoint_events import (
     Acknowledged,
@@ -79,6 +80,7 @@ class CheckpointCoordinator:
         max_parallelism: Number of key groups of the job, fixed for life.
         options: How checkpoints are kept.
         clock_ms: Milliseconds since 1970 (UTC).
+        recorder: Told of completed checkpoints; None for nobody.
 
     Thread: Not for several at once.
     """
@@ -92,7 +94,9 @@ class CheckpointCoordinator:
         max_parallelism: int,
         options: CheckpointOptions,
         clock_ms: Callable[[], int],
+        recorder: CheckpointRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._store = store
         self._paths = paths
         self._owner_id = owner_id
@@ -291,9 +295,12 @@ class CheckpointCoordinator:
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._prepared = None
+        previous = self._ledger.latest
         self._ledger.handle(
             Committed(checkpoint, objects_of(self._paths, checkpoint)), self._now_ns()
         )
+        if self._recorder is not None:
+            self._recorder.completed(checkpoint, previous)
         return checkpoint
 
     def _prepare(

@@ -104,14 +104,20 @@ class MicroBatchEngine:
         watch = Stopwatch()
         spec = self._spec(batch_id)
         self._coordinator.trigger(spec.checkpoint_id, self._location.ranges)
+        recorder = self._location.recorder
+        recorder.materialization_started(len(spec.snapshots))
         try:
             acks = self._run(frame, spec, watch)
             completed = self._commit(spec, query_id, acks, watch)
         except BaseException:
+            recorder.materialization_failed(len(spec.snapshots))
             # What failed is the news; a coordinator that was fenced refuses even this.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
+        recorder.materialization_completed(
+            len(spec.snapshots), slowest_phases(acks).get("snapshot", 0.0)
+        )
         self._location.advance(completed)
         if self._config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, acks)

@@ -17,6 +17,7 @@ import time
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.core.materialization_policy import LogDistance
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model import split_key_groups
@@ -44,6 +45,7 @@ class StateLocation:
         self._paths = LocationPaths()
         self._store = open_store(config.location, options=config.store_options, fsync=config.fsync)
         self.ranges = split_key_groups(config.max_parallelism, config.tasks)
+        self.recorder = CheckpointRecorder(config.metrics)
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
@@ -51,6 +53,7 @@ class StateLocation:
             max_parallelism=config.max_parallelism,
             options=config.checkpoints,
             clock_ms=now_ms,
+            recorder=self.recorder,
         )
         self.schema = config.schema
         self.base: CompletedCheckpoint | None = None
