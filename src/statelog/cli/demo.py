@@ -83,8 +83,12 @@ def demo(
             tasks_after=tasks_after,
             cores=min(os.cpu_count() or 1, _CORES_MAX),
         )
-        with Show(screen) as show:
-            result = Demo(plan, show).run()
+        try:
+            with Show(screen) as show:
+                result = Demo(plan, show).run()
+        except KeyboardInterrupt:
+            screen.print("interrupted: every process of the job has been ended")
+            raise
         show.result(result)
         if keep:
             screen.print(Text(f"kept: {work}", style="dim"), soft_wrap=True)
@@ -128,11 +132,12 @@ def _temporary_folder(keep: bool) -> Iterator[Path]:
     def stop(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     work = Path(tempfile.mkdtemp(prefix="statelog-demo-"))
     try:
         yield work
     finally:
         if not keep:
             shutil.rmtree(work, ignore_errors=True)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
