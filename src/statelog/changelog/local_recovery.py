@@ -32,8 +32,9 @@ DIRECTORIES_KEY: Final = "execution.checkpointing.local-backup.dirs"
 _OLD_SWITCH: Final = "state.backend.local-recovery"
 _OLD_DIRECTORIES: Final = "taskmanager.state.local.root-dirs"
 
-_PATIENCE_S: Final = 1.0
-"""Longest wait for a copy after its upload is done; the copy is given up then."""
+_PATIENCE_S: Final = 0.25
+"""Longest wait for a copy after its upload is done; the copy is given up then.  Far below the
+time-out of an attempt, so that a slow disk brings no rival attempts about."""
 
 _WAITING_MAX: Final = 16
 """Copies being written; with more the disk does not keep up, and memory would fill with them."""
@@ -179,7 +180,7 @@ class LocalCopy:
         """
         Return the path of the complete copy, or None if there is none.
 
-        Blocks: A second at most, for a disk slower than the store.
+        Blocks: A quarter of a second at most, for a disk slower than the store.
         """
         return self.path if self._backup.settle(self, wanted=True) else None
 

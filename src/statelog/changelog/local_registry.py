@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from statelog.core.local_copies import (
     CheckpointAborted,
@@ -28,6 +29,9 @@ from statelog.model import FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime
 
 _log = logging.getLogger("statelog")
+
+_NO_CHECKPOINT: Final = 0
+"""The id in a handle that no checkpoint asked for; nobody would ever confirm or abort it."""
 
 
 class LocalChangelogRegistry:
@@ -61,15 +65,20 @@ class LocalChangelogRegistry:
         """
         Register all of *handles*, or none if one of their copies is not there any more.
 
+        Args:
+            handles: What is about to be given out.
+            checkpoint_id: Who uses it; 0 if no checkpoint does, and then the copies stay only as
+                long as the log has them.
+
         Returns:
-            Whether they are registered.
+            Whether all copies are there.
 
         Thread: Any.
         """
         paths = [handle.path for handle in handles if isinstance(handle, FileStateHandle)]
         with self._runtime.lock:
             alive = all(path in self._copies for path in paths)
-            for path in paths if alive else ():
+            for path in paths if alive and checkpoint_id != _NO_CHECKPOINT else ():
                 self._copies.handle(CopyUsed(path, checkpoint_id), self._runtime.clock.now_ns())
         return alive
 
@@ -143,10 +152,20 @@ class LocalChangelogRegistry:
             with self._runtime.lock:
                 self._deleting -= 1
                 self._runtime.lock.notify_all()
-            if error is not None and not isinstance(error, ClosedError | FileNotFoundError):
+            if isinstance(error, ClosedError):
+                error = _unlinked(path)  # no pool any more: here and now
+            if error is not None and not isinstance(error, FileNotFoundError):
                 _log.warning("could not delete the local copy %s: %s", path, error)
 
         self._runtime.discard_pool.submit(lambda: os.unlink(path), deleted)
+
+
+def _unlinked(path: str) -> OSError | None:
+    try:
+        os.unlink(path)
+    except OSError as error:
+        return error
+    return None
 
 
 def _absolute(handle: FileStateHandle) -> str:
