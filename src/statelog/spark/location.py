@@ -16,7 +16,7 @@ import time
 
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import find_newest, present_ids
 from statelog.core.materialization_policy import LogDistance
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model import split_key_groups
@@ -98,7 +98,7 @@ class StateLocation:
             newest = find_newest(self._store, self._paths).newest
             if newest is not None:  # refuse before the rightful owner is fenced
                 self._check_query(newest, query_id)
-        present = self.coordinator.checkpoints()
+        present = self._present()
         wanted = self._checkpoint_to_go_back_to()
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
@@ -116,6 +116,16 @@ class StateLocation:
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
+
+    def _present(self) -> list[int]:
+        """Return the ids of the checkpoints that are there."""
+        try:
+            return self.coordinator.checkpoints()
+        except CheckpointError:
+            if not isinstance(self._config.restore, int):
+                raise
+            # The newest is damaged, and is given up by name; its id must not be used again.
+            return present_ids(self._store, self._paths)
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
