@@ -153,7 +153,7 @@ class Wider(Totals):
         ({"operatorId": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
         ({"processor": Wider()}, "state 'total' has the type .*int64.* there, .*double.* here"),
         ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
-        ({"maxParallelism": 64}, "128 key groups; max_parallelism 64"),
+        ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
         ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),
         ({"restore": "empty"}, "restore='empty' was asked for, but .* holds checkpoint 0"),
         ({"restore": 17}, "there is no checkpoint 17"),
@@ -278,7 +278,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)],
         capture_output=True,
         text=True,
         check=False,

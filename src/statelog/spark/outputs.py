@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from statelog.errors import ProcessorError
 
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
 
 class RowOutput:
     """
@@ -16,10 +18,12 @@ class RowOutput:
 
     Args:
         schema: Names and types of the output.
+        batch_id: The micro-batch, for messages.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, batch_id: int) -> None:
         self._schema = schema
+        self._batch_id = batch_id
         self._names = list(schema.names)
         self.rows: list[Any] = []
 
@@ -38,11 +42,8 @@ class RowOutput:
         for field, column in zip(self._schema, columns, strict=True):
             try:
                 arrays.append(pa.array(column, type=field.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise ProcessorError(
-                    f"output column {field.name!r} ({field.type}) cannot hold what the processor "
-                    f"yielded: {error}"
-                ) from error
+            except _UNFIT as error:
+                raise self._unfit(field, rows, column, error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
@@ -52,7 +53,7 @@ class RowOutput:
             fields = [row.__fields__ for row in rows]
         except AttributeError:
             wrong = next(row for row in rows if not hasattr(row, "__fields__"))
-            raise ProcessorError(
+            raise self._failed(
                 f"a processor yields pyspark Rows with field names, not {type(wrong).__name__} "
                 f"{wrong!r:.100}"
             ) from None
@@ -60,6 +61,27 @@ class RowOutput:
             return list(zip(*rows, strict=True))
         values = [row.asDict(recursive=True) for row in rows]
         return [[value.get(name) for value in values] for name in self._names]
+
+    def _unfit(
+        self, field: pa.Field, rows: Sequence[Any], column: Sequence[Any], error: Exception
+    ) -> ProcessorError:
+        """Return an error that shows the first row that does not fit its column."""
+        for row, value in zip(rows, column, strict=True):
+            try:
+                pa.array([value], type=field.type)
+            except _UNFIT:
+                return self._failed(
+                    f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
+                    f"{row!r:.200}: {error}"
+                )
+        return self._failed(f"output column {field.name!r} ({field.type}) failed: {error}")
+
+    def _failed(self, what: str) -> ProcessorError:
+        return ProcessorError(
+            f"the output of batch {self._batch_id}: {what}. Nothing of this batch was committed; "
+            "the last checkpoint is valid",
+            batch_id=self._batch_id,
+        )
 
 
 def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:

@@ -55,7 +55,7 @@ class RowRun:
         self._grouped: dict[int, dict[Key, list[Any]]] = {}
         self._shown_keys: dict[Key, Key] = {}
         self.overlays: dict[int, Overlay] = {}
-        self.output = RowOutput(spec.output)
+        self.output = RowOutput(spec.output, spec.batch_id)
         self.row_count = 0
         self.key_count = 0
 
