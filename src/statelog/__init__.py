@@ -2,7 +2,14 @@
 
 from statelog.changelog.availability import AvailabilityProvider
 from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.reader import read_change_batches, read_changes
+from statelog.changelog.download_cache import DownloadCache
+from statelog.changelog.local_recovery import (
+    LocalBackup,
+    LocalRecoveryConfig,
+    discard_local_copies,
+)
+from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import (
     DirectStateChangeUploadScheduler,
@@ -53,7 +60,7 @@ from statelog.model import (
     StateChange,
     StateChangeSet,
 )
-from statelog.options import ChangelogOptions
+from statelog.options import ChangelogOptions, Options, load_options
 
 __all__ = [
     "AvailabilityProvider",
@@ -68,6 +75,7 @@ __all__ = [
     "ClosedError",
     "CorruptionError",
     "DirectStateChangeUploadScheduler",
+    "DownloadCache",
     "FencedError",
     "FileStateHandle",
     "FsStateChangelogStorage",
@@ -79,10 +87,15 @@ __all__ = [
     "InvariantError",
     "KeyGroupOutOfRangeError",
     "KeyGroupRange",
+    "LocalBackup",
+    "LocalChangelogRegistry",
+    "LocalRecoveryConfig",
     "Metrics",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "Options",
     "ProcessorError",
+    "ReadReport",
     "RetryPolicy",
     "SequenceNumber",
     "SequenceNumberRange",
@@ -103,6 +116,8 @@ __all__ = [
     "UploadTasksResult",
     "UsageError",
     "WriterClosedError",
+    "discard_local_copies",
+    "load_options",
     "read_change_batches",
     "read_changes",
 ]

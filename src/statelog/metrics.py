@@ -1,7 +1,8 @@
 """
 All metrics of statelog in one table, and a registry that holds their values.
 
-Names and meanings are Flink's, in Python's spelling; the table says which is which.
+Names and meanings are Flink's, in Python's spelling; the table says which is which.  Those without
+a name of Flink's are ours: how long each phase takes, and how old what waits is.
 Source: Flink, ChangelogStorageMetricGroup, ChangelogMaterializationMetricGroup,
 ChangelogStateBackendMetricGroup.  Deviations are said at the metric.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +33,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One row of the table: our name, Flink's name, kind, unit and meaning."""
+    """One row of the table: our name, Flink's name ("" for none), kind, unit and meaning."""
 
     name: str
     flink_name: str
@@ -54,7 +55,8 @@ _TABLE: Final = (
         "ChangelogStorage.numberOfUploadFailures",
         MetricKind.COUNTER,
         "attempts",
-        "Upload attempts that raised; unlike in Flink any kind of error counts.",
+        "Upload attempts that raised, whatever the error; unlike in Flink one in the close of the "
+        "file counts too. An attempt that is only late is a time-out, not a failure.",
     ),
     MetricSpec(
         "attempts_per_upload",
@@ -97,6 +99,83 @@ _TABLE: Final = (
         MetricKind.GAUGE,
         "tasks",
         "Tasks that wait to be put into a file.",
+    ),
+    MetricSpec(
+        "number_of_upload_timeouts",
+        "",
+        MetricKind.COUNTER,
+        "attempts",
+        "Upload attempts that took longer than the time-out; they may still succeed.",
+    ),
+    MetricSpec(
+        "number_of_discarded_uploads",
+        "",
+        MetricKind.COUNTER,
+        "attempts",
+        "Upload attempts that succeeded when their upload had ended; their files are deleted.",
+    ),
+    MetricSpec(
+        "upload_queue_age",
+        "",
+        MetricKind.GAUGE,
+        "nanoseconds",
+        "Age of the oldest task that waits to be put into a file; 0 without one.",
+    ),
+    MetricSpec(
+        "in_flight_bytes",
+        "",
+        MetricKind.GAUGE,
+        "bytes",
+        "Bytes queued and uploading, of all writers.",
+    ),
+    MetricSpec(
+        "tasks_without_room",
+        "",
+        MetricKind.GAUGE,
+        "tasks",
+        "Tasks whose callers wait for upload capacity.",
+    ),
+    MetricSpec(
+        "upload_queue_waits",
+        "",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "Phase: from the first task of a file to the start of its upload.",
+    ),
+    MetricSpec(
+        "upload_thread_waits",
+        "",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "Phase: from the start of an attempt until it has a thread.",
+    ),
+    MetricSpec(
+        "encode_durations",
+        "",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "Phase: turning the tasks of a file into its bytes.",
+    ),
+    MetricSpec(
+        "put_durations",
+        "",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "Phase: the store's put of a file; successful ones only.",
+    ),
+    MetricSpec(
+        "upload_durations",
+        "",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "From the start of an upload to its success, all attempts and delays included.",
+    ),
+    MetricSpec(
+        "persist_durations",
+        "",
+        MetricKind.HISTOGRAM,
+        "nanoseconds",
+        "From the call of `persist` to its result; successful ones only.",
     ),
     MetricSpec(
         "started_materialization",
@@ -169,13 +248,22 @@ METRICS: Final[Mapping[str, MetricSpec]] = {row.name: row for row in _TABLE}
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """The last values of a histogram in order of time, at most 1000."""
+    """
+    The last values of a histogram in order of time, at most 1000.
+
+    Args:
+        values: Those values.
+        total_count: How many values there ever were.
+        total_sum: Their sum.
+    """
 
     values: tuple[float, ...]
+    total_count: int = 0
+    total_sum: float = 0.0
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """How many values are kept."""
         return len(self.values)
 
     def quantile(self, fraction: float) -> float:
@@ -189,32 +277,75 @@ class HistogramSnapshot:
 MetricValue = int | float | HistogramSnapshot
 
 
+class _Sum:
+    """
+    A sum that many threads add to without a lock, because appending to a deque is atomic.
+
+    Now and then the summands are taken off and their sum is put back.  Whoever does so, or reads,
+    holds the one token meanwhile: a reader must not come between the two.
+    """
+
+    __slots__ = ("_summands", "_token")
+
+    def __init__(self) -> None:
+        self._summands: deque[float] = deque()
+        self._token = deque([None])
+
+    def add(self, amount: float) -> None:
+        self._summands.append(amount)
+        if len(self._summands) > _FOLD_AT and self._take_token():
+            self._fold()
+
+    def value(self) -> float:
+        while not self._take_token():
+            pass  # somebody folds, which takes microseconds
+        return self._fold()
+
+    def _take_token(self) -> bool:
+        try:
+            self._token.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _fold(self) -> float:
+        """Put the sum in the place of the summands; gives the token back."""
+        taken = []
+        try:
+            while True:
+                taken.append(self._summands.popleft())
+        except IndexError:
+            return sum(taken)
+        finally:
+            self._summands.append(sum(taken))
+            self._token.append(None)
+
+
 class Metrics:
     """
     Values of the metrics of one storage.
 
-    Recording is one append to a deque, which is atomic: no lock, from any thread.  Increments are
-    folded now and then by taking them off and putting their sum back, so none is ever lost.
+    Recording is a few appends to deques, which are atomic: no lock, from any thread.
     """
 
     def __init__(self) -> None:
-        self._deltas: dict[str, deque[int]] = {}
+        self._counters: dict[str, _Sum] = {}
         self._histograms: dict[str, deque[float]] = {}
+        self._totals: dict[str, tuple[_Sum, _Sum]] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
         for spec in METRICS.values():
             if spec.kind is MetricKind.COUNTER:
-                self._deltas[spec.name] = deque()
+                self._counters[spec.name] = _Sum()
             elif spec.kind is MetricKind.HISTOGRAM:
                 self._histograms[spec.name] = deque(maxlen=HISTOGRAM_SIZE)
+                self._totals[spec.name] = _Sum(), _Sum()
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add *amount* to the counter *name*; raises `UsageError` if there is no such counter."""
-        deltas = self._deltas.get(name)
-        if deltas is None:
+        counter = self._counters.get(name)
+        if counter is None:
             raise _unknown(name, MetricKind.COUNTER)
-        deltas.append(amount)
-        if len(deltas) > _FOLD_AT:
-            _fold(deltas)
+        counter.add(amount)
 
     def record(self, name: str, value: float) -> None:
         """Add *value* to the histogram *name*; raises `UsageError` if there is none."""
@@ -222,6 +353,9 @@ class Metrics:
         if histogram is None:
             raise _unknown(name, MetricKind.HISTOGRAM)
         histogram.append(value)
+        number, total = self._totals[name]
+        number.add(1)
+        total.add(value)
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Let *read* tell the gauge *name* from now on; raises `UsageError` if there is none."""
@@ -229,32 +363,27 @@ class Metrics:
             raise _unknown(name, MetricKind.GAUGE)
         self._gauges[name] = read
 
+    def value(self, name: str) -> MetricValue | None:
+        """Return the present value of a metric; None for a gauge that nobody tells."""
+        if (counter := self._counters.get(name)) is not None:
+            return counter.value()
+        if (histogram := self._histograms.get(name)) is not None:
+            number, total = self._totals[name]
+            return HistogramSnapshot(tuple(_copy(histogram)), int(number.value()), total.value())
+        read = self._gauges.get(name)
+        return None if read is None else read()
+
     def snapshot(self) -> dict[str, MetricValue]:
         """Return the present value of every metric that has one, by name."""
-        values: dict[str, MetricValue] = {}
-        for name, deltas in self._deltas.items():
-            values[name] = sum(_copy(deltas))
-        for name, histogram in self._histograms.items():
-            values[name] = HistogramSnapshot(tuple(_copy(histogram)))
-        for name, read in list(self._gauges.items()):
-            values[name] = read()
-        return values
+        values = {name: self.value(name) for name in METRICS}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def _unknown(name: str, kind: MetricKind) -> UsageError:
     return UsageError(f"{name!r} is no {kind.value} of statelog; see statelog.metrics.METRICS")
 
 
-def _fold(deltas: deque[int]) -> None:
-    taken = []
-    try:
-        while True:
-            taken.append(deltas.popleft())
-    except IndexError:
-        deltas.append(sum(taken))
-
-
-def _copy(values: Sequence[float] | deque[float]) -> list[float]:
+def _copy(values: deque[float]) -> list[float]:
     while True:
         try:
             return list(values)

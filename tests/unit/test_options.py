@@ -75,7 +75,9 @@ def test_durations_come_in_many_forms(text: object, milliseconds: int) -> None:
 
 
 def test_an_unknown_key_comes_with_the_nearest_one() -> None:
-    with pytest.raises(sl.InvalidOptionsError, match="did you mean 'batch_persist_delay'"):
+    with pytest.raises(
+        sl.InvalidOptionsError, match=r"did you mean 'changelog\.batch.persist-delay'"
+    ):
         sl.ChangelogOptions.from_mapping({FLINK + "batch.persist-dely": "1 ms"})
 
 

@@ -104,6 +104,9 @@ class BatchingStateChangeUploadScheduler:
             runtime.lock, lambda: self._batcher.available or self._closed
         )
         self._metrics.gauge("upload_queue_size", self._queue_size)
+        self._metrics.gauge("upload_queue_age", self._queue_age_ns)
+        self._metrics.gauge("in_flight_bytes", lambda: self.in_flight_bytes)
+        self._metrics.gauge("tasks_without_room", self._tasks_without_room)
 
     @property
     def availability(self) -> AvailabilityProvider:
@@ -209,8 +212,9 @@ class BatchingStateChangeUploadScheduler:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case StartBatch(batch_id, task_ids):
+                case StartBatch(batch_id, task_ids, waited_ns):
                     self._metrics.record("upload_batch_sizes", len(task_ids))
+                    self._metrics.record("upload_queue_waits", waited_ns)
                     with self._runtime.lock:
                         tasks = self._batches.pop(batch_id)
                     self._uploads.start(tasks, partial(self._batch_ended, batch_id, tasks))
@@ -243,6 +247,14 @@ class BatchingStateChangeUploadScheduler:
     def _queue_size(self) -> int:
         with self._runtime.lock:
             return self._batcher.queue_size
+
+    def _queue_age_ns(self) -> int:
+        with self._runtime.lock:
+            return self._batcher.queue_age_ns(self._runtime.clock.now_ns())
+
+    def _tasks_without_room(self) -> int:
+        with self._runtime.lock:
+            return self._batcher.waiting_tasks
 
 
 def _closed_error() -> ClosedError:

@@ -1,23 +1,33 @@
 """
 Handles to changes: every byte verified, each file fetched once.
 
-Usable without a storage: all that is needed is the store.
+Usable without a storage: all that is needed is the store.  Each file has a list of alternatives, the
+host-local copy first if there is one; the first that is there and whole is taken, file by file.
 Source: Flink, StateChangelogHandleStreamHandleReader and StateChangeFormat.  Deviations: changes
 come in columns too; consecutive sets of one file share one request (H14); one set out of a large
-plain file is fetched by itself; foreign key groups can be dropped; damage is an error.
+plain file is fetched by itself; foreign key groups can be dropped; damage is an error; a bad local
+copy costs its own file, not the whole local state.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError
+from statelog.changelog.local_recovery import LocalFiles
+from statelog.errors import (
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+    StoreError,
+)
 from statelog.format.change_set import decode_change_set
 from statelog.format.segment import Segment, parse_segment, verify_set
 from statelog.model import (
@@ -31,7 +41,8 @@ from statelog.model import (
     StateChange,
     StreamStateHandle,
 )
-from statelog.store.api import ObjectStore
+
+_log = logging.getLogger("statelog")
 
 CHANGE_SCHEMA = pa.schema(
     [
@@ -46,10 +57,54 @@ _ARROW_BINARY_MAX = 2**31 - 1
 _RANGED_GET_FRACTION = 0.5
 """A lone set is fetched by itself if it is at most this part of its file."""
 
+_LOCAL_FILES = LocalFiles()
+
+
+class FileSource(Protocol):
+    """Where the bytes of files come from: an `ObjectStore`, a `DownloadCache`, local files."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole file, or raise `ObjectNotFoundError`."""
+        ...
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return *length* bytes from *start*; fewer only where the file ends."""
+        ...
+
+
+@dataclass(slots=True)
+class ReadReport:
+    """
+    Where the bytes of a restore came from; filled while it goes on, by one reader at a time.
+
+    Args:
+        local_files: Files taken from local copies.
+        remote_files: Files taken from the store, or from a cache of it.
+        inline: Pieces of state that the handle itself carried.
+        set_aside: Local copies that could not be used, with the reason.
+    """
+
+    local_files: int = 0
+    remote_files: int = 0
+    inline: int = 0
+    set_aside: list[tuple[str, str]] = field(default_factory=list)
+
+
 _new_change = partial(tuple.__new__, StateChange)
 
 
-def read_changes(store: ObjectStore, handle: ChangelogStateHandle) -> Iterator[StateChange]:
+def read_changes(
+    store: FileSource,
+    handle: ChangelogStateHandle,
+    *,
+    local: ChangelogStateHandle | None = None,
+    report: ReadReport | None = None,
+) -> Iterator[StateChange]:
     """
     Yield the changes of *handle* one by one, set by set.
 
@@ -59,6 +114,8 @@ def read_changes(store: ObjectStore, handle: ChangelogStateHandle) -> Iterator[S
     Args:
         store: Where the handle's paths lie.
         handle: What to read.
+        local: Its host-local copy (`SnapshotResult.task_local`); used as far as it is whole.
+        report: Told where the bytes came from.
 
     Raises:
         ObjectNotFoundError: A file is missing.
@@ -67,7 +124,7 @@ def read_changes(store: ObjectStore, handle: ChangelogStateHandle) -> Iterator[S
 
     Blocks: For the store.
     """
-    for batch in _read_sets(store, handle):
+    for batch in _read_sets(store, handle, local, report):
         # One pass in C: a named tuple made by its class costs twice as much.
         yield from map(
             _new_change, zip(batch.key_groups.tolist(), batch.values.to_pylist(), strict=True)
@@ -75,9 +132,12 @@ def read_changes(store: ObjectStore, handle: ChangelogStateHandle) -> Iterator[S
 
 
 def read_change_batches(
-    store: ObjectStore,
+    store: FileSource,
     handle: ChangelogStateHandle,
     key_group_range: KeyGroupRange | None = None,
+    *,
+    local: ChangelogStateHandle | None = None,
+    report: ReadReport | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
     Yield the changes of *handle* in columns, one batch or more for each set.
@@ -86,6 +146,8 @@ def read_change_batches(
         store: Where the handle's paths lie.
         handle: What to read.
         key_group_range: Drop changes of other key groups; metadata is always kept.
+        local: Its host-local copy; used as far as it is whole.
+        report: Told where the bytes came from.
 
     Raises:
         ObjectNotFoundError: A file is missing.
@@ -94,7 +156,7 @@ def read_change_batches(
 
     Blocks: For the store.
     """
-    for batch in _read_sets(store, handle):
+    for batch in _read_sets(store, handle, local, report):
         wanted = batch if key_group_range is None else _only(batch, key_group_range)
         for values, start in _narrow(wanted.values):
             key_groups = wanted.key_groups[start : start + len(values)]
@@ -103,15 +165,27 @@ def read_change_batches(
             )
 
 
-def _read_sets(store: ObjectStore, handle: ChangelogStateHandle) -> Iterator[ChangeBatch]:
+def _read_sets(
+    store: FileSource,
+    handle: ChangelogStateHandle,
+    local: ChangelogStateHandle | None,
+    report: ReadReport | None,
+) -> Iterator[ChangeBatch]:
     """Yield the sets of *handle*; consecutive entries of one file share its bytes."""
+    report = report if report is not None else ReadReport()
+    copies = _copies_of(handle, local, report)
     for stream, group in groupby(handle.handles_and_offsets, key=lambda entry: entry.handle):
         entries = list(group)
+        copy = copies.get(stream)
+        if copy is not None and (batches := _read_copy(copy, entries, report)) is not None:
+            yield from batches
+            continue
+        if isinstance(stream, FileStateHandle):
+            report.remote_files += 1
+        else:
+            report.inline += 1
         try:
-            if len(entries) == 1 and (batch := _read_lone_set(store, stream, entries[0])):
-                yield batch
-                continue
-            segment = _open(store, stream)
+            yield from _read_entries(store, stream, entries)
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(
                 f"changelog file {_name(stream)} of handle {handle.state_handle_id} (checkpoint "
@@ -120,12 +194,65 @@ def _read_sets(store: ObjectStore, handle: ChangelogStateHandle) -> Iterator[Cha
                 path=_name(stream),
                 state_handle_id=handle.state_handle_id,
             ) from error
-        for entry in entries:
-            yield _set_at(segment, entry)
+
+
+def _copies_of(
+    handle: ChangelogStateHandle, local: ChangelogStateHandle | None, report: ReadReport
+) -> dict[StreamStateHandle, FileStateHandle]:
+    """Return the local copy of each file of *handle* that has one."""
+    if local is None:
+        return {}
+    pairs = list(zip(handle.handles_and_offsets, local.handles_and_offsets, strict=False))
+    if (
+        local.state_handle_id != handle.state_handle_id
+        or len(handle.handles_and_offsets) != len(local.handles_and_offsets)
+        or any(entry.offset != copy.offset for entry, copy in pairs)
+    ):
+        _set_aside(report, local.state_handle_id, f"is no copy of handle {handle.state_handle_id}")
+        return {}
+    return {
+        entry.handle: copy.handle
+        for entry, copy in pairs
+        if isinstance(entry.handle, FileStateHandle) and isinstance(copy.handle, FileStateHandle)
+    }
+
+
+def _read_copy(
+    copy: FileStateHandle, entries: list[HandleAndOffset], report: ReadReport
+) -> list[ChangeBatch] | None:
+    """
+    Return the sets of *entries* from a local copy, or None if it is not whole.
+
+    All of them before the first is passed on: what was passed on cannot be taken back.
+    """
+    try:
+        batches = list(_read_entries(_LOCAL_FILES, copy, entries))
+    except (CorruptionError, IncompatibleFormatError, StoreError) as error:
+        _set_aside(report, copy.path, str(error))
+        return None
+    report.local_files += 1
+    return batches
+
+
+def _set_aside(report: ReadReport, name: str, reason: str) -> None:
+    report.set_aside.append((name, reason))
+    _log.warning("local copy %s is not used, the store is read instead: %s", name, reason)
+
+
+def _read_entries(
+    source: FileSource, stream: StreamStateHandle, entries: list[HandleAndOffset]
+) -> Iterator[ChangeBatch]:
+    """Yield the sets of *entries*, all of which lie in *stream*."""
+    if len(entries) == 1 and (batch := _read_lone_set(source, stream, entries[0])):
+        yield batch
+        return
+    segment = _open(source, stream)
+    for entry in entries:
+        yield _set_at(segment, entry)
 
 
 def _read_lone_set(
-    store: ObjectStore, stream: StreamStateHandle, entry: HandleAndOffset
+    store: FileSource, stream: StreamStateHandle, entry: HandleAndOffset
 ) -> ChangeBatch | None:
     """
     Fetch one set by its position, or return None where the whole file is the better way.
@@ -148,7 +275,7 @@ def _read_lone_set(
     return decoded.batch if decoded.end == len(encoded) else None
 
 
-def _open(store: ObjectStore, stream: StreamStateHandle) -> Segment:
+def _open(store: FileSource, stream: StreamStateHandle) -> Segment:
     if isinstance(stream, ByteStreamStateHandle):
         return parse_segment(stream.data, where=stream.name)
     return parse_segment(store.get(stream.path), where=stream.path)
@@ -158,11 +285,15 @@ def _set_at(segment: Segment, entry: HandleAndOffset) -> ChangeBatch:
     """Decode the set that *entry* names, after making sure that there is one."""
     where, offset = segment.where, entry.offset
     if segment.trailer is not None:
-        sizes = {each.offset: each.size_bytes for each in segment.trailer.sets}
-        if sizes.get(offset) is None or entry.size_bytes not in (None, sizes[offset]):
+        found = {each.offset: each for each in segment.trailer.sets}.get(offset)
+        if (
+            found is None
+            or entry.size_bytes not in (None, found.size_bytes)
+            or entry.crc32c not in (None, found.crc32c)
+        ):
             raise CorruptionError(
-                f"{where} has no change set at payload offset {offset} of the size its handle "
-                "names: the handle belongs to another file",
+                f"{where} has no change set at payload offset {offset} of the size and checksum its "
+                "handle names: the handle belongs to another file",
                 path=where,
                 offset=offset,
             )

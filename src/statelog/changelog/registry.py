@@ -3,14 +3,19 @@ The registry of uploaded files: who owns each, and the deletion of those nobody 
 
 A thin shell around `core/file_ownership.py`.
 Source: Flink, TaskChangelogRegistry.  Deviations: `offer` notes that a handle has left; deletions
-have an end (`close` waits for them); inline handles are welcome and ignored.
+have an end (`close` waits for them); inline handles are welcome and ignored; a file that is deleted
+takes its local copy with it (H6).
 """
 
 from __future__ import annotations
 
 import logging
+from typing import assert_never
 
+from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.core.file_ownership import (
+    DeleteFile,
+    DropCopy,
     Event,
     FileConfirmed,
     FileDiscarded,
@@ -18,6 +23,7 @@ from statelog.core.file_ownership import (
     FileOwner,
     FileOwnership,
     FileTracked,
+    ReleaseCopy,
     SetReleased,
 )
 from statelog.errors import ClosedError
@@ -35,23 +41,47 @@ class TaskChangelogRegistry:
     Args:
         store: Where the files are.
         runtime: Lock, and the pool that deletes.
+        copies: Tracks the local copies of the files; None if there are none.
     """
 
-    def __init__(self, store: ObjectStore, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        *,
+        copies: LocalChangelogRegistry | None = None,
+    ) -> None:
         self._store = store
         self._runtime = runtime
+        self._copies = copies
         self._ownership = FileOwnership()
         self._deleting = 0
 
-    def start_tracking(self, handle: StreamStateHandle, num_sets: int) -> None:
+    @property
+    def copies(self) -> LocalChangelogRegistry | None:
+        """The registry of the local copies, if there are any."""
+        return self._copies
+
+    def start_tracking(
+        self, handle: StreamStateHandle, num_sets: int, copy: FileStateHandle | None = None
+    ) -> None:
         """
         Track a new file that holds *num_sets* change sets of any writers.
+
+        Args:
+            handle: The file.
+            num_sets: Change sets in it, > 0.
+            copy: Its host-local copy, an absolute path; left alone without `copies`.
 
         Raises:
             UsageError: *num_sets* is not above zero, or the file is tracked already.
         """
         if isinstance(handle, FileStateHandle):
-            self._post(FileTracked(handle.path, num_sets))
+            if copy is None or self._copies is None:
+                self._post(FileTracked(handle.path, num_sets))
+            else:
+                self._copies.track(copy)
+                self._post(FileTracked(handle.path, num_sets, copy.path))
 
     def offer(self, handle: StreamStateHandle) -> None:
         """Note that a handle naming the file has left its writer."""
@@ -96,9 +126,19 @@ class TaskChangelogRegistry:
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._ownership.handle(event, self._runtime.clock.now_ns())
-            self._deleting += len(actions)
+            self._deleting += sum(isinstance(action, DeleteFile) for action in actions)
         for action in actions:
-            self._delete(action.path)
+            match action:
+                case DeleteFile(path):
+                    self._delete(path)
+                case DropCopy(copy):
+                    if self._copies is not None:
+                        self._copies.drop(copy)
+                case ReleaseCopy(copy):
+                    if self._copies is not None:
+                        self._copies.release(copy)
+                case _:
+                    assert_never(action)
 
     def _delete(self, path: str) -> None:
         def deleted(_: None, error: BaseException | None) -> None:

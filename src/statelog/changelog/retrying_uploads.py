@@ -42,10 +42,13 @@ OnEnd = Callable[[UploadTasksResult | None, BaseException | None], None]
 class _Upload:
     """One upload: its core, and what its attempts have brought."""
 
-    __slots__ = ("on_end", "results", "retry", "tasks", "timers")
+    __slots__ = ("on_end", "results", "retry", "started_ns", "tasks", "timers")
 
-    def __init__(self, policy: RetryPolicy, tasks: Sequence[UploadTask], on_end: OnEnd) -> None:
+    def __init__(
+        self, policy: RetryPolicy, tasks: Sequence[UploadTask], on_end: OnEnd, started_ns: int
+    ) -> None:
         self.retry = UploadRetry(policy)
+        self.started_ns = started_ns
         self.tasks = tasks
         self.on_end = on_end
         self.results: dict[int, UploadTasksResult] = {}
@@ -84,7 +87,7 @@ class RetryingUploads:
 
         Thread: Any; *on_end* runs on any thread, without the lock, possibly within this call.
         """
-        upload = _Upload(self._policy, tasks, on_end)
+        upload = _Upload(self._policy, tasks, on_end, self._runtime.clock.now_ns())
         with self._runtime.lock:
             upload_id, self._next_id = self._next_id, self._next_id + 1
             self._running[upload_id] = upload
@@ -115,8 +118,9 @@ class RetryingUploads:
         match action:
             case StartAttempt(number):
                 self._metrics.count("number_of_upload_requests")
+                asked_ns = self._runtime.clock.now_ns()
                 self._runtime.upload_pool.submit(
-                    partial(self._attempt, upload_id, upload, number),
+                    partial(self._attempt, upload_id, upload, number, asked_ns),
                     partial(self._attempt_ended, upload_id, upload, number),
                 )
             case SetTimer(at_ns):
@@ -125,26 +129,33 @@ class RetryingUploads:
                 with self._runtime.lock:
                     upload.timers.append(timer)
             case ThreadStuck():
+                self._metrics.count("number_of_upload_timeouts")
                 self._runtime.upload_pool.widen()
             case ThreadBack():
                 self._runtime.upload_pool.narrow()
             case UploadWon(number, total):
                 self._metrics.record("attempts_per_upload", number)
                 self._metrics.record("total_attempts_per_upload", total)
+                duration_ns = self._runtime.clock.now_ns() - upload.started_ns
+                self._metrics.record("upload_durations", duration_ns)
                 upload.on_end(upload.results.pop(number), None)
             case UploadGivenUp(error, story):
                 upload.on_end(None, self._explain(upload, error, story))
             case DiscardAttempt(number):
+                self._metrics.count("number_of_discarded_uploads")
                 self._uploader.discard(upload.results.pop(number))
             case _:
                 assert_never(action)
 
-    def _attempt(self, upload_id: int, upload: _Upload, number: int) -> UploadTasksResult | None:
+    def _attempt(
+        self, upload_id: int, upload: _Upload, number: int, asked_ns: int
+    ) -> UploadTasksResult | None:
         with self._runtime.lock:
             if upload.retry.done:  # decided while this attempt waited for a thread
                 return None
         self._post(upload_id, upload, AttemptStarted(number))
         started_ns = self._runtime.clock.now_ns()
+        self._metrics.record("upload_thread_waits", started_ns - asked_ns)
         result = self._uploader.upload(upload.tasks)
         self._metrics.record("upload_latencies", self._runtime.clock.now_ns() - started_ns)
         self._metrics.record("upload_sizes", result.payload_bytes)
@@ -159,7 +170,8 @@ class RetryingUploads:
         error: BaseException | None,
     ) -> None:
         if error is not None:
-            self._metrics.count("number_of_upload_failures")
+            if not isinstance(error, ClosedError):  # the pool has closed: nothing was tried
+                self._metrics.count("number_of_upload_failures")
             jitter = self._runtime.ids.fraction()
             event = AttemptFailed(number, error, _is_retryable(error), jitter)
             self._post(upload_id, upload, event)

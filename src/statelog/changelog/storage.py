@@ -8,14 +8,17 @@ one starts no thread and asks the store nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
 from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.reader import read_change_batches, read_changes
+from statelog.changelog.download_cache import DownloadCache
+from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import StateChangeUploadScheduler
 from statelog.changelog.uploader import StateChangeFsUploader
@@ -27,6 +30,7 @@ from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.pool import Pool, ThreadPool
 from statelog.store.api import ObjectStore
 from statelog.store.object_store import open_store
 from statelog.store.paths import LocationPaths
@@ -41,10 +45,18 @@ def _assemble(
     metrics: Metrics,
     runtime: Runtime,
     registry: TaskChangelogRegistry,
+    backup: LocalBackup | None,
 ) -> StateChangeUploadScheduler:
     """Put together what takes the uploads of a storage, as *options* describe it."""
     uploader = StateChangeFsUploader(
-        store, paths, runtime.ids, compress=options.compression_enabled, registry=registry
+        store,
+        paths,
+        runtime.ids,
+        compress=options.compression_enabled,
+        registry=registry,
+        backup=backup,
+        metrics=metrics,
+        clock=runtime.clock,
     )
     return BatchingStateChangeUploadScheduler(
         uploader,
@@ -85,6 +97,12 @@ class FsStateChangelogStorage:
             with *registry*; a batching one shares *runtime*, so that its threads end with the
             storage.
         registry: Tracks files; None for one of its own.
+        local_recovery: Keep host-local copies, and read from them; None for neither.  With a
+            *scheduler* of your own, give its uploader the `LocalBackup` and *registry* the
+            `LocalChangelogRegistry`.
+        cache_directories: Keep downloaded files here, for as long as
+            `options.download_local_cache_idle_timeout` says; none for no cache.  A store on local
+            disk needs none and has none.
         runtime: Clock, threads and ids; None for the real ones.
 
     Raises:
@@ -101,6 +119,8 @@ class FsStateChangelogStorage:
         scheduler: StateChangeUploadScheduler | None = None,
         registry: TaskChangelogRegistry | None = None,
         runtime: Runtime | None = None,
+        local_recovery: LocalRecoveryConfig | None = None,
+        cache_directories: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         self._options = options if options is not None else ChangelogOptions()
         self._store = _store_of(base_path if base_path is not None else self._options.base_path)
@@ -112,9 +132,17 @@ class FsStateChangelogStorage:
             )
         self._job_id = runtime.ids.new_id().replace("-", "") if job_id is None else job_id
         self._runtime = runtime
-        self._registry = (
-            registry if registry is not None else TaskChangelogRegistry(self._store, runtime)
-        )
+        self._local_recovery = local_recovery
+        self._local_pool: Pool | None = None
+        backup = None
+        if local_recovery is not None and local_recovery.backup:
+            folder = local_recovery.folder_of(self._job_id)
+            self._local_pool = ThreadPool(self._options.upload_num_threads, "statelog-local")
+            backup = LocalBackup(folder, runtime, self._local_pool)
+        if registry is None:
+            copies = None if backup is None else LocalChangelogRegistry(runtime)
+            registry = TaskChangelogRegistry(self._store, runtime, copies=copies)
+        self._registry = registry
         self._scheduler = (
             scheduler
             if scheduler is not None
@@ -125,8 +153,17 @@ class FsStateChangelogStorage:
                 self._metrics,
                 runtime,
                 self._registry,
+                backup,
             )
         )
+        self._cache: DownloadCache | None = None
+        if cache_directories and not self._store.url.startswith("file:"):
+            self._cache = DownloadCache(
+                self._store,
+                cache_directories,
+                runtime,
+                idle_timeout=self._options.download_local_cache_idle_timeout,
+            )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
@@ -190,12 +227,25 @@ class FsStateChangelogStorage:
                 runtime=self._runtime,
                 preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
                 on_close=self._forget,
+                metrics=self._metrics,
             )
         return writer
 
-    def read(self, handle: ChangelogStateHandle) -> Iterator[StateChange]:
+    def read(
+        self,
+        handle: ChangelogStateHandle,
+        *,
+        local: ChangelogStateHandle | None = None,
+        report: ReadReport | None = None,
+    ) -> Iterator[StateChange]:
         """
         Yield the changes of *handle* one by one; see `statelog.changelog.reader.read_changes`.
+
+        Args:
+            handle: What to read.
+            local: Its host-local copy (`SnapshotResult.task_local`); used where it is whole, if
+                local recovery is on.
+            report: Told where the bytes came from.
 
         Raises:
             ObjectNotFoundError: A file is missing.
@@ -203,10 +253,16 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
-        return read_changes(self._store, handle)
+        source = self._store if self._cache is None else self._cache
+        return read_changes(source, handle, local=self._readable(local), report=report)
 
     def read_batches(
-        self, handle: ChangelogStateHandle, key_group_range: KeyGroupRange | None = None
+        self,
+        handle: ChangelogStateHandle,
+        key_group_range: KeyGroupRange | None = None,
+        *,
+        local: ChangelogStateHandle | None = None,
+        report: ReadReport | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """
         Yield the changes of *handle* in columns `key_group` and `value`.
@@ -214,6 +270,8 @@ class FsStateChangelogStorage:
         Args:
             handle: What to read.
             key_group_range: Drop changes of other key groups; metadata is always kept.
+            local: As for `read`.
+            report: As for `read`.
 
         Raises:
             ObjectNotFoundError: A file is missing.
@@ -221,7 +279,10 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
-        return read_change_batches(self._store, handle, key_group_range)
+        source = self._store if self._cache is None else self._cache
+        return read_change_batches(
+            source, handle, key_group_range, local=self._readable(local), report=report
+        )
 
     def close(self) -> None:
         """
@@ -240,6 +301,12 @@ class FsStateChangelogStorage:
             writer.close()
         self._scheduler.close()
         self._registry.close()
+        if self._registry.copies is not None:
+            self._registry.copies.close()
+        if self._local_pool is not None:
+            self._local_pool.close(_CLOSE_TIMEOUT_S)
+        if self._cache is not None:
+            self._cache.close()
         self._runtime.close(_CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
@@ -252,6 +319,11 @@ class FsStateChangelogStorage:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _readable(self, local: ChangelogStateHandle | None) -> ChangelogStateHandle | None:
+        """Return *local* if this storage may read local copies."""
+        config = self._local_recovery
+        return local if config is not None and config.recovery else None
 
     def _forget(self, log_id: int) -> None:
         with self._runtime.lock:

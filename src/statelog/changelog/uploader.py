@@ -3,21 +3,25 @@ Tasks to bytes to the store: one file for all tasks of a batch.
 
 An uploader raises when it fails and never touches a task: whether an upload has failed is decided
 by the retry core alone (H2).  Success is reported only after the put has returned (H1).
-Source: Flink, StateChangeFsUploader.  Deviations: a failed attempt removes what it may have left
-behind (H7); a loser takes its registry entry with it (H6); small state can stay inline.
+Source: Flink, StateChangeFsUploader and DuplicatingStateChangeFsUploader.  Deviations: a failed
+attempt removes what it may have left behind (H7); a loser takes its registry entry and its local
+copy with it (H6); a local fault fails no upload (H8); small state can stay inline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from statelog.changelog.local_recovery import LocalBackup
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.change_log import UploadResult
 from statelog.errors import StatelogError
 from statelog.format.change_set import joined
 from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.metrics import Metrics
 from statelog.model import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -25,6 +29,7 @@ from statelog.model import (
     StateChangeSet,
     StreamStateHandle,
 )
+from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource
 from statelog.store.api import Buffers, ObjectStore
@@ -70,6 +75,9 @@ class StateChangeFsUploader:
         ids: Makes unique names.
         compress: Snappy-frame the payload.
         registry: Tracks the files; None if nobody here ever deletes one.
+        backup: Writes a host-local copy of each file; None for no copies.
+        metrics: Told how long encoding and putting take; None for nobody.
+        clock: Measures that.
     """
 
     def __init__(
@@ -80,12 +88,18 @@ class StateChangeFsUploader:
         *,
         compress: bool = False,
         registry: TaskChangelogRegistry | None = None,
+        backup: LocalBackup | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._clock = clock if clock is not None else SystemClock()
         self._store = store
         self._paths = paths
         self._ids = ids
         self._compress = compress
         self._registry = registry
+        self._backup = backup
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
@@ -96,25 +110,38 @@ class StateChangeFsUploader:
         Raises:
             StoreError: The put failed; a partial object has been deleted as far as possible.
         """
+        began_ns = self._clock.now_ns()
         segment = SegmentWriter(compress=self._compress)
         located = [
             (task, [(change_set, segment.add(change_set)) for change_set in _in_order(task)])
             for task in tasks
         ]
-        path = self._paths.changelog(self._ids.new_id())
+        name = self._ids.new_id()
+        path = self._paths.changelog(name)
+        content = _content(segment)
+        encoded_ns = self._clock.now_ns()
+        self._metrics.record("encode_durations", encoded_ns - began_ns)
         fail_point("before-upload")
+        copy = None if self._backup is None else self._backup.start(name, content)
         try:
-            self._store.put(path, _content(segment))
+            self._store.put(path, content)
         except BaseException:
+            if copy is not None:
+                copy.give_up()
             self._clean_up(path)
             raise
+        self._metrics.record("put_durations", self._clock.now_ns() - encoded_ns)
         fail_point("after-upload")
-        handle = FileStateHandle(path, segment.payload_size)
+        handle, local = FileStateHandle(path, segment.payload_size), None
+        if copy is not None and (local_path := copy.take()) is not None:
+            local = FileStateHandle(local_path, segment.payload_size)
         if self._registry is not None:
-            self._registry.start_tracking(handle, sum(len(sets) for _, sets in located))
+            self._registry.start_tracking(handle, sum(len(sets) for _, sets in located), local)
         return UploadTasksResult(
             tasks=tuple(
-                TaskResults(task, tuple(_result(change_set, handle, at) for change_set, at in sets))
+                TaskResults(
+                    task, tuple(_result(change_set, handle, at, local) for change_set, at in sets)
+                )
                 for task, sets in located
             ),
             handles=(handle,),
@@ -214,10 +241,17 @@ def _in_order(task: UploadTask) -> Iterator[StateChangeSet]:
     return iter(sorted(task.change_sets, key=lambda each: (each.log_id, each.sqn.value)))
 
 
-def _result(change_set: StateChangeSet, handle: StreamStateHandle, at: SetEntry) -> UploadResult:
+def _result(
+    change_set: StateChangeSet,
+    handle: StreamStateHandle,
+    at: SetEntry,
+    copy: FileStateHandle | None = None,
+) -> UploadResult:
+    entry = HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c)
     return UploadResult(
         log_id=change_set.log_id,
         sqn=change_set.sqn,
         size_bytes=change_set.size_bytes,
-        entry=HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c),
+        entry=entry,
+        local=None if copy is None else replace(entry, handle=copy),
     )

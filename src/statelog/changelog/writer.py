@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, assert_never
 
@@ -49,8 +50,10 @@ from statelog.errors import (
     UsageError,
     WriterClosedError,
 )
+from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
+    ByteStreamStateHandle,
     ChangeBatch,
     ChangelogStateHandle,
     KeyGroupRange,
@@ -133,6 +136,7 @@ class FsStateChangelogWriter:
         runtime: Runtime,
         preemptive_threshold_bytes: int,
         on_close: Callable[[int], None],
+        metrics: Metrics,
     ) -> None:
         self._log_id = log_id
         self._operator_id = operator_id
@@ -144,9 +148,10 @@ class FsStateChangelogWriter:
         self._runtime = runtime
         self._threshold_bytes = preemptive_threshold_bytes
         self._on_close = on_close
+        self._metrics = metrics
         self._log = ChangeLog(log_id)
         self._futures: dict[int, PersistFuture] = {}
-        self._checkpoint_ids: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
         self._next_persist_id = 0
         self._batches: list[ChangeBatch] = []
         self._room_bytes = self._start_room_bytes = preemptive_threshold_bytes
@@ -305,7 +310,7 @@ class FsStateChangelogWriter:
             self._cut()
             persist_id, self._next_persist_id = self._next_persist_id, self._next_persist_id + 1
             self._futures[persist_id] = future
-            self._checkpoint_ids[persist_id] = checkpoint_id
+            self._asked[persist_id] = checkpoint_id, self._runtime.clock.now_ns()
             actions = self._step(PersistRequested(persist_id, from_sqn.value))
             self._measure_room()
         self._perform(actions)
@@ -316,23 +321,31 @@ class FsStateChangelogWriter:
         Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
 
         From here on only the checkpoint side may delete them.  Truncated numbers in the range are
-        fine; several checkpoints may be in flight and be confirmed in any order.
+        fine; several checkpoints may be in flight and be confirmed in any order.  Local copies that
+        only older checkpoints use go.
 
         Raises:
             UsageError: The range is reversed or ends above the next number.
 
         Thread: the owner.
         """
-        del checkpoint_id  # a label in this place; what is confirmed is the range
         self._post(Confirmed(from_sqn.value, to_sqn.value))
+        if self._registry.copies is not None:
+            self._registry.copies.discard_up_to_checkpoint(checkpoint_id)
 
     def reset(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
         """
         Note that a checkpoint was aborted.  Nothing happens to the changes.
 
-        Uploaded sets stay, and the next `persist` uses them again.
-        Source: Flink, FsStateChangelogWriter.reset, which touches local copies only.
+        Uploaded sets stay, and the next `persist` uses them again.  Of the local copies only those
+        go that neither this log nor another checkpoint needs.
+
+        Thread: the owner.
+        Source: Flink, FsStateChangelogWriter.reset, which touches local copies only, but deletes
+        those of the last good checkpoint too (H9).
         """
+        if self._registry.copies is not None:
+            self._registry.copies.abort(checkpoint_id)
 
     def truncate(self, to_sqn: SequenceNumber) -> None:
         """
@@ -448,7 +461,7 @@ class FsStateChangelogWriter:
                     snapshot = self._snapshot(persist_id, results, incremental_size_bytes)
                     self._futures.pop(persist_id).set_result(snapshot)
                 case FailPersist(persist_id, error):
-                    self._checkpoint_ids.pop(persist_id)
+                    self._asked.pop(persist_id)
                     self._futures.pop(persist_id).set_exception(self._explain(error))
                 case OfferFiles(results):
                     for handle in _handles(results):
@@ -471,15 +484,37 @@ class FsStateChangelogWriter:
     def _snapshot(
         self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> SnapshotResult[ChangelogStateHandle]:
+        checkpoint_id, asked_ns = self._asked.pop(persist_id)
+        self._metrics.record("persist_durations", self._runtime.clock.now_ns() - asked_ns)
         handle = ChangelogStateHandle(
             key_group_range=self._key_group_range,
             handles_and_offsets=tuple(result.entry for result in results),
             size_bytes=sum(result.size_bytes for result in results),
             incremental_size_bytes=incremental_size_bytes,
             state_handle_id=self._runtime.ids.new_id(),
-            checkpoint_id=self._checkpoint_ids.pop(persist_id),
+            checkpoint_id=checkpoint_id,
         )
-        return SnapshotResult(handle)
+        return SnapshotResult(handle, self._local_copy(handle, results))
+
+    def _local_copy(
+        self, handle: ChangelogStateHandle, results: tuple[UploadResult, ...]
+    ) -> ChangelogStateHandle | None:
+        """Return the handle of the copy if every set has one; inline sets are their own copy."""
+        if self._registry.copies is None or all(result.local is None for result in results):
+            return None
+        entries = []
+        for result in results:
+            entry = result.local
+            if entry is None and isinstance(result.entry.handle, ByteStreamStateHandle):
+                entry = result.entry
+            if entry is None:
+                return None
+            entries.append(entry)
+        # Asked now: a truncation may have taken a copy since the upload ended.
+        streams = [entry.handle for entry in entries]
+        if not self._registry.copies.claim(streams, handle.checkpoint_id):
+            return None
+        return replace(handle, handles_and_offsets=tuple(entries), incremental_size_bytes=0)
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(error, UploadFailedError | ClosedError | UsageError):

@@ -23,6 +23,7 @@ from statelog.checkpoint.history import (
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
+from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point, objects_of
 from statelog.core.checkpoint_events import (
     Acknowledged,
@@ -50,7 +51,7 @@ from statelog.errors import (
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
 
 __all__ = [
     "CheckpointCoordinator",
@@ -79,6 +80,7 @@ class CheckpointCoordinator:
         max_parallelism: Number of key groups of the job, fixed for life.
         options: How checkpoints are kept.
         clock_ms: Milliseconds since 1970 (UTC).
+        recorder: Told of completed checkpoints; None for nobody.
 
     Thread: Not for several at once.
     """
@@ -92,7 +94,9 @@ class CheckpointCoordinator:
         max_parallelism: int,
         options: CheckpointOptions,
         clock_ms: Callable[[], int],
+        recorder: CheckpointRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._store = store
         self._paths = paths
         self._owner_id = owner_id
@@ -140,11 +144,13 @@ class CheckpointCoordinator:
             The epoch of the claim, >= 1.
 
         Raises:
-            StoreError: The store failed; the claim may be repeated.
+            StoreError: The store failed; the claim may be repeated.  Or the store ignores the
+                condition of put-if-absent (`reason` "put_if_absent"), so nothing can be committed.
             CheckpointError: Too many others claim the location (`reason` "contended").
 
-        Blocks: On the store (one listing, one put).   Thread: the driver's.
+        Blocks: On the store (one listing, one put; a probe of a remote store before the first).   Thread: the driver's.
         """
+        verify_put_if_absent(self._store, self._paths)
         self._epoch = claim_epoch(self._store, self._paths, self._owner_id, self._clock_ms)
         self._ledger = self._new_ledger()
         self._restored = False
@@ -289,9 +295,12 @@ class CheckpointCoordinator:
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._prepared = None
+        previous = self._ledger.latest
         self._ledger.handle(
             Committed(checkpoint, objects_of(self._paths, checkpoint)), self._now_ns()
         )
+        if self._recorder is not None:
+            self._recorder.completed(checkpoint, previous)
         return checkpoint
 
     def _prepare(

@@ -43,12 +43,14 @@ class UploadResult:
         sqn: The set's position in that writer's log.
         size_bytes: Summed value bytes of the set.
         entry: File (or inline bytes), offset, encoded size and checksum.
+        local: The same in the host-local copy, or None without one.
     """
 
     log_id: int
     sqn: SequenceNumber
     size_bytes: int
     entry: HandleAndOffset
+    local: HandleAndOffset | None = None
 
 
 # --- events: what happened ------------------------------------------------------------------------

@@ -11,9 +11,10 @@ Who owns an uploaded file, and when it may be deleted.
 
 A file holds sets of several writers.  It counts them; each set is released exactly once, by its
 writer.  One confirmed set protects the whole file for ever, because the checkpoint's handle names
-the file, not the set.
+the file, not the set.  A file may have a host-local copy: it goes with a file that is deleted, and
+is let go with one that is handed over.
 Source: Flink, TaskChangelogRegistry.  Deviations: a file confirmed and then released is forgotten
-silently; a discarded file is forgotten too (there, its entry stays for ever, H6).
+silently; a discarded file is forgotten too, and takes its copy with it (there, both stay, H6).
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class FileOwner(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileTracked:
-    """A file was uploaded that holds *num_sets* (> 0) change sets."""
+    """A file was uploaded that holds *num_sets* (> 0) change sets; *copy* is its local copy."""
 
     path: str
     num_sets: int
+    copy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,29 @@ class DeleteFile:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class DropCopy:
+    """The file goes, and its local copy with it."""
+
+    copy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseCopy:
+    """The task needs the local copy no longer; checkpoints may."""
+
+    copy: str
+
+
 Event = FileTracked | FileOffered | FileConfirmed | SetReleased | FileDiscarded
-Action = DeleteFile
+Action = DeleteFile | DropCopy | ReleaseCopy
 
 
 @dataclass(slots=True)
 class _File:
     owner: FileOwner
     num_sets: int
+    copy: str | None = None
 
 
 class FileOwnership:
@@ -94,7 +111,8 @@ class FileOwnership:
     Invariants:
       1. a tracked file has at least one set that is not released;
       2. no tracked file is garbage: garbage leaves as a `DeleteFile`, once;
-      3. a file of a checkpoint never becomes garbage.
+      3. a file of a checkpoint never becomes garbage;
+      4. a local copy is dropped or released once: when its file leaves.
     """
 
     def __init__(self) -> None:
@@ -122,12 +140,12 @@ class FileOwnership:
         """
         del now_ns
         match event:
-            case FileTracked(path, num_sets):
+            case FileTracked(path, num_sets, copy):
                 if num_sets <= 0:
                     raise UsageError(f"file {path} must be tracked with at least one set")
                 if path in self._files:
                     raise UsageError(f"file {path} is tracked already; names are never reused")
-                self._files[path] = _File(FileOwner.TASK, num_sets)
+                self._files[path] = _File(FileOwner.TASK, num_sets, copy)
                 return []
             case FileOffered(path):
                 file = self._files.get(path)
@@ -143,9 +161,7 @@ class FileOwnership:
                 return self._release(path)
             case FileDiscarded(path):
                 file = self._files.pop(path, None)
-                if file is not None and file.owner is FileOwner.CHECKPOINT:
-                    return []
-                return [DeleteFile(path)]
+                return [DeleteFile(path)] if file is None else _leave(path, file)
             case _:
                 assert_never(event)
 
@@ -157,7 +173,7 @@ class FileOwnership:
         if file.num_sets:
             return []
         del self._files[path]
-        return [] if file.owner is FileOwner.CHECKPOINT else [DeleteFile(path)]
+        return _leave(path, file)
 
     def check_invariants(self) -> None:
         """
@@ -169,3 +185,10 @@ class FileOwnership:
         for path, file in self._files.items():
             check(file.num_sets > 0, f"{path} has {file.num_sets} sets")
             check(file.owner is not FileOwner.GARBAGE, f"{path} is garbage but tracked")
+
+
+def _leave(path: str, file: _File) -> list[Action]:
+    """Say what becomes of a file, and of its copy, that is tracked no longer."""
+    if file.owner is FileOwner.CHECKPOINT:
+        return [] if file.copy is None else [ReleaseCopy(file.copy)]
+    return [DeleteFile(path)] if file.copy is None else [DeleteFile(path), DropCopy(file.copy)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statelog.errors import InvalidOptionsError
+from statelog.options import MaterializationOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class MaterializationPolicy:
     def __post_init__(self) -> None:
         if self.log_to_snapshot_ratio <= 0 or self.min_log_bytes < 0 or self.max_log_handles < 1:
             raise InvalidOptionsError(f"snapshot bounds must be positive: {self}")
+
+    @classmethod
+    def of(cls, options: MaterializationOptions) -> MaterializationPolicy:
+        """Return the policy that *options* describe."""
+        return cls(options.log_to_snapshot_ratio, options.min_log_bytes, options.max_log_handles)
 
     def urgency(self, distance: LogDistance) -> float:
         """Return how overdue a snapshot is: 1.0 and more means due."""

@@ -159,6 +159,15 @@ class UploadBatcher:
         return len(self._queued)
 
     @property
+    def waiting_tasks(self) -> int:
+        """Tasks that wait for room."""
+        return len(self._waiting)
+
+    def queue_age_ns(self, now_ns: int) -> int:
+        """Return the age of the oldest queued task; 0 without one."""
+        return now_ns - self._queued_since_ns if self._queued else 0
+
+    @property
     def running_batches(self) -> int:
         """Uploads that have not ended."""
         return len(self._batches)

@@ -42,6 +42,7 @@ _CODEC_NONE: Final = 0
 _CODEC_ZSTD: Final = 1
 _ZSTD_LEVEL: Final = 3
 _RECORD_LENGTH_MAX: Final = 2**30
+_PIECE: Final = 2**20
 _DEFAULT_STORAGE: Final = "filesystem"
 
 
@@ -235,12 +236,23 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
     try:
         raw: Buffer = view[_HEADER.size :]
         if codec == _CODEC_ZSTD:
-            raw = pa.Codec("zstd").decompress(bytes(raw), decompressed_size=length, asbytes=True)
+            raw = _decompressed(raw, length)
         if len(raw) != length:
             raise _damaged(where, f"the record has {len(raw)} bytes instead of {length}")
         return _build(_decoder.decode(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
         raise _damaged(where, f"the record cannot be read ({error})") from error
+
+
+def _decompressed(body: Buffer, length: int) -> bytes:
+    """Return *length* bytes, and one more if there are; a forged length allocates nothing."""
+    pieces: list[bytes] = []
+    left = length + 1
+    with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+        while left and (piece := stream.read(min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    return b"".join(pieces)
 
 
 def _build(record: _Record) -> CheckpointRecord:

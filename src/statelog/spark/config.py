@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
 from statelog.spark.progress import BatchProgress
 from statelog.state.schema import OperatorStateSchema
@@ -40,6 +41,7 @@ class EngineConfig:
         restore: "latest", "empty", or a checkpoint id to go back to.
         adopt: Go on from state that another query wrote.
         on_progress: Called with the numbers of each batch.
+        metrics: Where checkpoints and snapshots are counted.
     """
 
     location: str
@@ -61,3 +63,4 @@ class EngineConfig:
     restore: int | str
     adopt: bool
     on_progress: Callable[[BatchProgress], None] | None
+    metrics: Metrics

@@ -43,6 +43,9 @@ from statelog.spark.stopwatch import Stopwatch
 _log = logging.getLogger("statelog.spark")
 
 
+_MAX_INLINE_BYTES = 32 * 1024 * 1024
+"""What all tasks together may send through the driver, deltas and rows each."""
+
 _STOPPED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
     "java.lang.InterruptedException"
@@ -101,14 +104,20 @@ class MicroBatchEngine:
         watch = Stopwatch()
         spec = self._spec(batch_id)
         self._coordinator.trigger(spec.checkpoint_id, self._location.ranges)
+        recorder = self._location.recorder
+        recorder.materialization_started(len(spec.snapshots))
         try:
             acks = self._run(frame, spec, watch)
             completed = self._commit(spec, query_id, acks, watch)
         except BaseException:
+            recorder.materialization_failed(len(spec.snapshots))
             # What failed is the news; a coordinator that was fenced refuses even this.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
+        recorder.materialization_completed(
+            len(spec.snapshots), slowest_phases(acks).get("snapshot", 0.0)
+        )
         self._location.advance(completed)
         if self._config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, acks)
@@ -138,7 +147,7 @@ class MicroBatchEngine:
             time_mode=config.time_mode,
             now_ms=now_ms() if config.time_mode != "none" else -1,
             snapshots=frozenset(() if overdue is None else (overdue,)),
-            inline_bytes=config.inline_bytes,
+            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
             staged=config.delivery is Delivery.STAGED,
         )
 
@@ -189,6 +198,7 @@ class MicroBatchEngine:
             delta_bytes=sum(ack.delta_bytes for ack in acks),
             output_bytes=len(section or b"") + sum(handle.size_bytes for handle in files),
             output_files=[handle.to_json() for handle in files],
+            went_back_to=self._location.went_back_to,
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,

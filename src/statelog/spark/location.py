@@ -16,7 +16,8 @@ import time
 
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.core.materialization_policy import LogDistance
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model import split_key_groups
@@ -44,6 +45,7 @@ class StateLocation:
         self._paths = LocationPaths()
         self._store = open_store(config.location, options=config.store_options, fsync=config.fsync)
         self.ranges = split_key_groups(config.max_parallelism, config.tasks)
+        self.recorder = CheckpointRecorder(config.metrics)
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
@@ -51,9 +53,11 @@ class StateLocation:
             max_parallelism=config.max_parallelism,
             options=config.checkpoints,
             clock_ms=now_ms,
+            recorder=self.recorder,
         )
         self.schema = config.schema
         self.base: CompletedCheckpoint | None = None
+        self.went_back_to: int | None = None
         self.epoch = 0
         self._next_id = 0
 
@@ -97,13 +101,13 @@ class StateLocation:
             newest = find_newest(self._store, self._paths).newest
             if newest is not None:  # refuse before the rightful owner is fenced
                 self._check_query(newest, query_id)
-        present = self.coordinator.checkpoints()
+        present = self._present()
+        wanted = self._checkpoint_to_go_back_to()
         self.epoch = self.coordinator.claim()
-        self.base = self.coordinator.restore(
-            config.restore if isinstance(config.restore, int) else None
-        )
+        self.base = self.coordinator.restore(wanted)
         if self.base is not None:
             self._evolve(self.base)
+            self.went_back_to = BatchRecord.of(self.base).went_back_to if wanted is None else wanted
         self._next_id = max(present, default=-1) + 1
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, %d tasks, delivery %s",
@@ -115,6 +119,33 @@ class StateLocation:
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
+
+    def _present(self) -> list[int]:
+        """Return the ids of the checkpoints that are there."""
+        try:
+            return self.coordinator.checkpoints()
+        except CheckpointError:
+            if not isinstance(self._config.restore, int):
+                raise
+            # The newest is damaged, and is given up by name; its id must not be used again.
+            return present_ids(self._store, self._paths)
+
+    def _checkpoint_to_go_back_to(self) -> int | None:
+        """
+        Return the older checkpoint that was asked for, if this is not done already.
+
+        A query keeps its arguments over restarts; going back again at each of them would throw
+        away everything committed since.
+        """
+        wanted = self._config.restore
+        if not isinstance(wanted, int):
+            return None
+        try:
+            newest = find_newest(self._store, self._paths).newest
+        except CheckpointError:  # damaged: what one goes back from
+            return wanted
+        done = newest is not None and BatchRecord.of(newest).went_back_to == wanted
+        return None if done else wanted
 
     def next_checkpoint_id(self, batch_id: int) -> int:
         """Return an id that no checkpoint ever had; the batch's number where that is free."""
@@ -146,7 +177,7 @@ class StateLocation:
             return False
         if batch_id == record.batch_id:
             return True
-        if batch_id != record.batch_id + 1 and not isinstance(config.restore, int):
+        if batch_id != record.batch_id + 1 and base.checkpoint_id != self.went_back_to:
             raise CheckpointError(
                 f"the query is at batch {batch_id}, but the state in {config.location} is that "
                 f"after batch {record.batch_id}: they do not belong together. Restore a checkpoint "

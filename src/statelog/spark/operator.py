@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import UsageError
+from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import Delivery, Sink
@@ -61,6 +62,7 @@ def transform_with_state(
     fsync: bool = True,
     materialization: MaterializationPolicy | None = None,
     onProgress: Callable[[BatchProgress], None] | None = None,
+    metrics: Metrics | None = None,
 ) -> StatefulStream:
     """
     Run an unmodified `StatefulProcessor` over the groups of a stream, its state in statelog.
@@ -91,6 +93,7 @@ def transform_with_state(
         fsync: On local disk, make objects durable before they count.
         materialization: When to write snapshots.
         onProgress: Called on the driver with a `BatchProgress` after each micro-batch.
+        metrics: Where the driver counts checkpoints and snapshots; see `statelog.exporters`.
 
     Returns:
         A stream whose `writeStream ... start()` gives a real `StreamingQuery`.
@@ -142,6 +145,7 @@ def transform_with_state(
         restore=restore,
         adopt=adopt,
         on_progress=onProgress,
+        metrics=metrics if metrics is not None else Metrics(),
     )
     return StatefulStream(keyed, config, stateLocation)
 

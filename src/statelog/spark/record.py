@@ -26,6 +26,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
         output_files: JSON handles of staged rows that lie in files of their own.
+        went_back_to: The checkpoint that the query was last made to go back to, if ever.
     """
 
     operator_id: str
@@ -43,6 +44,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     delta_bytes: int
     output_bytes: int
     output_files: list[dict[str, Any]]
+    went_back_to: int | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return the checkpoint's properties; staged files live and die with the checkpoint."""

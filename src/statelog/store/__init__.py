@@ -4,6 +4,7 @@ from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.cached import CachedStore
 from statelog.store.object_store import ObstoreStore, open_store
 from statelog.store.paths import LocationPaths
+from statelog.store.probe import verify_put_if_absent
 
 __all__ = [
     "Buffers",
@@ -13,4 +14,5 @@ __all__ = [
     "ObjectStore",
     "ObstoreStore",
     "open_store",
+    "verify_put_if_absent",
 ]

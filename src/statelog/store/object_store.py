@@ -1,66 +1,41 @@
 """
 Stores through obstore: one client for local disk, memory, S3, GCS and Azure.
 
-The client is opened in the process that uses it, never before a fork: an obstore client that was
-used before a fork hangs in the child for ever, so such a use is refused with an error.
+The client is opened in the process that uses it.  Obstore's threads do not survive a fork, and any
+store would hang in the child for ever, a new one too: there, every use is refused with an error.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import obstore
 import obstore.exceptions as obstore_errors
-import obstore.store
 
 from statelog.errors import (
-    InvalidOptionsError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
+    UsageError,
 )
 from statelog.store.api import Buffers, ObjectInfo
+from statelog.store.client import check_options, fsync_path, make_client
+from statelog.store.explain import is_missing_bucket, one_line
+from statelog.store.location import kind_of, local_path, normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
-_SCHEME_ALIASES: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
-_REMOTE_SCHEMES: Final = ("s3", "gs", "az", "adl", "azure", "http", "https")
+__all__ = ["ObstoreStore", "normalize_url", "open_store"]
+
 _LIST_CHUNK: Final = 1000
+_DELETE_CHUNK: Final = 1000  # what S3 takes in one request
+_WRITE_ATTEMPTS: Final = 3
 
-_memory_stores: dict[str, Any] = {}
-"""Memory stores of this process by URL, so that two openings of one URL see the same objects."""
-
-
-def normalize_url(location: str) -> str:
-    """
-    Return *location* as a URL that obstore understands.
-
-    Plain paths become `file://` URLs; `s3a://`, `abfs://` and the like become obstore's spelling.
-
-    Raises:
-        InvalidOptionsError: The location is empty or its scheme is unknown.
-    """
-    if not location:
-        raise InvalidOptionsError("a store location must not be empty")
-    scheme, separator, rest = location.partition(":")
-    if not separator or len(scheme) < 2 or "/" in scheme:  # a plain path (or a drive letter)
-        return "file://" + os.path.abspath(location)
-    scheme = _SCHEME_ALIASES.get(scheme.lower(), scheme.lower())
-    if scheme == "file":
-        # Hadoop and Spark write file:/path, URLs have file:///path: both are one absolute path.
-        path = urllib.parse.unquote(rest)
-        return "file://" + os.path.abspath("/" + path.lstrip("/"))
-    if scheme == "memory":
-        return "memory://" + rest.lstrip("/").rstrip("/")
-    if scheme in _REMOTE_SCHEMES:
-        return f"{scheme}:{rest}".rstrip("/")
-    raise InvalidOptionsError(
-        f"cannot open {location!r}: unknown scheme {scheme!r}; use a path, file://, memory://, "
-        "s3://, gs:// or az://"
-    )
+_used_in_pid = 0
+"""The process in which obstore started its threads; a child inherits this number, not the threads."""
 
 
 def open_store(
@@ -73,15 +48,17 @@ def open_store(
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
             (`abfs://`) URL.
         options: Client options of obstore (region, endpoint, credentials, ...).  Without them the
-            usual environment variables count.
+            usual environment variables count, those of the process that uses the store.
         fsync: On local disk, make every object durable (file and folders) before a put returns.
             False leaves it to the operating system: a power failure may then lose objects that
             were acknowledged.
 
     Raises:
-        InvalidOptionsError: The location cannot be understood.
+        InvalidOptionsError: The location cannot be understood, or an option is unknown.
     """
-    return ObstoreStore(normalize_url(location), dict(options or {}), fsync)
+    url = normalize_url(location)
+    check_options(url, options or {})
+    return ObstoreStore(url, dict(options or {}), fsync)
 
 
 class ObstoreStore:
@@ -92,7 +69,6 @@ class ObstoreStore:
         self._options = options
         self._fsync = fsync
         self._client: Any = None
-        self._client_pid = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObstoreStore, (self._url, self._options, self._fsync)
@@ -108,65 +84,84 @@ class ObstoreStore:
     @property
     def local_root(self) -> str | None:
         """Directory of the store if it is on local disk, else None."""
-        return self._url.removeprefix("file://") if self._url.startswith("file://") else None
+        return local_path(self._url)
 
     def _open(self) -> Any:
+        global _used_in_pid
         pid = os.getpid()
+        if _used_in_pid != pid:
+            if _used_in_pid:
+                raise StoreError(
+                    f"store {self._url} cannot be used in process {pid}: it was forked from "
+                    f"process {_used_in_pid}, which had used a store, and would hang; start "
+                    "processes by spawn, or fork before the first use",
+                    path="",
+                    url=self._url,
+                    operation="open",
+                )
+            _used_in_pid = pid
         if self._client is None:
-            self._client = _make_client(self._url, self._options)
-            self._client_pid = pid
-        elif self._client_pid != pid:
-            raise StoreError(
-                f"store {self._url} was used in process {self._client_pid} before this process "
-                f"({pid}) was forked from it; open a new store here, or start processes by spawn",
-                path="",
-            )
+            self._client = make_client(self._url, self._options, self._fsync)
         return self._client
 
     @contextmanager
-    def _explained(self, operation: str, path: str) -> Iterator[Any]:
+    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Any]:
+        facts = {"path": path, "url": self._url, "operation": operation}
+        where = f"{operation} {path or '/'} in {self._url}"
         try:
             yield self._open()
+        except StoreError:
+            raise
         except (obstore_errors.AlreadyExistsError, FileExistsError) as error:
-            raise ObjectExistsError(
-                f"{operation} {path} in {self._url}: the object exists already", path=path
-            ) from error
+            raise ObjectExistsError(f"{where}: the object exists already", **facts) from error
         except (obstore_errors.NotFoundError, FileNotFoundError) as error:
-            raise ObjectNotFoundError(
-                f"{operation} {path} in {self._url}: no such object", path=path
-            ) from error
-        except (obstore_errors.BaseError, OSError) as error:
-            if isinstance(error, StoreError):
-                raise
-            reason = str(error).split("\n\nDebug source", 1)[0]
-            raise StoreError(
-                f"{operation} {path} in {self._url} failed: {reason}", path=path
-            ) from error
+            # What a write does not find is the place, not the object.
+            if writes or is_missing_bucket(error):
+                raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
+            raise ObjectNotFoundError(f"{where}: no such object", **facts) from error
+        except ValueError as error:
+            raise UsageError(f"{where}: {one_line(error)}", **facts) from error
+        except (obstore_errors.BaseError, OSError, RuntimeError) as error:
+            raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction; durable on return."""
-        with self._explained("put", path) as client:
-            obstore.put(client, path, _content(data), use_multipart=False)
-            self._make_durable(path)
+        with self._explained("put", path, writes=True) as client:
+            _with_folders(lambda: obstore.put(client, path, _content(data), use_multipart=False))
+            if self.local_root is not None and self._fsync:
+                fsync_path(os.path.join(self.local_root, path))
+                self._fsync_folders(path)
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
         """
         Write a new object, or raise `ObjectExistsError` and change nothing.
 
-        On local disk with fsync the bytes are durable before the name appears.
+        On local disk with fsync the bytes are durable before the name appears.  The client repeats
+        a request whose answer was lost, and then meets its own object: `ObjectExistsError` does
+        not prove that somebody else was faster.  Whoever must know reads the object back.
+
+        Raises:
+            ObjectExistsError: The name is taken.
+            StoreError: The store failed; the object may be there or not.
         """
-        with self._explained("put-if-absent", path) as client:
+        with self._explained("put-if-absent", path, writes=True) as client:
             if self.local_root is None or not self._fsync:
-                obstore.put(client, path, _content(data), mode="create", use_multipart=False)
+                _with_folders(
+                    lambda: obstore.put(
+                        client, path, _content(data), mode="create", use_multipart=False
+                    )
+                )
                 return
-            temporary = f"{TEMPORARY_FOLDER}/{path.replace('/', '-')}-{os.urandom(8).hex()}"
-            obstore.put(client, temporary, _content(data), use_multipart=False)
+            temporary = f"{TEMPORARY_FOLDER}/{path.replace('/', '-')[-100:]}-{os.urandom(8).hex()}"
+            _with_folders(
+                lambda: obstore.put(client, temporary, _content(data), use_multipart=False)
+            )
             try:
-                _fsync_path(os.path.join(self.local_root, temporary))
-                obstore.copy(client, temporary, path, overwrite=False)
+                fsync_path(os.path.join(self.local_root, temporary))
+                _with_folders(lambda: obstore.copy(client, temporary, path, overwrite=False))
                 self._fsync_folders(path)
             finally:
-                obstore.delete(client, [temporary])
+                _delete_quietly(client, temporary)
 
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
@@ -174,11 +169,26 @@ class ObstoreStore:
             return memoryview(obstore.get(client, path).bytes())
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the object ends."""
+        """
+        Return *length* bytes from *start*; fewer only where the object ends, none beyond it.
+
+        Raises:
+            UsageError: *start* or *length* is negative.
+            ObjectNotFoundError: There is no such object; not noticed if *length* is 0.
+            StoreError: The store failed.
+        """
+        if start < 0 or length < 0:
+            raise UsageError(f"no object has the range of {length} bytes from {start}", path=path)
         if length == 0:
             return memoryview(b"")
         with self._explained("get-range", path) as client:
-            return memoryview(obstore.get_range(client, path, start=start, length=length))
+            try:
+                return memoryview(obstore.get_range(client, path, start=start, length=length))
+            except obstore_errors.BaseError as error:
+                # Every store has its own words for "beyond the end"; the size decides.
+                if "range" in str(error).lower() and start >= obstore.head(client, path)["size"]:
+                    return memoryview(b"")
+                raise
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""
@@ -199,38 +209,68 @@ class ObstoreStore:
             return [name.rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; names that do not exist are fine."""
-        for path in paths:
-            try:
-                with self._explained("delete", path) as client:
-                    obstore.delete(client, [path])
-            except ObjectNotFoundError:
-                continue
+        """
+        Delete the objects; names that do not exist are fine.
 
-    def _make_durable(self, path: str) -> None:
-        if self.local_root is not None and self._fsync:
-            _fsync_path(os.path.join(self.local_root, path))
-            self._fsync_folders(path)
+        Raises:
+            StoreError: The store failed; some of the objects may be deleted.
+
+        Blocks: On the store, one request for 1000 objects where it has such a request.
+        """
+        kind = kind_of(self._url)
+        in_bulk = kind is not None and kind.is_remote
+        waiting = iter(paths)
+        while chunk := list(itertools.islice(waiting, _DELETE_CHUNK)):
+            if not (in_bulk and self._delete_together(chunk)):
+                for path in chunk:
+                    try:
+                        with self._explained("delete", path) as client:
+                            obstore.delete(client, path)
+                    except ObjectNotFoundError:
+                        continue
+                    except StoreError:
+                        # A folder is no object, so there is none of this name.
+                        if not os.path.isdir(os.path.join(self.local_root or os.devnull, path)):
+                            raise
+
+    def _delete_together(self, paths: Sequence[str]) -> bool:
+        """Return False if a name was missing: Azure and GCS stop there, with others left over."""
+        shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        try:
+            with self._explained("delete", shown) as client:
+                obstore.delete(client, paths)
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def _fsync_folders(self, path: str) -> None:
         """Make the names durable: the folder of the object, and its parents up to the root."""
         root = self.local_root or ""
         folder = os.path.dirname(os.path.join(root, path))
         while len(folder) >= len(root):
-            _fsync_path(folder)
+            fsync_path(folder)
             folder = os.path.dirname(folder)
 
 
-def _make_client(url: str, options: dict[str, Any]) -> Any:
+def _with_folders(write: Callable[[], object]) -> None:
+    """Do it again if a folder vanished under it, because somebody deleted the last object there."""
+    for _ in range(_WRITE_ATTEMPTS - 1):
+        try:
+            write()
+        except (obstore_errors.NotFoundError, FileNotFoundError) as error:
+            if is_missing_bucket(error):
+                raise
+        else:
+            return
+    write()
+
+
+def _delete_quietly(client: Any, temporary: str) -> None:
+    """What is left over is taken by the sweep; it must not turn a commit into a failure."""
     try:
-        if url.startswith("file://"):
-            return obstore.store.LocalStore(url.removeprefix("file://"), mkdir=True)
-        if url.startswith("memory://"):
-            return _memory_stores.setdefault(url, obstore.store.MemoryStore())
-        return obstore.store.from_url(url, **options)
-    except (obstore_errors.BaseError, OSError, ValueError) as error:
-        reason = str(error).split("\n\nDebug source", 1)[0]
-        raise StoreError(f"cannot open store {url}: {reason}", path="") from error
+        obstore.delete(client, temporary)
+    except (obstore_errors.BaseError, OSError):
+        pass
 
 
 def _content(data: Buffers) -> Any:
@@ -239,11 +279,3 @@ def _content(data: Buffers) -> Any:
 
 def _info(meta: Any) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], meta["last_modified"])
-
-
-def _fsync_path(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -49,6 +49,10 @@ class LocationPaths:
         """Return the name of a file with staged output rows."""
         return self._join("output", name)
 
+    def temporary(self, name: str) -> str:
+        """Return the name of an object that nobody needs after the call that made it."""
+        return self._join(TEMPORARY_FOLDER, name)
+
     def owner(self, epoch: int) -> str:
         """Return the name of the object that claims *epoch* (>= 1)."""
         return self._join("owner", str(epoch))

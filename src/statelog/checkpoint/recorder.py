@@ -1,0 +1,68 @@
+"""
+What checkpoints and materializations tell the metrics.
+
+Source: Flink, ChangelogMaterializationMetricGroup and ChangelogStateBackendMetricGroup.
+Deviation: the values are those of the whole job, on the side that completes its checkpoints.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from statelog.metrics import Metrics
+from statelog.model import CompletedCheckpoint
+
+_SIZES = (
+    "last_full_size_of_materialization",
+    "last_inc_size_of_materialization",
+    "last_full_size_of_non_materialization",
+    "last_inc_size_of_non_materialization",
+)
+
+
+class CheckpointRecorder:
+    """
+    Records the sizes of checkpoints and the runs of materializations.
+
+    Args:
+        metrics: Where to; gauges of an earlier recorder are taken over.
+
+    Thread: the driver's; what it recorded may be read from any.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._values: dict[str, float] = dict.fromkeys(_SIZES, 0)
+        self._values["last_duration_of_materialization"] = -1
+        for name in self._values:
+            metrics.gauge(name, partial(self._values.__getitem__, name))
+
+    def completed(
+        self, checkpoint: CompletedCheckpoint, previous: CompletedCheckpoint | None
+    ) -> None:
+        """Note the sizes of a completed checkpoint; what *previous* had too is not new."""
+        known = set(previous.materialized) if previous is not None else set()
+        sizes = [
+            (max(each.handle.size_bytes, 0), each not in known) for each in checkpoint.materialized
+        ]
+        fresh = [each for each in checkpoint.log if each.checkpoint_id == checkpoint.checkpoint_id]
+        self._values.update(
+            last_full_size_of_materialization=sum(size for size, _ in sizes),
+            last_inc_size_of_materialization=sum(size for size, new in sizes if new),
+            last_full_size_of_non_materialization=sum(each.size_bytes for each in checkpoint.log),
+            last_inc_size_of_non_materialization=sum(each.incremental_size_bytes for each in fresh),
+        )
+
+    def materialization_started(self, runs: int) -> None:
+        """Count *runs* materializations that begin."""
+        self._metrics.count("started_materialization", runs)
+
+    def materialization_completed(self, runs: int, milliseconds: float) -> None:
+        """Count *runs* that are part of a completed checkpoint; the longest took so long."""
+        self._metrics.count("completed_materialization", runs)
+        if runs:
+            self._values["last_duration_of_materialization"] = milliseconds
+
+    def materialization_failed(self, runs: int) -> None:
+        """Count *runs* whose checkpoint was not completed."""
+        self._metrics.count("failed_materialization", runs)

@@ -1,0 +1,250 @@
+"""
+Which remote files lie in a cache on local disk, and which of them go when room is needed.
+
+::
+
+    (unknown) ──wanted──> fetching ──fetched──> writing ──written──> ready ──idle, evicted, lost──┐
+        ▲                    │ failed               │ failed                                     │
+        └────────────────────┴──────────────────────┴────────────────────────────────────────────┘
+
+One opener fetches; the others wait for it.  Room is set aside before a byte is written, so the bound
+holds at every moment, unfinished files included.
+Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: bounded in bytes, least recently
+used first (there, only time bounds it); a fetch that fails leaves nothing behind (FLINK PR 27969).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import assert_never
+
+from statelog.errors import check
+
+
+class Lookup(enum.Enum):
+    """What somebody who wants a file shall do."""
+
+    READ = "read"
+    FETCH = "fetch"
+    WAIT = "wait"
+    PASS = "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class FileFetched:
+    """The bytes of the file are here; *whole* if they prove it.  May they be written?"""
+
+    path: str
+    size_bytes: int
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FileWritten:
+    """The file lies in the cache under its name."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """The file could not be fetched, or not be written; its temporary file is gone."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileLost:
+    """The file in the cache is missing or damaged."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdleChecked:
+    """The moment of a `CheckIdle` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheClosed:
+    """The cache ends; all its files go."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFile:
+    """There is room: write the file."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFile:
+    """Delete the file from the cache."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIdle:
+    """Post `IdleChecked` at or after this moment."""
+
+    at_ns: int
+
+
+Event = FileFetched | FileWritten | FetchFailed | FileLost | IdleChecked | CacheClosed
+Action = WriteFile | RemoveFile | CheckIdle
+
+
+class _State(enum.Enum):
+    FETCHING = "fetching"
+    WRITING = "writing"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class _File:
+    state: _State = _State.FETCHING
+    size_bytes: int = 0
+    last_use_ns: int = 0
+
+
+class CachedFiles:
+    """
+    The files of one cache, least recently used first.
+
+    Invariants:
+      1. `used_bytes` is the summed size of the files that are written or being written, and at
+         most the bound;
+      2. while a file is ready and the cache is open, an idle check is on its way;
+      3. a closed cache has no ready file.
+
+    Args:
+        max_bytes: Bound of the files on disk, >= 0.
+        idle_ns: Life of a file after its last use.
+    """
+
+    def __init__(self, max_bytes: int, idle_ns: int) -> None:
+        self._max_bytes = max_bytes
+        self._idle_ns = idle_ns
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._passing: dict[str, None] = {}
+        self._used_bytes = 0
+        self._check_pending = False
+        self._closed = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes on disk, and those set aside for files being written."""
+        return self._used_bytes
+
+    def ready(self, path: str) -> bool:
+        """Return whether the file can be read."""
+        file = self._files.get(path)
+        return file is not None and file.state is _State.READY
+
+    def settled(self, path: str) -> bool:
+        """Return whether nobody is fetching or writing the file."""
+        return path not in self._files or self.ready(path)
+
+    def look_up(self, path: str, now_ns: int) -> Lookup:
+        """Return what to do for *path*; `FETCH` makes the caller the one who fetches it."""
+        file = self._files.get(path)
+        if path in self._passing:
+            return Lookup.PASS  # never kept, so nobody need wait for another's download
+        if file is None:
+            self._files[path] = _File()
+            return Lookup.FETCH
+        if file.state is not _State.READY:
+            return Lookup.WAIT
+        file.last_use_ns = now_ns
+        self._files.move_to_end(path)
+        return Lookup.READ
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """Note what happened and return what to do about it.  Unknown paths are ignored."""
+        match event:
+            case FileFetched(path, size_bytes, whole):
+                if not whole or size_bytes > self._max_bytes:
+                    self._passing[path] = None
+                return self._admit(path, size_bytes)
+            case FileWritten(path):
+                file = self._files.get(path)
+                if file is None:
+                    return [RemoveFile(path)]
+                if self._closed:
+                    return self._forget(path)
+                file.state, file.last_use_ns = _State.READY, now_ns
+                self._files.move_to_end(path)
+                return self._next_check()
+            case FetchFailed(path):
+                self._forget(path)
+                return []
+            case FileLost(path):
+                return self._forget(path) if self.ready(path) else []
+            case IdleChecked():
+                self._check_pending = False
+                over = [
+                    path
+                    for path, file in self._files.items()
+                    if self.ready(path) and file.last_use_ns + self._idle_ns <= now_ns
+                ]
+                return [*self._forget(*over), *self._next_check()]
+            case CacheClosed():
+                self._closed = True
+                return self._forget(*[path for path in self._files if self.ready(path)])
+            case _:
+                assert_never(event)
+
+    def _admit(self, path: str, size_bytes: int) -> list[Action]:
+        """Make room for a file; without room, or need of it, let it go."""
+        file = self._files.get(path)
+        if file is None:
+            return []
+        unready = sum(each.size_bytes for key, each in self._files.items() if not self.ready(key))
+        if self._closed or path in self._passing or unready + size_bytes > self._max_bytes:
+            del self._files[path]  # what nobody can evict leaves too little room
+            return []
+        evicted: list[str] = []
+        room = self._max_bytes - self._used_bytes
+        for key, each in self._files.items():
+            if room >= size_bytes:
+                break
+            if self.ready(key):
+                evicted.append(key)
+                room += each.size_bytes
+        actions = self._forget(*evicted)
+        file.state, file.size_bytes = _State.WRITING, size_bytes
+        self._used_bytes += size_bytes
+        return [*actions, WriteFile(path)]
+
+    def _forget(self, *paths: str) -> list[Action]:
+        removed: list[Action] = []
+        for path in paths:
+            file = self._files.pop(path, None)
+            if file is not None:
+                self._used_bytes -= file.size_bytes
+                removed.append(RemoveFile(path))
+        return removed
+
+    def _next_check(self) -> list[Action]:
+        ready = [file.last_use_ns for path, file in self._files.items() if self.ready(path)]
+        if self._check_pending or self._closed or not ready:
+            return []
+        self._check_pending = True
+        return [CheckIdle(min(ready) + self._idle_ns)]
+
+    def check_invariants(self) -> None:
+        """
+        Count again; for tests.
+
+        Raises:
+            InvariantError: One of the class's invariants is broken.
+        """
+        used = sum(file.size_bytes for file in self._files.values())
+        check(used == self._used_bytes, f"{self._used_bytes} bytes noted, {used} there")
+        check(used <= self._max_bytes, f"{used} bytes in a cache of {self._max_bytes}")
+        ready = [path for path in self._files if self.ready(path)]
+        check(not ready or self._closed or self._check_pending, "files nobody will clean up")
+        check(not (self._closed and ready), "a closed cache has files")

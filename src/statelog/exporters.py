@@ -1,0 +1,167 @@
+"""
+Metrics for Prometheus and OpenTelemetry.
+
+Both ask for a snapshot when they want one; nothing runs in between.  The client libraries come
+with the extras `metrics` and `otel` and are imported only by whoever uses them.
+
+Durations are exported in seconds.  A histogram keeps its last 1000 values: quantiles are of those,
+count and sum of all.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from statelog.errors import UsageError
+from statelog.metrics import METRICS, HistogramSnapshot, MetricKind, Metrics, MetricSpec
+
+QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
+_SECONDS: Final = {"nanoseconds": 1e-9, "milliseconds": 1e-3}
+
+
+class PrometheusCollector:
+    """
+    A collector for a registry of prometheus-client.
+
+    ::
+
+        prometheus_client.REGISTRY.register(PrometheusCollector(storage.metrics))
+
+    Args:
+        metrics: What to export.
+        labels: Added to every sample; needed where one registry gets several collectors.
+
+    Raises:
+        UsageError: prometheus-client is not installed.
+    """
+
+    def __init__(self, metrics: Metrics, labels: Mapping[str, str] | None = None) -> None:
+        self._core = _import("prometheus_client.core", "metrics")
+        self._metrics = metrics
+        self._labels = dict(labels or {})
+
+    def describe(self) -> Iterable[Any]:
+        """Return nothing: what there is, is known when it is collected."""
+        return ()
+
+    def collect(self) -> Iterator[Any]:
+        """Yield one family for each metric that has a value."""
+        for name, value in self._metrics.snapshot().items():
+            yield self._family(METRICS[name], value)
+
+    def _family(self, spec: MetricSpec, value: Any) -> Any:
+        name, text = _prometheus_name(spec), spec.description
+        names, labels = list(self._labels), list(self._labels.values())
+        if isinstance(value, HistogramSnapshot):
+            summary = self._core.SummaryMetricFamily(name, text, labels=names)
+            summary.add_metric(labels, value.total_count, _scaled(spec, value.total_sum))
+            for quantile, found in _quantiles(spec, value):
+                summary.add_sample(name, {**self._labels, "quantile": str(quantile)}, found)
+            return summary
+        counter = spec.kind is MetricKind.COUNTER
+        kind = self._core.CounterMetricFamily if counter else self._core.GaugeMetricFamily
+        family = kind(name, text, labels=names)
+        family.add_metric(labels, _scaled(spec, value))
+        return family
+
+
+def register_opentelemetry(
+    metrics: Metrics, meter: Any = None, attributes: Mapping[str, str] | None = None
+) -> None:
+    """
+    Make observable instruments for all metrics.
+
+    Args:
+        metrics: What to export.
+        meter: Of a `MeterProvider`; None for the global one's meter `statelog`.
+        attributes: Added to every observation; needed where one meter gets several storages.
+
+    Raises:
+        UsageError: opentelemetry-sdk is not installed.
+    """
+    api = _import("opentelemetry.metrics", "otel")
+    meter = meter if meter is not None else api.get_meter("statelog")
+    common = dict(attributes or {})
+    for spec in METRICS.values():
+        name, unit = f"statelog.{spec.name}", _opentelemetry_unit(spec)
+        observe = functools.partial(_observations, api.Observation, metrics, spec, common)
+        if spec.kind is MetricKind.COUNTER:
+            meter.create_observable_counter(name, [observe(_plain)], unit, spec.description)
+        elif spec.kind is MetricKind.GAUGE:
+            meter.create_observable_gauge(name, [observe(_plain)], unit, spec.description)
+        else:
+            text = spec.description
+            meter.create_observable_gauge(name, [observe(_by_quantile)], unit, text)
+            meter.create_observable_counter(f"{name}.count", [observe(_count)], "1", text)
+            meter.create_observable_counter(f"{name}.sum", [observe(_sum)], unit, text)
+
+
+_Read = Callable[[MetricSpec, Any], Iterable[tuple[float, dict[str, Any]]]]
+
+
+def _observations(
+    observation: Any, metrics: Metrics, spec: MetricSpec, common: dict[str, str], read: _Read
+) -> Callable[[Any], Iterator[Any]]:
+    def observe(options: Any) -> Iterator[Any]:
+        del options  # how long the exporter would wait; a snapshot takes no time
+        value = metrics.value(spec.name)
+        if value is not None:
+            for number, attributes in read(spec, value):
+                yield observation(number, {**common, **attributes})
+
+    return observe
+
+
+def _plain(spec: MetricSpec, value: Any) -> Iterator[tuple[float, dict[str, Any]]]:
+    yield _scaled(spec, value), {}
+
+
+def _by_quantile(
+    spec: MetricSpec, value: HistogramSnapshot
+) -> Iterator[tuple[float, dict[str, Any]]]:
+    for quantile, found in _quantiles(spec, value):
+        yield found, {"quantile": quantile}
+
+
+def _count(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, dict[str, Any]]]:
+    yield value.total_count, {}
+
+
+def _sum(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, dict[str, Any]]]:
+    yield _scaled(spec, value.total_sum), {}
+
+
+def _quantiles(spec: MetricSpec, value: HistogramSnapshot) -> list[tuple[float, float]]:
+    if not value.values:
+        return []  # a zero would look like a very good value
+    return [(quantile, _scaled(spec, value.quantile(quantile))) for quantile in QUANTILES]
+
+
+def _scaled(spec: MetricSpec, value: float) -> float:
+    if spec.unit not in _SECONDS or value < 0:  # -1 says that there is no value yet
+        return value
+    return value * _SECONDS[spec.unit]
+
+
+def _prometheus_name(spec: MetricSpec) -> str:
+    unit = "seconds" if spec.unit in _SECONDS else spec.unit
+    named = unit not in ("seconds", "bytes") or spec.name.endswith(unit)
+    return f"statelog_{spec.name}" + ("" if named else f"_{unit}")
+
+
+def _opentelemetry_unit(spec: MetricSpec) -> str:
+    if spec.unit in _SECONDS:
+        return "s"
+    return "By" if spec.unit == "bytes" else f"{{{spec.unit.removesuffix('s')}}}"
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"this exporter needs {module.partition('.')[0]}: install statelog[{extra}]"
+        ) from error

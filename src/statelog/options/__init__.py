@@ -1,0 +1,28 @@
+"""Options: typed values, one table of their keys, and `load_options`, which puts them together."""
+
+from statelog.options.sections import (
+    ChangelogOptions,
+    CheckpointOptions,
+    LocalRecoveryOptions,
+    MaterializationOptions,
+    Options,
+    StreamOptions,
+)
+from statelog.options.sources import load_options
+from statelog.options.table import OPTIONS
+from statelog.options.units import KIB, MIB, parse_duration, parse_size
+
+__all__ = [
+    "KIB",
+    "MIB",
+    "OPTIONS",
+    "ChangelogOptions",
+    "CheckpointOptions",
+    "LocalRecoveryOptions",
+    "MaterializationOptions",
+    "Options",
+    "StreamOptions",
+    "load_options",
+    "parse_duration",
+    "parse_size",
+]

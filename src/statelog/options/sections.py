@@ -1,0 +1,281 @@
+"""
+Options as values: plain, typed, with their units in the name or the type.
+
+One class for each part of the house that takes options.  The keys under which they are set are in
+`table.py`; the defaults are those of Flink 2.3.0 unless a field says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from statelog.errors import InvalidOptionsError
+from statelog.options.table import ForeignKey, OptionSpec, find_option
+from statelog.options.units import KIB, MIB
+
+RETRY_POLICIES: Final = ("none", "fixed", "exponential")
+INLINE_THRESHOLD_MAX_BYTES: Final = MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangelogOptions:
+    """
+    How changes are batched, uploaded, retried and held back.
+
+    Args:
+        base_path: Root of the changelog files, where it is not given in code.
+        compression_enabled: Snappy-frame the files.
+        preemptive_persist_threshold_bytes: Changes a writer holds (cut or not) before it uploads
+            them without being asked; 0 uploads every append.
+        batch_persist_delay: Longest time an upload waits for others to share its file.
+        batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at
+            once.
+        batch_fixed_delay: Wait for the delay even if no upload is running, as Flink does.
+        upload_buffer_size_bytes: Flink's stream buffer.  Accepted for its sake and without
+            effect: a file is put whole, so there is no stream to buffer.
+        upload_num_threads: Uploads at the same time.
+        discard_num_threads: Deletions at the same time.
+        upload_max_in_flight_bytes: Bytes queued or uploading, of all writers; above it callers
+            wait.
+        upload_retry_policy: "fixed", "exponential" or "none".
+        upload_timeout: Age at which an attempt gets a rival; zero for never.
+        upload_max_attempts: Attempts of one upload, the first included.
+        upload_next_attempt_delay: Delay after an error; for "exponential" the first one.
+        backpressure_timeout: Longest wait for upload capacity.
+        download_local_cache_idle_timeout: Life of a downloaded file after its last use, where a
+            storage is given directories to keep such files in.
+
+    Raises:
+        InvalidOptionsError: A value is out of its range, or two contradict each other.
+    """
+
+    base_path: str | None = None
+    compression_enabled: bool = False
+    preemptive_persist_threshold_bytes: int = 5 * MIB
+    batch_persist_delay: dt.timedelta = dt.timedelta(milliseconds=10)
+    batch_persist_size_threshold_bytes: int = 10 * MIB
+    batch_fixed_delay: bool = False
+    upload_buffer_size_bytes: int = MIB
+    upload_num_threads: int = 5
+    discard_num_threads: int = 1
+    upload_max_in_flight_bytes: int = 100 * MIB
+    upload_retry_policy: str = "fixed"
+    upload_timeout: dt.timedelta = dt.timedelta(seconds=1)
+    upload_max_attempts: int = 3
+    upload_next_attempt_delay: dt.timedelta = dt.timedelta(milliseconds=500)
+    backpressure_timeout: dt.timedelta = dt.timedelta(minutes=10)
+    download_local_cache_idle_timeout: dt.timedelta = dt.timedelta(minutes=10)
+
+    def __post_init__(self) -> None:
+        _check_signs(self)
+        _check_at_least_one(
+            self,
+            "upload_num_threads",
+            "discard_num_threads",
+            "upload_max_attempts",
+            "upload_max_in_flight_bytes",
+        )
+        threshold, limit = self.batch_persist_size_threshold_bytes, self.upload_max_in_flight_bytes
+        if threshold > limit:
+            raise InvalidOptionsError(
+                f"batch_persist_size_threshold_bytes ({threshold}) exceeds "
+                f"upload_max_in_flight_bytes ({limit}): so many bytes could never wait; lower the "
+                "one or raise the other",
+                fields=("batch_persist_size_threshold_bytes", "upload_max_in_flight_bytes"),
+            )
+        policy = self.upload_retry_policy
+        object.__setattr__(self, "upload_retry_policy", policy.lower())
+        if self.upload_retry_policy not in RETRY_POLICIES:
+            raise InvalidOptionsError(
+                f"unknown retry policy {policy!r}; known: {', '.join(RETRY_POLICIES)}",
+                fields=("upload_retry_policy",),
+            )
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> ChangelogOptions:
+        """
+        Build options from text settings.
+
+        Keys may be ours ("changelog.batch.persist-delay", with or without the section), Flink's
+        (deprecated ones too) or the field names.  Sizes may be numbers of bytes or text such as
+        "5 mb" (binary units); durations `timedelta`, or text such as "10 ms" or "PT0.01S", a bare
+        number meaning milliseconds.
+
+        Raises:
+            InvalidOptionsError: A key is unknown or given twice, or a value cannot be understood.
+        """
+        values: dict[str, Any] = {}
+        for key, value in settings.items():
+            spec = find_option(key, "changelog")
+            if isinstance(spec, ForeignKey):
+                check_foreign(spec, key, value)
+                continue
+            if spec.field in values:
+                raise InvalidOptionsError(f"option {key!r} sets {spec.key} a second time", key=key)
+            values[spec.field] = spec.kind.parse(value, key)
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """
+    Settings of a `CheckpointCoordinator`.
+
+    Args:
+        retained: How many of the newest checkpoints can be restored; >= 1.
+        compress_metadata: Snappy-frame the change sets inside `_metadata`.  Where what stands
+            beside them passes 16 MiB, the file is written plain all the same.
+        min_age_of_orphans: A sweep leaves younger objects alone, because a checkpoint under way may
+            need them.  Must exceed the longest time from the upload of a change set to the commit
+            of its checkpoint.
+
+    Raises:
+        InvalidOptionsError: A value is out of range.
+    """
+
+    retained: int = 3
+    compress_metadata: bool = True
+    min_age_of_orphans: dt.timedelta = dt.timedelta(hours=1)
+
+    def __post_init__(self) -> None:
+        _check_signs(self)
+        _check_at_least_one(self, "retained")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """
+    Settings of an `FsCheckpointStreamFactory`.
+
+    Args:
+        data_inline_threshold_bytes: State up to this size stays in its handle; 0 to 1 MiB.
+        write_buffer_size_bytes: Flink's stream buffer; without effect.
+
+    Raises:
+        InvalidOptionsError: A value is out of range.
+    """
+
+    data_inline_threshold_bytes: int = 20 * KIB
+    write_buffer_size_bytes: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_signs(self)
+        if self.data_inline_threshold_bytes > INLINE_THRESHOLD_MAX_BYTES:
+            raise InvalidOptionsError(
+                f"data_inline_threshold_bytes is {self.data_inline_threshold_bytes}; at most "
+                f"{INLINE_THRESHOLD_MAX_BYTES} may stay in a handle",
+                fields=("data_inline_threshold_bytes",),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializationOptions:
+    """
+    When a snapshot is due; `MaterializationPolicy.of` makes the policy.
+
+    Args:
+        log_to_snapshot_ratio: Once the log is this many times the snapshot's size; > 0.
+        min_log_bytes: A smaller log is never due by size.
+        max_log_handles: A longer chain is due whatever its size; >= 1.
+
+    Raises:
+        InvalidOptionsError: A value is out of range.
+    """
+
+    log_to_snapshot_ratio: float = 1.0
+    min_log_bytes: int = 16 * MIB
+    max_log_handles: int = 250
+
+    def __post_init__(self) -> None:
+        _check_signs(self)
+        _check_at_least_one(self, "max_log_handles")
+        if not self.log_to_snapshot_ratio > 0:
+            raise InvalidOptionsError(
+                f"log_to_snapshot_ratio is {self.log_to_snapshot_ratio}; it must be above 0",
+                fields=("log_to_snapshot_ratio",),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRecoveryOptions:
+    """
+    Whether files are copied to local disk, and where.
+
+    Args:
+        backup: Write local copies; None to do as *recovery* says.
+        recovery: Read local copies.
+        directories: Directories of this host.
+
+    Raises:
+        InvalidOptionsError: Copies are wanted and there is no directory for them.
+    """
+
+    backup: bool | None = None
+    recovery: bool = False
+    directories: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.backup is None:
+            object.__setattr__(self, "backup", self.recovery)
+        if (self.backup or self.recovery) and not self.directories:
+            raise InvalidOptionsError(
+                "local copies need a directory: set local-recovery.directories",
+                fields=("backup", "recovery"),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All options, section by section; made by `load_options`."""
+
+    changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    stream: StreamOptions = field(default_factory=StreamOptions)
+    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
+    local_recovery: LocalRecoveryOptions = field(default_factory=LocalRecoveryOptions)
+
+
+def default_of(spec: OptionSpec) -> Any:
+    """Return the default of an option."""
+    return getattr(getattr(Options(), spec.section.replace("-", "_")), spec.field)
+
+
+def check_foreign(foreign: ForeignKey, key: str, value: Any) -> None:
+    """
+    Look at a setting of Flink's that is no option here.
+
+    Raises:
+        InvalidOptionsError: It asks for what statelog cannot give.
+    """
+    parsed = foreign.kind.parse(value, key)
+    if foreign.allowed is not None and parsed != foreign.allowed:
+        raise InvalidOptionsError(
+            f"option {key!r} is {value!r}; here it can only be {foreign.allowed!r}: "
+            f"{foreign.reason}",
+            key=key,
+        )
+
+
+def _check_signs(options: Any) -> None:
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        if isinstance(value, dt.timedelta) and value < dt.timedelta(0):
+            raise InvalidOptionsError(
+                f"{each.name} is {value}; a duration is never negative", fields=(each.name,)
+            )
+        if isinstance(value, int) and value < 0:
+            raise InvalidOptionsError(
+                f"{each.name} is {value}; it must not be negative", fields=(each.name,)
+            )
+
+
+def _check_at_least_one(options: Any, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < 1:
+            raise InvalidOptionsError(
+                f"{name} is {getattr(options, name)}; it must be at least 1", fields=(name,)
+            )

@@ -1,0 +1,199 @@
+"""
+Options out of the places where people write them, put together in one function.
+
+Precedence, the first one counts: what the code says, Spark's configuration, the environment, a
+YAML file, the defaults.  Every error says where its value came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from statelog.errors import InvalidOptionsError
+from statelog.options.sections import (
+    ChangelogOptions,
+    CheckpointOptions,
+    LocalRecoveryOptions,
+    MaterializationOptions,
+    Options,
+    StreamOptions,
+    check_foreign,
+)
+from statelog.options.table import OPTIONS, SECTIONS, ForeignKey, OptionSpec, find_option
+
+_VARIABLE_PREFIX: Final = "STATELOG_"
+_SPARK_PREFIX: Final = "spark.statelog."
+_ROOT: Final = "statelog"
+_NEAR: Final = 0.75
+
+_Found = dict[str, tuple[OptionSpec, Any, str]]
+"""By key: the option, its value, and where that came from."""
+
+
+def load_options(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    spark_conf: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
+    environ: Mapping[str, str] | None = None,
+    yaml_file: str | os.PathLike[str] | None = None,
+    yaml_text: str | None = None,
+) -> Options:
+    """
+    Put the options together.
+
+    Args:
+        settings: What the code says; above all else.  Keys in any spelling (`docs/options.md`).
+        spark_conf: Spark's configuration, such as `SparkConf.getAll()`; only keys that begin with
+            `spark.statelog.` are looked at.
+        environ: The environment; None for this process's, {} for none.  Variables are called
+            `STATELOG_<SECTION>_<NAME>`.
+        yaml_file: A YAML file, nested or flat, with or without a root `statelog`.
+        yaml_text: The same as text; not beside a file.
+
+    Returns:
+        Every section, complete.
+
+    Raises:
+        InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
+            understood or is out of range, or values contradict each other; the message names the
+            place.
+    """
+    if yaml_file is not None and yaml_text is not None:
+        raise InvalidOptionsError("give YAML as a file or as text, not both")
+    found: _Found = {}
+    places = (
+        _from_yaml(yaml_file, yaml_text),
+        _from_environment(os.environ if environ is None else environ),
+        _from_spark(spark_conf or {}),
+        ((key, value, f"{key!r} in the code") for key, value in (settings or {}).items()),
+    )
+    for place in places:
+        found |= _read(place)
+    return Options(
+        changelog=_section(ChangelogOptions, "changelog", found),
+        checkpoint=_section(CheckpointOptions, "checkpoint", found),
+        stream=_section(StreamOptions, "stream", found),
+        materialization=_section(MaterializationOptions, "materialization", found),
+        local_recovery=_section(LocalRecoveryOptions, "local-recovery", found),
+    )
+
+
+def _read(entries: Iterable[tuple[str, Any, str]]) -> _Found:
+    """Understand the settings of one place, none of which may be there twice."""
+    found: _Found = {}
+    for key, value, origin in entries:
+        try:
+            spec = find_option(key)
+            if isinstance(spec, ForeignKey):
+                check_foreign(spec, key, value)
+                continue
+            parsed = spec.kind.parse(value, spec.key)
+        except InvalidOptionsError as error:
+            raise InvalidOptionsError(f"{origin}: {error}", **error.facts, origin=origin) from None
+        if spec.key in found:
+            raise InvalidOptionsError(
+                f"{origin}: {spec.key} is set by {found[spec.key][2]} already; leave one out",
+                key=key,
+                origin=origin,
+            )
+        found[spec.key] = (spec, parsed, origin)
+    return found
+
+
+def _section(kind: Any, name: str, found: _Found) -> Any:
+    chosen = {
+        spec.field: (value, origin)
+        for spec, value, origin in found.values()
+        if spec.section == name
+    }
+    try:
+        return kind(**{field: value for field, (value, _) in chosen.items()})
+    except InvalidOptionsError as error:
+        keys = {spec.field: spec.key for spec in OPTIONS if spec.section == name}
+        origins = [
+            f"{keys[field]} comes from {chosen[field][1] if field in chosen else 'the defaults'}"
+            for field in error.facts.get("fields", ())
+        ]
+        raise InvalidOptionsError(f"{error} ({', '.join(origins)})", **error.facts) from None
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def _from_spark(
+    conf: Mapping[str, str] | Iterable[tuple[str, str]],
+) -> Iterator[tuple[str, Any, str]]:
+    pairs = conf.items() if isinstance(conf, Mapping) else conf
+    for key, value in pairs:
+        if key.startswith(_SPARK_PREFIX):
+            yield key.removeprefix(_SPARK_PREFIX), value, f"Spark's configuration {key!r}"
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield our variables; others of our prefix are let be unless they look like a slip."""
+    variables = {spec.variable: spec for spec in OPTIONS}
+    sections = tuple(f"{_VARIABLE_PREFIX}{_upper(section)}_" for section in SECTIONS)
+    for name, value in environ.items():
+        if not name.startswith(_VARIABLE_PREFIX):
+            continue
+        origin = f"environment variable {name}"
+        if name in variables:
+            yield variables[name].key, value, origin
+            continue
+        near = difflib.get_close_matches(name, variables, n=1, cutoff=_NEAR)
+        if near or name.startswith(sections):
+            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all"
+            raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)
+
+
+def _from_yaml(
+    file: str | os.PathLike[str] | None, text: str | None
+) -> Iterator[tuple[str, Any, str]]:
+    if file is None and text is None:
+        return
+    place = "the YAML text" if file is None else f"YAML file {os.fspath(file)}"
+    if file is not None:
+        try:
+            with open(file, encoding="utf-8") as opened:
+                text = opened.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidOptionsError(f"{place} cannot be read: {error}", origin=place) from error
+    document = _decode_yaml(text or "", place)
+    if not isinstance(document, dict):
+        raise InvalidOptionsError(
+            f"{place} must hold keys and values, not {type(document).__name__}", origin=place
+        )
+    if set(document) == {_ROOT} and isinstance(document[_ROOT], dict):
+        document = document[_ROOT]
+    for key, value in _flat(document):
+        yield key.removeprefix(f"{_ROOT}."), value, f"{place}, key {key!r}"
+
+
+def _decode_yaml(text: str, place: str) -> Any:
+    try:
+        document = msgspec.yaml.decode(text)
+    except ImportError as error:
+        raise InvalidOptionsError(
+            f"{place} needs PyYAML: install statelog[cli]", origin=place
+        ) from error
+    except msgspec.DecodeError as error:
+        raise InvalidOptionsError(f"{place} is no YAML: {error}", origin=place) from error
+    return {} if document is None else document
+
+
+def _flat(document: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _upper(section: str) -> str:
+    return section.replace("-", "_").upper()

@@ -1,0 +1,234 @@
+"""
+Clients of obstore, made from a URL and options.
+
+Options are obstore's, in one flat table: of the store, of its HTTP client, of its retries.  They
+are checked before obstore sees them, because it ends the thread on some keys it does not expect.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import obstore.exceptions as obstore_errors
+import obstore.store
+
+from statelog.errors import InvalidOptionsError, StoreError
+from statelog.store.explain import one_line
+from statelog.store.location import StoreKind, kind_of, local_path
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_STORE_KEYS: Final = {
+    StoreKind.S3: _words(
+        "access_key_id checksum_algorithm conditional_put container_authorization_token_file "
+        "container_credentials_full_uri container_credentials_relative_uri default_region "
+        "disable_bulk_delete disable_tagging endpoint endpoint_url imdsv1_fallback "
+        "metadata_endpoint region request_payer role_arn role_session_name s3_express "
+        "secret_access_key server_side_encryption session_token skip_signature "
+        "sse_bucket_key_enabled sse_customer_key_base64 sse_kms_key_id token "
+        "unsigned_payload virtual_hosted_style_request web_identity_token_file"
+    ),
+    StoreKind.GCS: _words(
+        "application_credentials base_url bearer_token service_account service_account_key "
+        "service_account_path skip_signature"
+    ),
+    StoreKind.AZURE: _words(
+        "access_key account_key account_name authority_host client_id client_secret "
+        "credential_type disable_tagging encryption_key endpoint federated_token_file "
+        "msi_endpoint msi_resource_id object_id sas_key sas_token skip_signature tenant_id token "
+        "use_azure_cli use_emulator use_fabric_endpoint"
+    ),
+}
+"""What a store may be told; the bucket is in the URL."""
+
+_CLIENT_KEYS: Final = _words(
+    "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
+    "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
+    "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
+    "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
+)
+_RETRY_KEYS: Final = ("max_retries", "retry_timeout")
+_CREDENTIAL_PROVIDER: Final = "credential_provider"
+
+_PREFIXES: Final = {
+    StoreKind.S3: ("aws_",),
+    StoreKind.GCS: ("google_",),
+    StoreKind.AZURE: ("azure_storage_", "azure_"),
+}
+"""Obstore names options and environment variables with and without these."""
+
+_ENDPOINTS: Final = {
+    StoreKind.S3: ("endpoint_url_s3", "endpoint_url", "endpoint"),
+    StoreKind.GCS: ("base_url",),
+    StoreKind.AZURE: ("endpoint",),
+}
+
+_memory_stores: dict[str, Any] = {}
+"""Memory stores of this process by URL, so that two openings of one URL see the same objects."""
+
+
+def check_options(url: str, options: Mapping[str, Any]) -> None:
+    """
+    Refuse options that the store at *url* does not know.
+
+    Raises:
+        InvalidOptionsError: A key is unknown, or a retry option is no number.
+    """
+    _arguments(url, options)
+
+
+def make_client(url: str, options: Mapping[str, Any], fsync: bool) -> Any:
+    """
+    Return obstore's client for a normalized URL; no server is contacted.
+
+    Raises:
+        InvalidOptionsError: A key is unknown.
+        StoreError: The root cannot be made, or an option has a value obstore refuses.
+
+    Blocks: On local disk, if the root has to be made.
+    """
+    arguments = _arguments(url, options)
+    try:
+        root = local_path(url)
+        if root is not None:
+            _make_root(root, fsync)
+            # Empty folders go with their last object, as if this were an object store.
+            return obstore.store.LocalStore(root, automatic_cleanup=True)
+        if kind_of(url) is StoreKind.MEMORY:
+            return _memory_stores.setdefault(url, obstore.store.MemoryStore())
+        return obstore.store.from_url(url, **arguments)
+    except (obstore_errors.BaseError, OSError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"cannot open store {url}: {one_line(error)}", path="", url=url, operation="open"
+        ) from error
+
+
+def _arguments(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort the flat options into the arguments of obstore."""
+    kind = kind_of(url)
+    if kind not in _STORE_KEYS:
+        if options:
+            raise InvalidOptionsError(
+                f"{url} takes no store options, but got {', '.join(sorted(options))}; they belong "
+                "to s3://, gs:// and az:// stores"
+            )
+        return {}
+    arguments: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    retry: dict[str, Any] = {}
+    for given, value in options.items():
+        key = _plain(kind, given)
+        if key in _STORE_KEYS[kind]:
+            arguments[key] = value if isinstance(value, bool) else str(value)
+        elif key in _CLIENT_KEYS:
+            client[key] = (
+                value if isinstance(value, bool | bytes | dict | dt.timedelta) else str(value)
+            )
+        elif key in _RETRY_KEYS:
+            retry[key] = _number(key, value)
+        elif key == _CREDENTIAL_PROVIDER:
+            arguments[key] = value
+        else:
+            raise InvalidOptionsError(_unknown_key(kind, given))
+    if "retry_timeout" in retry:
+        retry["retry_timeout"] = dt.timedelta(seconds=retry["retry_timeout"])
+    if "max_retries" in retry:
+        retry["max_retries"] = int(retry["max_retries"])
+    client = _client_options(kind, arguments, client)
+    if client:
+        arguments["client_options"] = client
+    if retry:
+        arguments["retry_config"] = retry
+    return arguments
+
+
+def _plain(kind: StoreKind, key: str) -> str:
+    lower = key.lower()
+    for prefix in _PREFIXES[kind]:
+        if lower.startswith(prefix):
+            return lower.removeprefix(prefix)
+    return lower
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if number < 0:
+        unit = "seconds" if key == "retry_timeout" else "attempts"
+        raise InvalidOptionsError(f"store option {key} is a number of {unit}, not {value!r}")
+    return number
+
+
+def _unknown_key(kind: StoreKind, given: str) -> str:
+    known = [*_STORE_KEYS[kind], *_CLIENT_KEYS, *_RETRY_KEYS, _CREDENTIAL_PROVIDER]
+    if given.lower().startswith(("fs.", "spark.hadoop.")):
+        hint = "options named like Hadoop's do not reach this store"
+    elif "bucket" in given.lower() or "container" in given.lower():
+        hint = "the bucket or container is part of the URL"
+    else:
+        near = difflib.get_close_matches(_plain(kind, given), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"{kind.value}:// stores know"
+    return f"unknown store option {given!r}; {hint}" + (
+        f" {', '.join(sorted(known))}" if hint.endswith("know") else ""
+    )
+
+
+def _client_options(
+    kind: StoreKind, arguments: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """
+    Return the HTTP client's options, plain http allowed where the endpoint says http://.
+
+    Obstore drops its client options from the environment as soon as it is given one, so they are
+    read here.
+    """
+    from_environment: dict[str, Any] = {}
+    endpoints = [str(arguments[key]) for key in _ENDPOINTS[kind] if key in arguments]
+    for prefix in reversed(_PREFIXES[kind]):
+        for key in _CLIENT_KEYS:
+            value = os.environ.get(f"{prefix}{key}".upper())
+            if value:
+                from_environment[key] = value
+        if not endpoints:
+            named = (os.environ.get(f"{prefix}{key}".upper()) for key in _ENDPOINTS[kind])
+            endpoints = [value for value in named if value]
+    options = {**from_environment, **given}
+    if endpoints and endpoints[0].lower().startswith("http://"):
+        # Whoever names an http:// endpoint has decided already; obstore would fail obscurely.
+        options.setdefault("allow_http", True)
+    return options
+
+
+def _make_root(root: str, fsync: bool) -> None:
+    """Make the directory; with *fsync* its name, and its parents', are durable afterwards."""
+    missing = []
+    folder = root
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    os.makedirs(root, exist_ok=True)
+    for made in missing if fsync else ():
+        fsync_path(os.path.dirname(made))
+
+
+def fsync_path(path: str) -> None:
+    """
+    Make a file or a folder durable.
+
+    Raises:
+        OSError: It cannot be opened, or the disk refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

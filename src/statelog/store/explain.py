@@ -1,0 +1,104 @@
+"""
+What a store's error means, in one line, and what to do about it.
+
+Servers answer with pages of XML and obstore adds its own inner life; of that one code and one
+sentence matter to whoever reads the message at night.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_CODE: Final = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
+_MESSAGE: Final = re.compile(r"<Message>\s*([^<]+?)\s*</Message>", re.DOTALL)
+_WRAPPERS: Final = re.compile(r"^(?:Generic \w+ error: |Object at location .*? not found: )+")
+_REASON_MAX: Final = 400
+
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_HINTS: Final = (
+    (
+        _NO_BUCKET,
+        "statelog does not make buckets or containers: create it, or correct the URL",
+    ),
+    (
+        (
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "AuthenticationFailed",
+            "InvalidClientTokenId",
+            "ExpiredToken",
+            "401 Unauthorized",
+        ),
+        "check the credentials: environment variables or store options, in this process",
+    ),
+    (
+        ("AccessDenied", "403 Forbidden", "PermissionDenied"),
+        "the credentials may not do this here: reading, writing, listing and deleting are needed",
+    ),
+    (
+        ("/latest/api/token", "/latest/meta-data", "169.254.", "metadata.google.internal"),
+        "no credentials were found, so the machine's own identity was tried: set them by "
+        "environment variables or store options, in this process",
+    ),
+    (
+        ("PermanentRedirect", "AuthorizationHeaderMalformed", "301 Moved"),
+        "the bucket is in another region: set AWS_REGION or the option 'region'",
+    ),
+    (
+        ("builder error", "URL scheme is not allowed"),
+        "the endpoint is plain http, which was not allowed: set 'allow_http' to true",
+    ),
+    (
+        ("error sending request", "dns error", "Connection refused", "timed out", "timeout"),
+        "the endpoint cannot be reached: check its address and the network",
+    ),
+    (
+        ("conditional put is disabled",),
+        "commits need conditional puts: leave the option 'conditional_put' out",
+    ),
+    (
+        ("os error 13", "Permission denied"),
+        "this process may not read and write there: check owner and mode of the folders",
+    ),
+    (("os error 20", "Not a directory"), "a part of the path is a file, not a folder"),
+    (
+        ("os error 28", "No space left", "os error 122", "os error 27"),
+        "the disk or quota is full; nothing of this object is visible",
+    ),
+    (("os error 30", "Read-only file system"), "the file system is mounted read-only"),
+    (
+        ("Operation not permitted (os error 1)", "os error 95"),
+        "the file system has no hard links, which put-if-absent needs",
+    ),
+)
+
+
+def one_line(error: BaseException) -> str:
+    """Return why *error* came about: one line, the server's own words, and a hint if there is one."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    before_xml = text.split("<?xml", 1)[0].split("<Error>", 1)[0]
+    reason = " ".join(_WRAPPERS.sub("", before_xml).split()).rstrip(":, ")
+    if code:
+        reason += f": {code[1]}"
+    if message:
+        reason += f": {' '.join(message[1].split())}"
+    if len(reason) > _REASON_MAX:
+        reason = reason[: _REASON_MAX - 3] + "..."
+    hint = hint_for(text)
+    return f"{reason or type(error).__name__}" + (f" ({hint})" if hint else "")
+
+
+def hint_for(text: str) -> str:
+    """Return what to do about an error with this text, "" if nothing special is known."""
+    for marks, hint in _HINTS:
+        if any(mark in text for mark in marks):
+            return hint
+    return ""
+
+
+def is_missing_bucket(error: BaseException) -> bool:
+    """Tell a missing bucket from a missing object: obstore calls both "not found"."""
+    text = str(error)
+    return any(mark in text for mark in _NO_BUCKET)

@@ -1,0 +1,21 @@
+"""A job of one task that commits what it is told to."""
+
+from tests.unit.checkpoint.helpers import log_inline
+
+from statelog.checkpoint import CheckpointCoordinator
+from statelog.model import KeyGroupRange, StateChange, TaskStateSnapshot
+
+ALL = KeyGroupRange(0, 7)
+
+
+def commit(one: CheckpointCoordinator, checkpoint_id: int) -> list[StateChange]:
+    """Complete a checkpoint with two changes in it, and return them."""
+    changes = [
+        (3, f"first of {checkpoint_id}".encode()),
+        (5, f"second of {checkpoint_id}".encode()),
+    ]
+    snapshot = TaskStateSnapshot(ALL, log_inline(ALL, [changes], checkpoint_id))
+    one.trigger(checkpoint_id, [ALL])
+    one.acknowledge(checkpoint_id, snapshot)
+    one.complete(checkpoint_id, properties={})
+    return [StateChange(key_group, value) for key_group, value in changes]

@@ -1,0 +1,171 @@
+"""Commits on a real server: lost answers, servers that ignore conditions, and what a commit costs."""
+
+import itertools
+import os
+import pickle
+
+import pytest
+from tests.contract.jobs import commit
+from tests.servers import S3Proxy, S3Server
+from tests.unit.checkpoint.helpers import coordinator, read_log, started
+
+from statelog.errors import FencedError, ObjectExistsError, StoreError
+from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store, verify_put_if_absent
+from statelog.store.api import Buffers
+from statelog.testing.faulty_store import FaultyStore
+
+PLACES = itertools.count()
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server):
+    with S3Proxy(s3_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def place(proxy: S3Proxy, s3_bucket: str) -> ObjectStore:
+    """A store behind the proxy, at a URL that no test has used."""
+    return open_store(
+        f"s3://{s3_bucket}/job-{os.getpid()}-{next(PLACES)}", options=proxy.server.options
+    )
+
+
+def names(store: ObjectStore) -> list[str]:
+    return sorted(info.path for info in store.list())
+
+
+class Forgetful:
+    """A store that takes every put; the rest is a real store's."""
+
+    def __init__(self, store: ObjectStore, url: str) -> None:
+        self._store = store
+        self.url = url
+        self.puts: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        self.puts.append(path)
+        self._store.delete([path])
+        self._store.put(path, data)
+
+
+# --- the probe ------------------------------------------------------------------------------------
+
+
+def test_a_server_that_ignores_the_condition_is_refused(proxy, place):
+    proxy.ignores_conditions = True
+    one = coordinator(place)
+    for _ in range(2):  # a refusal is not remembered as a success
+        with pytest.raises(StoreError, match=r"writes a name twice .*If-None-Match") as caught:
+            one.claim()
+        assert caught.value.reason == "put_if_absent"
+        assert "\n" not in str(caught.value)
+        assert one.epoch is None
+        assert names(place) == [], "neither a claim nor a probe is left"
+    proxy.ignores_conditions = False
+    assert one.claim() == 1, "the server was replaced by a better one"
+
+
+def test_a_store_that_ignores_the_condition_is_refused():
+    store = Forgetful(open_store(f"memory://forgetful-{next(PLACES)}"), "s3://forgetful/job")
+    with pytest.raises(StoreError, match="s3://forgetful/job writes a name twice"):
+        coordinator(store).claim()
+    assert len(set(store.puts)) == 1
+    assert store.puts[0].startswith("tmp/probe-")
+    assert names(store) == []
+
+
+def test_the_probe_costs_three_requests_once(proxy, place):
+    paths = LocationPaths("job")
+    verify_put_if_absent(place, paths)
+    assert [(each.method, each.conditional) for each in proxy.exchanges] == [
+        ("PUT", True),
+        ("PUT", True),
+        ("POST", False),
+    ]
+    assert all("/job/tmp/probe-" in each.path for each in proxy.exchanges[:2])
+    for again in (place, CachedStore(pickle.loads(pickle.dumps(place)), 1000)):
+        verify_put_if_absent(again, paths)
+    assert len(proxy.exchanges) == 3
+    assert names(place) == []
+
+
+def test_the_probe_costs_a_micro_batch_nothing(proxy, place):
+    one = started(place)
+    for checkpoint_id in (1, 2):
+        commit(one, checkpoint_id)
+    del proxy.exchanges[:]
+    commit(one, 3)
+    assert proxy.count("GET") == 0, "no listing, nothing read"
+    assert proxy.count("HEAD", "owner/") == 2
+    assert [each.conditional for each in proxy.exchanges if "chk-3" in each.path] == [True]
+    assert proxy.count("PUT", "tmp/") == 0
+
+
+def test_known_stores_are_not_probed(tmp_path):
+    memory = open_store(f"memory://probe-{next(PLACES)}")
+    for store in (memory, open_store(str(tmp_path / "job")), FaultyStore()):
+        verify_put_if_absent(store, LocationPaths())
+    assert not (tmp_path / "job").exists()
+    assert names(memory) == []
+
+
+def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place):
+    lost = iter([True])
+    proxy.loses_answer = lambda exchange: exchange.method == "PUT" and next(lost, False)
+    verify_put_if_absent(place, LocationPaths())
+    assert proxy.count("PUT") == 3
+    assert names(place) == []
+
+
+# --- lost answers ---------------------------------------------------------------------------------
+
+
+def lose_first(proxy: S3Proxy, part: str) -> None:
+    """Lose the answer to the first conditional put of such a name."""
+    lost = iter([True])
+    proxy.loses_answer = lambda one: one.conditional and part in one.path and next(lost, False)
+
+
+def test_after_a_lost_answer_the_client_meets_its_own_object(proxy, place):
+    lose_first(proxy, "name")
+    with pytest.raises(ObjectExistsError):
+        place.put_if_absent("name", b"ours")
+    assert proxy.count("PUT", "name") == 2, "the client asked again by itself"
+    assert bytes(place.get("name")) == b"ours"
+
+
+def test_a_commit_whose_answer_was_lost_is_a_commit(proxy, place):
+    one = started(place)
+    log = commit(one, 1)
+    lose_first(proxy, "chk-2/_metadata")
+    log += commit(one, 2)
+    assert one.latest is not None
+    assert one.latest.checkpoint_id == 2
+    proxy.loses_answer = lambda exchange: False
+    again = started(place, "b")
+    assert again.latest is not None
+    assert again.latest.checkpoint_id == 2
+    assert read_log(place, again.latest.log) == log
+    with pytest.raises(FencedError):
+        commit(one, 3)
+
+
+def test_a_claim_whose_answer_was_lost_is_a_claim(proxy, place):
+    lose_first(proxy, "owner/1")
+    one = started(place)
+    assert one.epoch == 1
+    assert names(place) == ["owner/1"]
+
+
+def test_a_lost_answer_is_not_mistaken_for_somebody_elses_commit(proxy, place):
+    one = started(place)
+    commit(one, 1)
+    other = open_store(place.url, options=proxy.server.options)
+    other.put_if_absent("chk-2/_metadata", b"somebody else's")
+    lose_first(proxy, "chk-2/_metadata")
+    with pytest.raises(FencedError, match="exists and is not ours"):
+        commit(one, 2)

@@ -1,0 +1,175 @@
+"""S3 by its URL alone, and what its errors say."""
+
+import datetime as dt
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.contract.jobs import commit
+from tests.servers import KEY, SECRET, S3Server, free_port, moto_server
+from tests.unit.checkpoint.helpers import read_log, started
+
+import statelog as sl
+from statelog.checkpoint.clean_up import sweep
+from statelog.errors import ObjectNotFoundError, StoreError
+from statelog.store import LocationPaths, ObstoreStore, open_store
+
+
+def credentials() -> dict[str, str]:
+    """Where a caller's own credentials come from; pickled by its name."""
+    return {"access_key_id": KEY, "secret_access_key": SECRET}
+
+
+def test_the_changelog_by_url_alone(s3_environment: S3Server, s3_bucket: str):
+    with sl.FsStateChangelogStorage(f"s3a://{s3_bucket}/changelog") as storage:
+        writer = storage.create_writer("operator", sl.KeyGroupRange(0, 127))
+        start = writer.initial_sequence_number()
+        changes = [(number % 128, bytes([number % 251]) * 3000) for number in range(1000)]
+        for key_group, value in changes:
+            writer.append(key_group, value)
+        result = writer.persist(start, checkpoint_id=1).result(60)
+        handle = result.job_manager_owned
+        found = [(change.key_group, change.value) for change in storage.read(handle)]
+        assert sorted(found) == sorted(changes)
+        (path,) = {entry.handle.path for entry in handle.handles_and_offsets}
+    other = open_store(f"s3://{s3_bucket}")
+    assert other.head(f"changelog/{path}").size_bytes > 3_000_000
+
+
+def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
+    location = f"s3://{s3_bucket}/jobs/one"
+    one = started(open_store(location))
+    changes = [change for number in range(1, 6) for change in commit(one, number)]
+    one.clean_up()
+    store = open_store(location)
+    again = started(store, "b")
+    assert again.epoch == 2
+    assert read_log(store, again.latest.log) == changes
+    store.put("dstl/orphan", b"x")
+    swept = sweep(
+        store,
+        LocationPaths(),
+        min_age=dt.timedelta(0),
+        dry_run=False,
+        now=dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1),
+    )
+    assert "dstl/orphan" in swept.deleted
+    assert swept.failed == ()
+    assert read_log(store, again.latest.log) == changes
+
+
+def test_the_command_line_by_url_alone(s3_server: S3Server, s3_bucket: str):
+    location = f"s3a://{s3_bucket}/job"
+    commit(started(open_store(location, options=s3_server.options)), 1)
+    for command in (["checkpoints"], ["verify"], ["gc"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "statelog.cli.main", *command, location],
+            env={**os.environ, **s3_server.environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_credentials_may_come_from_a_function(s3_server: S3Server, s3_bucket: str):
+    options = {
+        "endpoint": s3_server.endpoint,
+        "region": "us-east-1",
+        "credential_provider": credentials_with_expiry,
+    }
+    store = open_store(f"s3://{s3_bucket}/job", options=options)
+    store.put("name", b"x")
+    assert bytes(open_store(store.url, options=options).get("name")) == b"x"
+
+
+def credentials_with_expiry() -> dict[str, object]:
+    return {**credentials(), "token": None, "expires_at": None}
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def calls(store: ObstoreStore):
+    return {
+        "put": lambda: store.put("folder/name", b"x"),
+        "put-if-absent": lambda: store.put_if_absent("folder/name", b"x"),
+        "get": lambda: store.get("folder/name"),
+        "get-range": lambda: store.get_range("folder/name", 1, 2),
+        "list": lambda: (list(store.list("folder/name")), store.list_folders("folder/name")),
+        "delete": lambda: store.delete(["folder/name", "folder/other"]),
+    }
+
+
+def assert_explained(store: ObstoreStore, hint: str, *marks: str) -> None:
+    for operation, call in calls(store).items():
+        with pytest.raises(StoreError) as caught:
+            call()
+        text = str(caught.value)
+        assert not isinstance(caught.value, ObjectNotFoundError), text
+        assert text.startswith(f"{operation} folder/name"), text
+        for mark in (store.url, hint, *marks):
+            assert mark in text, (operation, mark, text)
+        assert "\n" not in text
+        assert "<" not in text
+        assert SECRET not in text
+        assert caught.value.operation == operation
+        assert caught.value.url == store.url
+        assert len(text) < 600
+
+
+def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server):
+    store = open_store("s3://no-such-bucket/job", options=s3_server.options)
+    assert_explained(store, "statelog does not make buckets", "NoSuchBucket")
+
+
+def test_a_job_on_a_missing_bucket_does_not_start(s3_server: S3Server):
+    with pytest.raises(StoreError, match="create it, or correct the URL"):
+        started(open_store("s3://no-such-bucket/job", options=s3_server.options))
+
+
+def test_wrong_credentials_say_so():
+    with moto_server() as server:
+        server.make_bucket("bucket")
+        server.ask_for_credentials()
+        store = open_store("s3://bucket/job", options=server.options)
+        assert_explained(store, "check the credentials", "InvalidAccessKeyId")
+
+
+def test_no_credentials_say_so(s3_environment: S3Server, s3_bucket: str, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    # Nobody answers there, in place of the address that tells machines their own identity.
+    nobody = f"http://127.0.0.1:{free_port()}"
+    options = {"max_retries": 0, "metadata_endpoint": nobody}
+    store = open_store(f"s3://{s3_bucket}/job", options=options)
+    with pytest.raises(StoreError, match="credentials"):
+        store.get("name")
+
+
+def test_an_endpoint_that_is_not_there_is_given_up_in_bounded_time():
+    options = {
+        "endpoint": f"http://127.0.0.1:{free_port()}",
+        "access_key_id": KEY,
+        "secret_access_key": SECRET,
+        "max_retries": 1,
+    }
+    began = time.monotonic()
+    assert_explained(open_store("s3://bucket/job", options=options), "cannot be reached")
+    assert time.monotonic() - began < 30
+
+
+def test_plain_http_that_was_forbidden_says_so(s3_server: S3Server, s3_bucket: str):
+    options = {**s3_server.options, "allow_http": False, "max_retries": 0}
+    store = open_store(f"s3://{s3_bucket}/job", options=options)
+    assert_explained(store, "set 'allow_http' to true")
+
+
+def test_conditional_puts_that_were_switched_off_are_named(s3_server: S3Server, s3_bucket: str):
+    options = {**s3_server.options, "conditional_put": "disabled"}
+    store = open_store(f"s3://{s3_bucket}/off", options=options)
+    with pytest.raises(StoreError, match="leave the option 'conditional_put' out"):
+        started(store)

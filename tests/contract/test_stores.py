@@ -1,0 +1,77 @@
+"""Every store of statelog does what the contract says."""
+
+import os
+from pathlib import Path
+
+import boto3
+import pytest
+from tests.servers import KEY, SECRET, S3Server
+
+from statelog.store import ObjectStore, ObstoreStore, open_store
+from statelog.testing.store_contract import StoreContract
+
+MEMORY_STORES = iter(range(10**9))
+
+
+class LocalContract(StoreContract):
+    def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
+        assert isinstance(store, ObstoreStore)
+        assert store.local_root is not None
+        root = Path(store.local_root)
+        files = [path for path in root.rglob("*") if path.is_file()]
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+class TestLocalDisk(LocalContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObstoreStore:
+        return open_store(str(tmp_path / "new folder" / "100%25"))
+
+
+class TestLocalDiskWithoutFsync(LocalContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObstoreStore:
+        return open_store(f"file://{tmp_path}/location", fsync=False)
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> ObstoreStore:
+        return open_store(f"memory://contract-{os.getpid()}-{next(MEMORY_STORES)}")
+
+
+class S3Contract(StoreContract):
+    PREFIX = ""
+
+    @pytest.fixture(autouse=True)
+    def raw_access(self, s3_server: S3Server, s3_bucket: str) -> None:
+        self.bucket = boto3.resource(
+            "s3",
+            endpoint_url=s3_server.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+        ).Bucket(s3_bucket)
+
+    def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
+        objects = {each.key: each.get()["Body"].read() for each in self.bucket.objects.all()}
+        assert all(key.startswith(self.PREFIX) for key in objects)
+        return {key.removeprefix(self.PREFIX): content for key, content in objects.items()}
+
+
+class TestS3(S3Contract):
+    """Opened by options, below a folder of the bucket."""
+
+    PREFIX = "team a/jobs/"
+
+    @pytest.fixture
+    def store(self, s3_server: S3Server, s3_bucket: str) -> ObstoreStore:
+        return open_store(f"s3://{s3_bucket}/team a/jobs/", options=s3_server.options)
+
+
+class TestS3ByEnvironment(S3Contract):
+    """Opened by a URL in Hadoop's spelling alone, at the root of the bucket."""
+
+    @pytest.fixture
+    def store(self, s3_environment: S3Server, s3_bucket: str) -> ObstoreStore:
+        return open_store(f"s3a://{s3_bucket}")

@@ -1,0 +1,205 @@
+"""Another number of tasks at every restart, snapshots, older checkpoints, damaged ones."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+
+from statelog.errors import CheckpointError
+from statelog.spark import MaterializationPolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
+
+SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
+TASKS = (1, 2, 7, 3)
+KEYS = 60
+HOUR_MS = 3_600_000
+NEVER_MS = 4_000_000_000_000
+
+
+class EveryKind(StatefulProcessor):
+    """Notes each amount in states of every kind, and yields all it holds of the key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.sum = handle.getValueState("sum", "total bigint")
+        self.all = handle.getListState("all", "amount bigint")
+        self.by = handle.getMapState("by", "amount bigint", "times bigint")
+        self.kept = handle.getListState("kept", "amount bigint", HOUR_MS)
+        self.gone = handle.getValueState("gone", "amount bigint", 1)
+        self.seen = handle.getMapState("seen", "amount bigint", "last bigint", HOUR_MS)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        gone = self.gone.get()
+        for row in rows:
+            amount = row.amount
+            if amount < 0:
+                self.forget()
+            self.sum.update(((self.sum.get() or (0,))[0] + amount,))
+            self.all.appendValue((amount,))
+            self.by.updateValue((amount,), ((self.by.getValue((amount,)) or (0,))[0] + 1,))
+            self.kept.appendValue((amount,))
+            self.gone.update((amount,))
+            self.seen.updateValue((amount,), (row.at,))
+            if amount % 5 == 0:
+                self.by.removeKey((amount,))
+                self.handle.deleteTimer(NEVER_MS + 5)
+            self.handle.registerTimer(NEVER_MS + abs(amount))
+        yield Row(key=key[0], held=json.dumps([gone, *self.held()]))
+
+    def forget(self) -> None:
+        for state in (self.sum, self.all, self.by, self.kept, self.seen):
+            state.clear()
+        for time in list(self.handle.listTimers()):
+            self.handle.deleteTimer(time)
+
+    def held(self) -> list[Any]:
+        return [
+            list(self.sum.get() or ()),
+            [amount for (amount,) in self.all.get()],
+            sorted((*key, *value) for key, value in self.by.iterator()),
+            [amount for (amount,) in self.kept.get()],
+            sorted((*key, *value) for key, value in self.seen.iterator()),
+            list(self.handle.listTimers()),
+        ]
+
+
+class Model:
+    """What `EveryKind` must yield, kept in plain Python."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, dict[str, Any]] = {}
+
+    def apply(self, rows: list[tuple[int, int, int]]) -> dict[int, str]:
+        for key, amount, at in rows:
+            if amount < 0 or key not in self.keys:
+                self.keys[key] = {"all": [], "by": {}, "seen": {}, "timers": set()}
+            held = self.keys[key]
+            held["all"].append(amount)
+            held["by"][amount] = held["by"].get(amount, 0) + 1
+            held["seen"][amount] = at
+            if amount % 5 == 0:
+                held["by"].pop(amount)
+                held["timers"].discard(NEVER_MS + 5)
+            held["timers"].add(NEVER_MS + abs(amount))
+        return {key: self.text(self.keys[key]) for key, _, _ in rows}
+
+    def text(self, held: dict[str, Any]) -> str:
+        every = held["all"]
+        by, seen = (sorted(map(list, held[name].items())) for name in ("by", "seen"))
+        return json.dumps([None, [sum(every)], every, by, every, seen, sorted(held["timers"])])
+
+
+def batch_of(rng: random.Random, at: int) -> list[tuple[int, int, int]]:
+    return [(rng.randrange(KEYS), rng.choice([-1, 0, 5, rng.randrange(20)]), at) for _ in range(80)]
+
+
+def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    rng = random.Random(4372)
+    source = BatchSource(spark, tmp_path / "in", f"{INPUT}, at bigint")
+    options = {"timeMode": "ProcessingTime", "materialization": SNAPSHOTS}
+    job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, held string", options)
+    model = Model()
+    for run, tasks in enumerate(TASKS):
+        batches = [batch_of(rng, 3 * run + at) for at in range(3)]
+        for rows in batches:
+            source.add(rows)
+        job.run(tasks=tasks)
+        expected = [model.apply(rows) for rows in batches]
+        assert expected == [{row.key: row.held for row in batch} for batch in job.take()]
+    assert [tasks for tasks in TASKS for _ in range(3)] == [one.tasks for one in job.progress]
+    assert sum(progress.snapshots for progress in job.progress) >= 8
+    assert any(progress.catch_up["restored"] for progress in job.progress)
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> Job:
+    return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+
+
+def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, batch), key=repr)
+
+
+BATCHES = [[(1, 1), (2, 2)], [(1, 10)], [(2, 100)], [(1, 1000), (2, 1000)]]
+
+
+@pytest.mark.parametrize("materialization", [SNAPSHOTS, MaterializationPolicy()])
+def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
+    job: Job, materialization: MaterializationPolicy
+) -> None:
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+    job.run(materialization=materialization)
+    job.take()
+    job.source.add(BATCHES[3])
+    job.run(restore=1, tasks=3, materialization=materialization)
+    job.source.add(BATCHES[1])
+    job.run(materialization=materialization)
+    model = TotalsModel()
+    for rows in BATCHES[:2]:  # what checkpoint 1 knows; batch 2 is given up with checkpoint 2
+        model.apply(rows)
+    expected = [model.apply(BATCHES[3]), model.apply(BATCHES[1])]
+    assert expected == [in_order(rows) for rows in job.take()]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_damaged_newest_checkpoint_is_reported_by_name_and_an_older_one_can_be_asked_for(
+    job: Job, share: float
+) -> None:
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+    job.run()
+    metadata = job.state / "chk-2" / "_metadata"
+    flip(metadata, int(metadata.stat().st_size * share))
+    job.take()
+    job.source.add(BATCHES[3])
+    for _ in range(2):  # it is not forgotten either
+        with pytest.raises(CheckpointError, match=r"chk-2/_metadata") as raised:
+            job.start()
+    assert ("damaged", 1) == (raised.value.reason, raised.value.usable_id)
+    assert [] == job.delivered
+    job.run(restore=raised.value.usable_id)
+    model = TotalsModel()
+    for rows in BATCHES[:2]:
+        model.apply(rows)
+    assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
+    assert [0, 1] == sorted(int(path.name[4:]) for path in job.state.glob("chk-*"))[:2]
+
+
+@pytest.mark.parametrize(("folder", "keys"), [("dstl", 40), ("taskowned", 20_000)])
+def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
+    job: Job, folder: str, keys: int
+) -> None:
+    for rows in BATCHES[:3]:
+        job.source.add([(key + more, amount) for key, amount in rows for more in range(keys)])
+    policy = SNAPSHOTS if folder == "taskowned" else MaterializationPolicy()
+    job.run(inlineBytes=0, materialization=policy)
+    job.source.add(BATCHES[3])
+    for path in (job.state / folder).iterdir():
+        flip(path, path.stat().st_size // 2)
+    delivered = len(job.delivered)
+    with pytest.raises(Exception, match=r"CorruptionError|damaged") as raised:
+        job.run(inlineBytes=0, tasks=3, materialization=policy)
+    assert f"{folder}/" in str(raised.value)
+    assert delivered == len(job.delivered)

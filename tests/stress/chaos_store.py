@@ -1,0 +1,106 @@
+"""A real store behind real threads, with faults drawn at random and answers that come late."""
+
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from statelog.errors import StoreError
+from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.testing.faulty_store import FaultKind, FaultPlan, OddError
+
+
+class ChaosStore:
+    """
+    An `ObjectStore` around another one.
+
+    A hang is long, not for ever: its thread comes back, so that the end of a test can tell what a
+    late answer has left behind.  `inner` is the truth; reads are never harmed.
+
+    Args:
+        inner: Does what is really done.
+        seed: Of the faults; their order depends on the threads all the same.
+        plan: How often things go wrong.
+        harm_deletes: Whether deletions fail too.
+        hang_s: How long a hang lasts.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        seed: int,
+        plan: FaultPlan,
+        *,
+        harm_deletes: bool,
+        hang_s: float = 0.5,
+    ) -> None:
+        self.inner = inner
+        self.plan = plan
+        self.refused: set[str] = set()
+        self.faults = 0
+        self.puts = 0
+        self._harm_deletes = harm_deletes
+        self._hang_s = hang_s
+        self._rng = random.Random(seed)
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def heal(self) -> None:
+        self.plan = FaultPlan(latency_ns=100_000)
+
+    def put(self, path: str, data: Buffers) -> None:
+        kind = self._fault()
+        with self._lock:
+            self.puts += 1
+        if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
+            self.inner.put(path, data)
+        elif kind is FaultKind.TORN:
+            whole = data if isinstance(data, bytes) else b"".join(bytes(each) for each in data)
+            self.inner.put(path, whole[: len(whole) // 2])
+        if kind in (FaultKind.HANG, FaultKind.SILENT):
+            time.sleep(self._hang_s)
+        self._answer(kind, path)
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        self.inner.put_if_absent(path, data)
+
+    def get(self, path: str) -> memoryview:
+        return self.inner.get(path)
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        return self.inner.get_range(path, start, length)
+
+    def head(self, path: str) -> ObjectInfo:
+        return self.inner.head(path)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        return self.inner.list_folders(prefix)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        names = list(paths)
+        kind = self._fault() if self._harm_deletes else FaultKind.NONE
+        if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
+            self.inner.delete(names)
+        else:
+            with self._lock:
+                self.refused.update(names)
+        self._answer(kind, str(names))
+
+    def _fault(self) -> FaultKind:
+        with self._lock:
+            fault = self.plan.draw(self._rng)
+            self.faults += fault.kind is not FaultKind.NONE
+        time.sleep(fault.latency_ns / 1e9)
+        return fault.kind
+
+    def _answer(self, kind: FaultKind, path: str) -> None:
+        if kind is FaultKind.ODD_ERROR:
+            raise OddError(f"odd fault at {path}")
+        if kind not in (FaultKind.NONE, FaultKind.SILENT):
+            raise StoreError(f"{kind.value} at {path}", path=path)

@@ -1,0 +1,133 @@
+"""Random lives of writers with local copies on a real disk, each from one seed."""
+
+import datetime as dt
+import os
+import random
+from pathlib import Path
+
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, values_of
+
+import statelog as sl
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.model import FileStateHandle
+
+
+class Life:
+    """Two writers, checkpoints in flight, confirmations and aborts, and a store that fails."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.store = ScriptedStore()
+        self.folder = folder
+        self.config = sl.LocalRecoveryConfig((str(folder),))
+        options = sl.ChangelogOptions(
+            preemptive_persist_threshold_bytes=40,
+            upload_next_attempt_delay=dt.timedelta(milliseconds=1),
+        )
+        self.storage = sl.FsStateChangelogStorage(
+            self.store, options=options, job_id="job", local_recovery=self.config
+        )
+        self.writers = [self.storage.create_writer(name, ALL) for name in ("one", "two")]
+        self.appended: list[list[tuple[int, bytes]]] = [[], []]  # (set number, value)
+        self.lowest = [0, 0]
+        # checkpoint -> for each writer: from, to, result
+        self.open: dict[int, list[tuple[int, int, sl.SnapshotResult[sl.ChangelogStateHandle]]]] = {}
+        self.confirmed = 0
+        self.last_good: list[tuple[int, int, sl.SnapshotResult[sl.ChangelogStateHandle]]] = []
+        self.next_id = 1
+
+    def append(self) -> None:
+        index = self.rng.randrange(2)
+        writer, value = self.writers[index], b"%d" % self.rng.randrange(10**12)
+        number = writer.next_sequence_number().value
+        writer.append(1, value)
+        self.appended[index].append((number, value))
+        writer.next_sequence_number()
+
+    def checkpoint(self) -> None:
+        number, self.next_id = self.next_id, self.next_id + 1
+        if self.rng.random() < 0.3:
+            self.store.put_errors = [OSError("passing")]
+        parts = []
+        for index, writer in enumerate(self.writers):
+            upto = writer.next_sequence_number().value
+            start = self.rng.randint(self.lowest[index], upto)
+            result = writer.persist(sl.SequenceNumber(start), number).result(10)
+            parts.append((start, upto, result))
+        self.open[number] = parts
+
+    def confirm(self) -> None:
+        if self.open:
+            number = self.rng.choice(sorted(self.open))
+            self.confirmed, self.last_good = number, self.open[number]
+            for writer, (start, upto, _) in zip(self.writers, self.last_good, strict=True):
+                self.range_call(writer.confirm, start, upto, number)
+            self.open = {each: parts for each, parts in self.open.items() if each > number}
+
+    def abort(self) -> None:
+        if self.open:
+            number = self.rng.choice(sorted(self.open))
+            for writer, (start, upto, _) in zip(self.writers, self.open.pop(number), strict=True):
+                self.range_call(writer.reset, start, upto, number)
+
+    def range_call(self, call: object, start: int, upto: int, number: int) -> None:
+        call(sl.SequenceNumber(start), sl.SequenceNumber(upto), number)  # type: ignore[operator]
+
+    def truncate(self) -> None:
+        """Up to where the last good checkpoint and every open one begin, as a job would."""
+        for index, writer in enumerate(self.writers):
+            starts = [parts[index][0] for parts in [*self.open.values(), self.last_good] if parts]
+            if starts:
+                self.lowest[index] = max(self.lowest[index], min(starts))
+                self.truncate_one(writer, self.lowest[index])
+
+    def truncate_one(self, writer: FsStateChangelogWriter, to: int) -> None:
+        writer.truncate(sl.SequenceNumber(to))
+
+    def look(self) -> None:
+        """Whatever a restore may begin at is there, locally, and is what was appended."""
+        for parts in [*self.open.values(), self.last_good]:
+            for index, (start, upto, result) in enumerate(parts):
+                assert result.job_manager_owned is not None
+                expected = [v for n, v in self.appended[index] if start <= n < upto]
+                report = sl.ReadReport()
+                changes = self.storage.read(
+                    result.job_manager_owned, local=result.task_local, report=report
+                )
+                assert expected == values_of(changes)
+                assert (0, []) == (report.remote_files, report.set_aside)
+
+    def run(self, steps: int) -> None:
+        moves = (
+            [self.append] * 4 + [self.checkpoint] * 3 + [self.confirm, self.abort, self.truncate]
+        )
+        for _ in range(steps):
+            self.rng.choice(moves)()
+            self.look()
+        while self.open:
+            self.abort()
+        for writer in self.writers:
+            writer.persist(sl.SequenceNumber(self.lowest[self.writers.index(writer)])).result(10)
+            self.truncate_one(writer, writer.next_sequence_number().value)
+        self.look()
+        self.storage.close()
+
+    def named(self) -> set[str]:
+        """Return the files that the last good checkpoint names."""
+        return {
+            os.path.basename(entry.handle.path)
+            for _, _, result in self.last_good
+            if result.task_local is not None
+            for entry in result.task_local.handles_and_offsets
+            if isinstance(entry.handle, FileStateHandle)
+        }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_restore_may_want_is_there_and_nothing_else_stays(seed: int, tmp_path: Path) -> None:
+    life = Life(seed, tmp_path)
+    life.run(40)
+    folder = Path(life.config.folder_of("job"))
+    on_disk = set(os.listdir(folder)) if folder.exists() else set()
+    assert life.named() == on_disk

@@ -1,0 +1,145 @@
+"""Each metric of the changelog is really recorded, and counts what its row says."""
+
+import datetime as dt
+import threading
+import time
+
+from tests.unit.changelog.helpers import ALL, ScriptedStore
+
+import statelog as sl
+from statelog.errors import StoreError
+from statelog.metrics import METRICS, HistogramSnapshot
+
+QUICK = sl.ChangelogOptions(
+    upload_next_attempt_delay=dt.timedelta(0), upload_timeout=dt.timedelta(seconds=20)
+)
+
+
+def persisted(storage: sl.FsStateChangelogStorage, value: bytes = b"12345") -> None:
+    writer = storage.create_writer("operator", ALL)
+    writer.append(1, value)
+    writer.persist(sl.SequenceNumber(0), 1).result(timeout=20)
+
+
+def histogram(storage: sl.FsStateChangelogStorage, name: str) -> HistogramSnapshot:
+    found = storage.metrics.snapshot()[name]
+    assert isinstance(found, HistogramSnapshot)
+    return found
+
+
+def test_a_persist_with_one_error_is_seen_in_every_phase() -> None:
+    store = ScriptedStore()
+    store.put_errors = [StoreError("the close failed", path="")]
+    with sl.FsStateChangelogStorage(store, options=QUICK) as storage:
+        persisted(storage)
+        values = storage.metrics.snapshot()
+        assert (2, 1, 0, 0) == tuple(
+            values[f"number_of_{name}"]
+            for name in (
+                "upload_requests",
+                "upload_failures",
+                "upload_timeouts",
+                "discarded_uploads",
+            )
+        )
+        assert (2,) == histogram(storage, "attempts_per_upload").values
+        assert (2,) == histogram(storage, "total_attempts_per_upload").values
+        assert (1,) == histogram(storage, "upload_batch_sizes").values
+        (size,) = histogram(storage, "upload_sizes").values
+        assert size > 5
+        lengths = {
+            name: histogram(storage, name).count
+            for name, spec in METRICS.items()
+            if spec.unit == "nanoseconds" and isinstance(values.get(name), HistogramSnapshot)
+        }
+        assert lengths == {
+            "upload_latencies": 1,
+            "upload_queue_waits": 1,
+            "upload_thread_waits": 2,
+            "encode_durations": 2,
+            "put_durations": 1,
+            "upload_durations": 1,
+            "persist_durations": 1,
+        }
+        for name in ("upload_queue_size", "upload_queue_age", "in_flight_bytes"):
+            assert 0 == values[name]
+        assert (
+            histogram(storage, "persist_durations").values
+            >= histogram(storage, "upload_durations").values
+        )
+
+
+class GatedStore(ScriptedStore):
+    """The first put waits at a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+
+    def put(self, path: str, data: object) -> None:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.gate.wait(20)
+        super().put(path, data)
+
+
+def eventually(storage: sl.FsStateChangelogStorage, name: str, expected: float) -> None:
+    until = time.monotonic() + 20
+    while storage.metrics.snapshot()[name] != expected:
+        assert time.monotonic() < until, f"{name} is {storage.metrics.snapshot()[name]}"
+        time.sleep(0.005)
+
+
+def test_a_time_out_is_no_failure_and_its_late_file_is_discarded() -> None:
+    store = GatedStore()
+    options = sl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        persisted(storage)
+        eventually(storage, "number_of_upload_timeouts", 1)
+        store.gate.set()
+        eventually(storage, "number_of_discarded_uploads", 1)
+        assert 0 == storage.metrics.snapshot()["number_of_upload_failures"]
+        assert 2 == storage.metrics.snapshot()["number_of_upload_requests"]
+
+
+def test_what_waits_has_an_age() -> None:
+    store = GatedStore()
+    options = sl.ChangelogOptions(
+        upload_retry_policy="none",
+        batch_persist_delay=dt.timedelta(minutes=1),
+        upload_max_in_flight_bytes=100,
+        batch_persist_size_threshold_bytes=100,
+    )
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        writers = [storage.create_writer("operator", ALL) for _ in range(3)]
+        for writer in writers:
+            writer.append(1, bytes(50))
+        futures = [writer.persist(sl.SequenceNumber(0), 1) for writer in writers[:2]]
+        blocked = threading.Thread(target=lambda: writers[2].persist(sl.SequenceNumber(0), 1))
+        blocked.start()
+        eventually(storage, "tasks_without_room", 1)
+        values = storage.metrics.snapshot()
+        assert (1, 100) == (values["upload_queue_size"], values["in_flight_bytes"])
+        assert values["upload_queue_age"] > 0
+        store.gate.set()
+        for future in futures:
+            future.result(timeout=20)
+        blocked.join(20)
+        assert storage.metrics.snapshot()["changelog_busy_time"] > 0
+
+
+def test_an_attempt_that_a_close_prevents_is_no_failure() -> None:
+    store = GatedStore()
+    options = sl.ChangelogOptions(
+        upload_num_threads=1, upload_retry_policy="none", batch_persist_delay=dt.timedelta(0)
+    )
+    storage = sl.FsStateChangelogStorage(store, options=options)
+    for _ in range(2):  # the second upload waits for the only thread
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"x")
+        writer.persist(sl.SequenceNumber(0), 1)
+    assert store.entered.wait(20)
+    threading.Timer(0.05, store.gate.set).start()
+    storage.close()
+    assert 0 == storage.metrics.snapshot()["number_of_upload_failures"]

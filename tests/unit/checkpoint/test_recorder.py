@@ -1,0 +1,60 @@
+"""What the metrics say of checkpoints and of materializations."""
+
+from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint
+
+import statelog as sl
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.options import CheckpointOptions
+from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.store.paths import LocationPaths
+
+ALL = KeyGroupRange(0, 7)
+
+
+def sizes(metrics: sl.Metrics) -> tuple[object, ...]:
+    values = metrics.snapshot()
+    return tuple(
+        values[f"last_{kind}_size_of_{part}"]
+        for part in ("materialization", "non_materialization")
+        for kind in ("full", "inc")
+    )
+
+
+def test_sizes_of_the_last_checkpoint(store) -> None:
+    metrics = sl.Metrics()
+    one = CheckpointCoordinator(
+        store,
+        LocationPaths(),
+        owner_id="a",
+        max_parallelism=8,
+        options=CheckpointOptions(),
+        clock_ms=ManualClock(),
+        recorder=CheckpointRecorder(metrics),
+    )
+    one.claim()
+    one.restore()
+    assert (0, 0, 0, 0) == sizes(metrics)
+    store.put("taskowned/s", b"state")
+    snapshot = MaterializedHandle(ALL, 0, FileStateHandle("taskowned/s", 5))
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"abc")]], 1), snapshot)])
+    assert (5, 5, 3, 3) == sizes(metrics)
+    run_checkpoint(one, 2, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"de")]], 2))])
+    assert (5, 0, 5, 2) == sizes(metrics)
+
+
+def test_runs_of_materializations_are_counted() -> None:
+    metrics = sl.Metrics()
+    recorder = CheckpointRecorder(metrics)
+    assert -1 == metrics.snapshot()["last_duration_of_materialization"]
+    recorder.materialization_started(2)
+    recorder.materialization_completed(1, 12.5)
+    recorder.materialization_failed(1)
+    recorder.materialization_completed(0, 99.0)
+    values = metrics.snapshot()
+    assert (2, 1, 1, 12.5) == (
+        values["started_materialization"],
+        values["completed_materialization"],
+        values["failed_materialization"],
+        values["last_duration_of_materialization"],
+    )

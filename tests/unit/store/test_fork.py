@@ -1,0 +1,104 @@
+"""
+A store never hangs after a fork: in a child of a process that had used one it is refused.
+
+Each case is a process of its own, forks once, and has a time limit.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from tests.servers import moto_server
+
+FORK = """
+import os, signal, sys, time
+from statelog.errors import StoreError
+from statelog.store import open_store
+
+def in_child(work):
+    # Returns what the child says; a child that hangs is killed and counted as such.
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # the child ends even if nobody waits for it
+        try:
+            word = work() or "worked"
+        except StoreError as error:
+            word = "refused: " + str(error)
+        except BaseException as error:
+            word = repr(error)
+        os.write(writer, word.encode())
+        os._exit(0)
+    os.close(writer)
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return os.read(reader, 10_000).decode()
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hung"
+
+def use(store, name):
+    store.put(name, b"x")
+    store.put_if_absent(name + "-2", b"y")
+    assert bytes(store.get(name)) == b"x"
+    assert len(list(store.list())) >= 2
+    store.delete([name, name + "-2"])
+
+root, remote, case = sys.argv[1:]
+place = remote or root
+store = open_store(place)
+if case == "unused":
+    said = in_child(lambda: use(store, "child"))
+    assert said == "worked", said
+    use(store, "parent")  # the parent is none the worse
+elif case == "grandchild":
+    said = in_child(lambda: (use(store, "child"), in_child(lambda: use(store, "grandchild")))[1])
+    assert said.startswith("refused: "), said
+else:
+    use(store, "parent")
+    new = {"inherited": lambda: store, "new": lambda: open_store(place),
+           "other kind": lambda: open_store(root + "/other"),
+           "memory": lambda: open_store("memory://fork")}[case]
+    for work in (lambda one: use(one, "child"), lambda one: one.head("x") and None,
+                 lambda one: list(one.list()) and None, lambda one: one.list_folders() and None,
+                 lambda one: one.delete(["x"])):
+        said = in_child(lambda: work(new()))
+        assert said.startswith("refused: "), said
+        assert "forked" in said and "start processes by spawn" in said and place.split(":")[0], said
+    use(store, "parent again")
+"""
+CASES = ["unused", "grandchild", "inherited", "new", "other kind", "memory"]
+
+
+def run(tmp_path, case, remote="", environment=None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORK), str(tmp_path / "job"), remote, case],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_local_disk(tmp_path, case):
+    run(tmp_path, case)
+
+
+def test_memory(tmp_path):
+    run(tmp_path, "inherited", "memory://fork")
+
+
+def test_s3(tmp_path):
+    import os
+
+    with moto_server() as server:
+        server.make_bucket("bucket")
+        environment = {**os.environ, **server.environment}
+        for case in CASES:
+            run(tmp_path, case, "s3://bucket/job", environment)

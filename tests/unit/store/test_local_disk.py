@@ -1,0 +1,233 @@
+"""Local disk: what is durable when, and what a full or forbidden disk says."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import ObjectExistsError, StoreError, UsageError
+from statelog.store import open_store
+
+PRELUDE = """
+import os, pathlib, resource, sys
+from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.store import open_store
+
+def failing(call, *marks):
+    try:
+        call()
+    except StoreError as error:
+        assert not isinstance(error, (ObjectExistsError, ObjectNotFoundError)), repr(error)
+        text = str(error)
+        assert "\\n" not in text and len(text) < 900, text
+        for mark in (*marks, sys.argv[1]):
+            assert mark in text, (mark, text)
+    else:
+        raise AssertionError("no error")
+
+root = pathlib.Path(sys.argv[1])
+files = lambda: sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+"""
+
+
+def run(script: str, root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script, str(root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Paths of what is synced, in order."""
+    real, paths = os.fsync, []
+
+    def fsync(descriptor):
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("this system has no /proc to tell which file is synced")
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_a_put_syncs_the_file_and_then_the_folders(tmp_path, synced):
+    open_store(str(tmp_path)).put("a/b/name", b"x")
+    assert synced == [str(tmp_path / one) for one in ("a/b/name", "a/b", "a", ".")]
+
+
+def test_a_commit_syncs_the_bytes_before_the_name_exists(tmp_path, synced, monkeypatch):
+    seen = []
+    counting = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (seen.append((tmp_path / "a/name").exists()), counting(fd))
+    )
+    open_store(str(tmp_path)).put_if_absent("a/name", b"x")
+    assert synced[0].startswith(str(tmp_path / "tmp") + "/a-name-")
+    assert synced[1:] == [str(tmp_path / "a"), str(tmp_path)]
+    assert seen == [False, True, True]
+
+
+def test_a_new_root_is_durable_too(tmp_path, synced):
+    open_store(str(tmp_path / "new" / "job")).list_folders()
+    assert sorted(synced) == [str(tmp_path), str(tmp_path / "new")]
+
+
+def test_without_fsync_nothing_is_synced(tmp_path, synced):
+    store = open_store(str(tmp_path / "new"), fsync=False)
+    for one in (store, pickle.loads(pickle.dumps(store))):
+        one.put(f"a/{id(one)}", b"x")
+        one.put_if_absent(f"b/{id(one)}", b"x")
+    assert synced == []
+
+
+def test_a_commit_that_cannot_be_synced_is_no_commit(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path))
+
+    def broken(descriptor):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(
+        StoreError, match=r"put-if-absent a/name in file://.* failed: .*Input/output"
+    ):
+        store.put_if_absent("a/name", b"x")
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_temporary_file_that_is_gone_does_no_harm(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path))
+    real = os.fsync
+
+    def sweeping(descriptor):
+        real(descriptor)
+        for path in (tmp_path / "tmp").glob("*"):
+            if (tmp_path / "a/name").exists():
+                path.unlink()
+
+    monkeypatch.setattr(os, "fsync", sweeping)
+    store.put_if_absent("a/name", b"x")
+    monkeypatch.undo()
+    with pytest.raises(ObjectExistsError):
+        store.put_if_absent("a/name", b"y")
+    assert bytes(store.get("a/name")) == b"x"
+
+
+def test_empty_folders_go_with_their_last_object(tmp_path):
+    store = open_store(str(tmp_path / "job"))
+    store.put("chk-1/deep/name", b"x")
+    store.put_if_absent("chk-2/_metadata", b"x")
+    store.delete(["chk-1/deep/name", "chk-2/_metadata"])
+    assert [] == list((tmp_path / "job").iterdir())
+    store.put("chk-3/name", b"x")
+    assert store.list_folders() == ["chk-3"]
+
+
+@pytest.mark.parametrize("name", ["", "a//b", "../x", "a/../../x", "/absolute", "a/."])
+def test_a_name_that_is_none_never_leaves_the_root(tmp_path, name):
+    store = open_store(str(tmp_path / "job"))
+    for call in (store.put, store.put_if_absent):
+        try:
+            call(name, b"x")
+        except (UsageError, StoreError) as error:
+            assert "\n" not in str(error)
+    outside = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.is_relative_to(tmp_path / "job") for path in outside)
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 3), (0, -1)])
+def test_a_negative_range_is_refused(tmp_path, start, length):
+    with pytest.raises(UsageError, match="no object has the range"):
+        open_store(str(tmp_path)).get_range("name", start, length)
+
+
+def test_below_a_regular_file(tmp_path):
+    run(
+        """
+(root / "file").write_text("x")
+store = open_store(str(root))
+for call in (store.put, store.put_if_absent):
+    failing(lambda: call("file/name", b"x"), "put", "file/name", "a part of the path is a file")
+failing(lambda: store.get("file/name"), "get file/name", "a part of the path is a file")
+failing(lambda: open_store(str(root / "file" / "job")).put("name", b"x"), "cannot open store")
+assert files() == ["file"], files()
+""",
+        tmp_path,
+    )
+
+
+def test_no_permission(tmp_path):
+    tmp_path.chmod(0o755)
+    run(
+        """
+store = open_store(str(root))
+store.put("old/name", b"x")
+(root / "old" / "name").chmod(0o000)
+(root / "old").chmod(0o555)
+root.chmod(0o555)
+list(store.list())
+if os.getuid() == 0:
+    os.seteuid(65534)  # all threads of the process
+hint = "check owner and mode"
+for call in (store.put, store.put_if_absent):
+    failing(lambda: call("new/name", b"x"), "put", "new/name", hint)
+    failing(lambda: call("old/other", b"x"), "put", "old/other", hint)
+failing(lambda: store.get("old/name"), "get old/name", hint)
+failing(lambda: store.delete(["old/name"]), "delete old/name", hint)
+failing(lambda: open_store(str(root / "new")).put("name", b"x"), "cannot open store", hint)
+assert files() == ["old/name"], files()
+if os.getuid() == 0:
+    os.seteuid(0)
+root.chmod(0o755)
+(root / "old").chmod(0o755)
+""",
+        tmp_path if os.getuid() else _open_to_all(tmp_path),
+    )
+
+
+def _open_to_all(path: Path) -> Path:
+    """Let an unprivileged user walk to *path*."""
+    for parent in (path, *path.parents):
+        if parent.owner() == "root" and parent.name.startswith(("pytest-", "popen-", "test_")):
+            parent.chmod(0o755)
+    return path
+
+
+FULL = """
+for fsync in (True, False):
+    store = open_store(str(root / "job"), fsync=fsync)
+    store.put(f"small-{fsync}", b"x")
+    for call in (store.put, store.put_if_absent):
+        data = [b"x" * 100_000] * 20
+        failing(lambda: call("a/large", data), "a/large", "the disk or quota is full")
+        assert not any("large" in info.path for info in store.list())
+        assert not any("large" in name for name in files()), files()
+    store.put_if_absent(f"after/{fsync}", b"goes on")
+"""
+
+
+def test_a_limit_in_the_middle_of_a_write(tmp_path):
+    run("resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n" + FULL, tmp_path)
+
+
+def test_a_full_disk(tmp_path):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        run(FULL, tmp_path)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

@@ -1,0 +1,129 @@
+"""Metrics as Prometheus and OpenTelemetry see them, through their own libraries."""
+
+import sys
+import urllib.request
+
+import prometheus_client
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+import statelog as sl
+from statelog.exporters import PrometheusCollector, register_opentelemetry
+from statelog.metrics import METRICS
+
+
+def some_metrics() -> sl.Metrics:
+    metrics = sl.Metrics()
+    metrics.count("number_of_upload_requests", 3)
+    metrics.count("changelog_busy_time", 2_500_000_000)
+    for number in range(1100):
+        metrics.record("upload_latencies", number * 1_000_000)
+    metrics.record("upload_sizes", 512)
+    metrics.gauge("upload_queue_size", lambda: 7)
+    metrics.gauge("in_flight_bytes", lambda: 9)
+    metrics.gauge("last_duration_of_materialization", lambda: -1)
+    return metrics
+
+
+def test_prometheus_gets_every_metric_in_base_units() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(PrometheusCollector(some_metrics(), {"job": "totals"}))
+    job = {"job": "totals"}
+    expected = {
+        "statelog_number_of_upload_requests_total": 3,
+        "statelog_changelog_busy_time_seconds_total": 2.5,
+        "statelog_upload_queue_size": 7,
+        "statelog_in_flight_bytes": 9,
+        "statelog_upload_latencies_seconds_count": 1100,
+        "statelog_upload_sizes_bytes_sum": 512,
+        "statelog_last_duration_of_materialization_seconds": -1,
+    }
+    assert expected == {name: registry.get_sample_value(name, job) for name in expected}
+    latency = registry.get_sample_value(
+        "statelog_upload_latencies_seconds", {**job, "quantile": "0.5"}
+    )
+    assert 0.6 == pytest.approx(latency)
+    # Nothing is said where nothing was recorded: no quantile of an empty histogram.
+    nothing = registry.get_sample_value(
+        "statelog_persist_durations_seconds", {**job, "quantile": "0.5"}
+    )
+    assert nothing is None
+    text = prometheus_client.generate_latest(registry).decode()
+    assert "# TYPE statelog_upload_latencies_seconds summary" in text
+    assert METRICS["upload_queue_size"].description in text
+
+
+def test_two_storages_share_a_registry_by_their_labels() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    for name in ("a", "b"):
+        registry.register(PrometheusCollector(some_metrics(), {"operator": name}))
+    for name in ("a", "b"):
+        assert 7 == registry.get_sample_value("statelog_upload_queue_size", {"operator": name})
+
+
+def test_a_scrape_reads_what_a_storage_counts() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    with sl.FsStateChangelogStorage("memory://scraped") as storage:
+        registry.register(PrometheusCollector(storage.metrics))
+        writer = storage.create_writer("operator", sl.KeyGroupRange(0, 1))
+        writer.append(0, b"x")
+        writer.persist(writer.initial_sequence_number(), 1).result(timeout=20)
+        server, thread = prometheus_client.start_http_server(0, addr="127.0.0.1", registry=registry)
+        try:
+            address = f"http://127.0.0.1:{server.server_port}/metrics"
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(address, timeout=20) as answer:
+                text = answer.read().decode()
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(20)
+    assert "statelog_number_of_upload_requests_total 1.0" in text
+    assert "statelog_persist_durations_seconds_count 1.0" in text
+
+
+def observed(metrics: sl.Metrics) -> dict[str, list[tuple[float, dict[str, object]]]]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    register_opentelemetry(metrics, provider.get_meter("test"), {"job": "totals"})
+    data = reader.get_metrics_data()
+    provider.shutdown()
+    assert data is not None
+    return {
+        metric.name: [(point.value, dict(point.attributes)) for point in metric.data.data_points]
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+def test_opentelemetry_gets_every_metric_in_base_units() -> None:
+    found = observed(some_metrics())
+    job = {"job": "totals"}
+    assert [(3, job)] == found["statelog.number_of_upload_requests"]
+    assert [(2.5, job)] == found["statelog.changelog_busy_time"]
+    assert [(7, job)] == found["statelog.upload_queue_size"]
+    assert [(1100, job)] == found["statelog.upload_latencies.count"]
+    assert [(512, job)] == found["statelog.upload_sizes.sum"]
+    quantiles = {
+        str(extra["quantile"]): value for value, extra in found["statelog.upload_latencies"]
+    }
+    assert {"0.5", "0.9", "0.99", "1.0"} == set(quantiles)
+    assert 1.099 == pytest.approx(quantiles["1.0"])
+    assert not found.get("statelog.upload_queue_age")  # nobody tells this gauge
+
+
+@pytest.mark.parametrize(
+    ("library", "extra", "use"),
+    [
+        ("prometheus_client.core", "metrics", PrometheusCollector),
+        ("opentelemetry.metrics", "otel", register_opentelemetry),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    library: str, extra: str, use: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(sl.UsageError, match=rf"statelog\[{extra}\]"):
+        use(sl.Metrics())

@@ -1,0 +1,222 @@
+"""Options from many places: what counts, what is refused, and where a bad value came from."""
+
+import builtins
+import datetime as dt
+from pathlib import Path
+
+import pytest
+
+import statelog as sl
+from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.options.sections import Options, default_of
+from statelog.options.table import FOREIGN, OPTIONS, find_option
+
+ATTEMPTS = "changelog.upload.max-attempts"
+
+
+def load(settings: dict[str, object] | None = None, **places: object) -> Options:
+    return sl.load_options(settings, **{"environ": {}, **places})
+
+
+def test_without_settings_all_are_defaults() -> None:
+    assert Options() == load()
+
+
+def test_the_first_place_that_says_something_counts() -> None:
+    yaml = "changelog: {upload: {max-attempts: 2}}"
+    environ = {"STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "3", "PATH": "/bin"}
+    spark = [("spark.statelog.changelog.upload.max-attempts", "4"), ("spark.app.name", "x")]
+    found = [
+        load(yaml_text=yaml),
+        load(yaml_text=yaml, environ=environ),
+        load(yaml_text=yaml, environ=environ, spark_conf=spark),
+        load({ATTEMPTS: 5}, yaml_text=yaml, environ=environ, spark_conf=dict(spark)),
+    ]
+    assert [2, 3, 4, 5] == [options.changelog.upload_max_attempts for options in found]
+
+
+def test_the_environment_is_this_process_s_unless_another_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STATELOG_CHECKPOINT_RETAINED", "9")
+    assert 9 == sl.load_options().checkpoint.retained
+    assert 3 == load().checkpoint.retained
+
+
+@pytest.mark.parametrize("spec", OPTIONS, ids=lambda spec: spec.key)
+def test_each_option_has_a_field_and_all_its_keys_lead_to_it(spec: object) -> None:
+    default_of(spec)
+    for key in (spec.key, *spec.flink_keys):
+        assert spec is find_option(key)
+    assert spec.description.endswith(".")
+
+
+def test_each_field_has_an_option() -> None:
+    table = {(spec.section.replace("-", "_"), spec.field) for spec in OPTIONS}
+    options = Options()
+    fields = {
+        (section, field)
+        for section in Options.__dataclass_fields__
+        for field in getattr(options, section).__dataclass_fields__
+    }
+    assert fields == table
+    assert len(OPTIONS) == len({spec.key for spec in OPTIONS})
+    assert len(OPTIONS) == len({spec.variable for spec in OPTIONS})
+
+
+def test_flinks_keys_reach_every_section() -> None:
+    options = load(
+        {
+            "state.changelog.dstl.dfs.upload.timeout": "2 s",
+            "dstl.dfs.upload.num-threads": 7,
+            "execution.checkpointing.num-retained": "5",
+            "state.backend.fs.memory-threshold": "64 kb",
+            "execution.state-recovery.from-local": "true",
+            "execution.checkpointing.local-backup.dirs": "a, b",
+            "state.changelog.enabled": "true",
+            "state.backend.changelog.storage": "filesystem",
+            "state.changelog.periodic-materialize.interval": "10 min",
+        }
+    )
+    assert dt.timedelta(seconds=2) == options.changelog.upload_timeout
+    assert 7 == options.changelog.upload_num_threads
+    assert 5 == options.checkpoint.retained
+    assert 64 << 10 == options.stream.data_inline_threshold_bytes
+    assert (True, True, ("a", "b")) == (
+        options.local_recovery.recovery,
+        options.local_recovery.backup,
+        options.local_recovery.directories,
+    )
+
+
+def test_a_yaml_file_may_be_nested_or_flat(tmp_path: Path) -> None:
+    file = tmp_path / "statelog.yaml"
+    nested = (
+        "statelog:\n  changelog:\n    batch.persist-delay: 20 ms\n  materialization:\n"
+        "    max-log-handles: 9\n    log-to-snapshot-ratio: 1.5\n"
+    )
+    flat = (
+        "state.changelog.dstl.dfs.batch.persist-delay: 20 ms\nmaterialization.max-log-handles: 9\n"
+        "statelog.materialization.log-to-snapshot-ratio: '1.5'\n"
+    )
+    for text in (nested, flat):
+        file.write_text(text)
+        options = load(yaml_file=file)
+        assert dt.timedelta(milliseconds=20) == options.changelog.batch_persist_delay
+        assert MaterializationPolicy(1.5, 16 << 20, 9) == MaterializationPolicy.of(
+            options.materialization
+        )
+    assert Options() == load(yaml_text="")
+
+
+def test_an_error_says_where_the_value_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("changelog:\n  upload:\n    timeout: soon\n")
+    cases = {
+        r"s\.yaml, key 'changelog.upload.timeout'": {"yaml_file": file},
+        "environment variable STATELOG_CHANGELOG_UPLOAD_TIMEOUT": {
+            "environ": {"STATELOG_CHANGELOG_UPLOAD_TIMEOUT": "soon"}
+        },
+        "Spark's configuration 'spark.statelog.changelog.upload.timeout'": {
+            "spark_conf": {"spark.statelog.changelog.upload.timeout": "soon"}
+        },
+        "'dstl.dfs.upload.timeout' in the code": {"settings": {"dstl.dfs.upload.timeout": "soon"}},
+    }
+    for origin, places in cases.items():
+        with pytest.raises(sl.InvalidOptionsError, match=f"{origin}.*must be a duration"):
+            load(**places)
+
+
+def test_a_contradiction_names_both_places() -> None:
+    with pytest.raises(sl.InvalidOptionsError) as caught:
+        load(
+            {"changelog.upload.max-in-flight": "1 mb"},
+            environ={"STATELOG_CHANGELOG_BATCH_PERSIST_SIZE_THRESHOLD": "2 mb"},
+        )
+    assert "environment variable STATELOG_CHANGELOG_BATCH_PERSIST_SIZE_THRESHOLD" in str(
+        caught.value
+    )
+    assert "in the code" in str(caught.value)
+    with pytest.raises(
+        sl.InvalidOptionsError, match=r"upload\.max-in-flight comes from the default"
+    ):
+        load({"changelog.batch.persist-size-threshold": "1 gb"})
+
+
+def test_a_slip_is_answered_with_the_nearest_key() -> None:
+    for places, near in (
+        ({"settings": {"changelog.upload.max-atempts": 1}}, ATTEMPTS),
+        ({"spark_conf": {"spark.statelog.checkpoint.retaind": "1"}}, "checkpoint.retained"),
+        ({"yaml_text": "changelog.upload.time-out: 1 s"}, "changelog.upload.timeout"),
+        (
+            {"environ": {"STATELOG_CHANGLOG_UPLOAD_TIMEOUT": "1 s"}},
+            "STATELOG_CHANGELOG_UPLOAD_TIMEOUT",
+        ),
+    ):
+        with pytest.raises(sl.InvalidOptionsError, match=f"did you mean '?{near}"):
+            load(**places)
+
+
+def test_a_variable_that_is_no_option_is_let_be() -> None:
+    assert Options() == load(environ={"STATELOG_FAIL_POINTS": "after-commit", "STATELOG_X": ""})
+    with pytest.raises(sl.InvalidOptionsError, match=r"docs/options\.md"):
+        load(environ={"STATELOG_STREAM_Q": "1"})
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"settings": {ATTEMPTS: 1, "dstl.dfs.upload.max-attempts": 1}},
+        {"settings": {"changelog.backpressure-timeout": "9999999999 days"}},
+        {"settings": {"materialization.log-to-snapshot-ratio": 0}},
+        {"settings": {"materialization.log-to-snapshot-ratio": "nan"}},
+        {"settings": {"materialization.max-log-handles": "5 kb"}},
+        {"settings": {"checkpoint.retained": True}},
+        {"settings": {"checkpoint.retained": 0}},
+        {"settings": {"stream.data-inline-threshold": "2 mb"}},
+        {"settings": {"local-recovery.recovery": True}},
+        {"settings": {"local-recovery.directories": 5}},
+        {"yaml_text": "- a\n- b\n"},
+        {"yaml_text": "a: [b"},
+        {"yaml_text": "", "yaml_file": "x"},
+        {"yaml_file": "/nowhere/at/all.yaml"},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(places: dict[str, object]) -> None:
+    with pytest.raises(sl.InvalidOptionsError):
+        load(**places)
+
+
+def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
+    for foreign in FOREIGN:
+        assert all(foreign is find_option(key) for key in foreign.keys)
+    for key, value, reason in (
+        ("state.changelog.enabled", "false", "is the changelog"),
+        ("state.changelog.storage", "memory", "memory://"),
+        ("execution.checkpointing.max-concurrent-checkpoints", 2, "one after another"),
+        ("state.changelog.periodic-materialize.enabled", False, "bounds"),
+    ):
+        with pytest.raises(sl.InvalidOptionsError, match=reason):
+            load({key: value})
+    with pytest.raises(sl.InvalidOptionsError, match="whole number"):
+        sl.ChangelogOptions.from_mapping({"state.changelog.max-failures-allowed": "many"})
+
+
+def test_yaml_without_its_reader_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_yaml(name: str, *rest: object, **more: object) -> object:
+        if name == "yaml":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_yaml)
+    with pytest.raises(sl.InvalidOptionsError, match=r"statelog\[cli\]"):
+        load(yaml_text="a: 1")
+
+
+def test_a_file_of_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(sl.InvalidOptionsError, match="cannot be read"):
+        load(yaml_file=tmp_path / "s.yaml")

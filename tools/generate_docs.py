@@ -1,0 +1,153 @@
+"""
+Write docs/options.md and docs/metrics.md from the tables in the code.
+
+`python tools/generate_docs.py` writes them; with `--check` it only says whether they are up to
+date (a test asks it).
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from statelog.metrics import METRICS
+from statelog.options.sections import default_of
+from statelog.options.table import FOREIGN, OPTIONS, SECTIONS, OptionKind, OptionSpec
+from statelog.options.units import describe, describe_size
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+OPTIONS_HEAD = """\
+# Options
+
+Made by `tools/generate_docs.py` from the table in `statelog/options/table.py`; do not edit.
+
+Every option can be written in five places. The first one in this list that says something counts:
+
+1. **The code:** `ChangelogOptions(upload_max_attempts=5)`, or `load_options({"changelog.upload.max-attempts": 5})`.
+2. **Spark's configuration:** `spark.statelog.` before the key: `spark.statelog.changelog.upload.max-attempts=5`.
+3. **The environment:** `STATELOG_` before the key in capitals, `.` and `-` as `_`: `STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS=5`.
+4. **A YAML file,** nested or flat, with or without a root `statelog` (needs the extra `cli`).
+5. **The default.**
+
+```python
+import statelog as sl
+
+options = sl.load_options(spark_conf=spark.sparkContext.getConf().getAll(), yaml_file="statelog.yaml")
+storage = sl.FsStateChangelogStorage("s3://bucket/log", options=options.changelog)
+```
+
+Flink's keys, deprecated ones included, mean the same in all these places. An unknown key is refused with the nearest one
+there is; so is a key that is set twice in one place, and so are values that contradict each other. Each error says where
+the value came from.
+
+Sizes are numbers of bytes, or text with binary units: `5 mb` is 5 * 1024 * 1024. Durations are `10 ms`, `2 s`, `5 min`,
+`PT0.01S`; a bare number means milliseconds. Switches are `true` or `false`; paths have commas between them.
+"""
+
+FOREIGN_HEAD = """\
+## Keys of Flink that are no options here
+
+Understood, so that a Flink configuration need not be taken apart. Where only one value is possible, another one is refused.
+
+| Key | Value | Why |
+|---|---|---|
+"""
+
+METRICS_HEAD = """\
+# Metrics
+
+Made by `tools/generate_docs.py` from the table in `statelog/metrics.py`; do not edit.
+
+`storage.metrics.snapshot()` returns the value of each by its name here. A histogram keeps the last 1000 values. Prometheus and
+OpenTelemetry get the same values:
+
+```python
+from statelog.exporters import PrometheusCollector, register_opentelemetry
+
+prometheus_client.REGISTRY.register(PrometheusCollector(storage.metrics))   # statelog[metrics]
+register_opentelemetry(storage.metrics, meter)                              # statelog[otel]
+```
+
+Prometheus names begin with `statelog_` and end in the unit (a counter in `_total`); a histogram is a summary. OpenTelemetry
+names begin with `statelog.`; a histogram becomes a gauge with the attribute `quantile`, and two counters that end in `.count`
+and `.sum`. Quantiles are of the values kept, count and sum of all there ever were. Durations are exported in seconds.
+
+The metrics of materialization and of checkpoints are those of the driver: `transform_with_state(..., metrics=...)`, or a
+`CheckpointRecorder` given to the `CheckpointCoordinator`.
+
+"""
+
+
+def options_page() -> str:
+    """Return docs/options.md."""
+    parts = [OPTIONS_HEAD]
+    for section in SECTIONS:
+        specs = [spec for spec in OPTIONS if spec.section == section]
+        parts.append(f"\n## `{section}`\n\n| Key | Kind | Default | Meaning |\n|---|---|---|---|\n")
+        parts += [
+            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {meaning(spec)} |\n"
+            for spec in specs
+        ]
+        with_flink = [spec for spec in specs if spec.flink_keys]
+        if with_flink:
+            parts.append("\n| Key | Flink's key | Deprecated ones |\n|---|---|---|\n")
+            parts += [
+                f"| `{spec.key}` | `{spec.flink_keys[0]}` | {keys(spec.flink_keys[1:])} |\n"
+                for spec in with_flink
+            ]
+    parts.append("\n" + FOREIGN_HEAD)
+    parts += [
+        f"| {keys(each.keys)} | {'any' if each.allowed is None else describe(each.allowed)} | "
+        f"{each.reason} |\n"
+        for each in FOREIGN
+    ]
+    return "".join(parts)
+
+
+def default_text(spec: OptionSpec) -> str:
+    """Return the default as somebody would write it."""
+    value = default_of(spec)
+    return describe_size(value) if spec.kind is OptionKind.SIZE else describe(value)
+
+
+def meaning(spec: OptionSpec) -> str:
+    """Return the description, and whether it counts."""
+    return spec.description if spec.effect else f"{spec.description} Without effect."
+
+
+def keys(names: Iterable[str]) -> str:
+    """Return keys side by side."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def metrics_page() -> str:
+    """Return docs/metrics.md."""
+    rows = [
+        f"| `{spec.name}` | {spec.kind.value} | {spec.unit} | "
+        f"{f'`{spec.flink_name}`' if spec.flink_name else ''} | {spec.description} |\n"
+        for spec in METRICS.values()
+    ]
+    head = "| Name | Kind | Unit | In Flink | Meaning |\n|---|---|---|---|---|\n"
+    return METRICS_HEAD + head + "".join(rows)
+
+
+PAGES = {"options.md": options_page, "metrics.md": metrics_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or compare them; returns 1 if one is out of date."""
+    stale = []
+    for name, page in PAGES.items():
+        path = DOCS / name
+        if not path.exists() or path.read_text(encoding="utf-8") != page():
+            stale.append(name)
+            if "--check" not in arguments:
+                path.write_text(page(), encoding="utf-8")
+    if stale and "--check" in arguments:
+        sys.stderr.write(f"out of date: {', '.join(stale)}; run python tools/generate_docs.py\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
