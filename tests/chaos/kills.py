@@ -107,11 +107,15 @@ class Campaign:
         assert [] == processes_of_session(job.pid)
         self.kills.append(f"{point}:{hit} on {self._tasks}")
 
-    def finish_while_workers_die(self, point: str, hit: int) -> dict[str, Any]:
-        """Work through the rest, each worker dying at its *hit* of *point*; return the verdict."""
+    def finish_while_workers_die(self, point: str) -> dict[str, Any]:
+        """Work through the rest, workers dying at *point* a few times; return the verdict."""
+        config = self._config(REPEATS, verify=True)
+        # A new worker counts anew, and is costly: let about one in eight hits be deadly.
+        through = len(list((self.folder / "spark" / "commits").glob("[0-9]*")))
+        hit = max(2, (self.files - through) * config.tasks // 8)
         before = len(LOST_WORKER.findall(self._log()))
         verdict: dict[str, Any] = {}
-        with self._start(self._config(REPEATS, verify=True), f"{point}:{hit}") as job:
+        with self._start(config, f"{point}:{hit}") as job:
             for message in job.events():
                 verdict = message.get("verdict", verdict)
         lost = len(LOST_WORKER.findall(self._log())) - before
@@ -153,6 +157,6 @@ def run_campaign(campaign: Campaign, deaths: int) -> None:
     chance.shuffle(points)
     for number in range(deaths):
         campaign.die_at(points[number % len(points)], chance.randint(1, 3))
-    verdict = campaign.finish_while_workers_die(chance.choice(WORKER_POINTS), chance.randint(3, 6))
+    verdict = campaign.finish_while_workers_die(chance.choice(WORKER_POINTS))
     print(campaign.story)
     campaign.check(verdict)
