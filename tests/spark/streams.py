@@ -95,7 +95,12 @@ class Job:
         self, sink: Callable[[DataFrame, int], Any] | None = None, **changes: Any
     ) -> StreamingQuery:
         """Start the query over all batches there are, with changed arguments if wanted."""
-        arguments = {"stateLocation": str(self.state), **self.options, **changes}
+        arguments = {
+            "onProgress": self.progress.append,
+            "stateLocation": str(self.state),
+            **self.options,
+            **changes,
+        }
         checkpoint = arguments.pop("checkpointLocation", str(self.folder / "query"))
         processor = arguments.pop("processor", self.processor)
         keys = arguments.pop("keys", self.keys)
@@ -104,7 +109,6 @@ class Job:
             self.source.frame().groupBy(*keys),
             processor,
             output,
-            onProgress=self.progress.append,
             **arguments,
         )
         writer = stream.writeStream.option("checkpointLocation", checkpoint)

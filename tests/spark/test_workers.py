@@ -1,0 +1,216 @@
+"""Workers that vanish, tasks that are tried again, and the numbers that are told."""
+
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+
+from statelog.checkpoint import sweep
+from statelog.store import LocationPaths, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> Job:
+    return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+
+
+def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, batch), key=repr)
+
+
+def children() -> dict[int, list[int]]:
+    """Return the process ids of all children by parent."""
+    found: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        found.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    return found
+
+
+def workers_of_this_session() -> list[int]:
+    """Return the Python workers: children of PySpark's daemon, which is a child of our JVM."""
+    below = children()
+    pending, workers = [os.getpid()], []
+    while pending:
+        for pid in below.get(pending.pop(), []):
+            pending.append(pid)
+            if "pyspark.daemon" in command_of(pid) and pid not in daemons(below):
+                workers.append(pid)
+    return workers
+
+
+def daemons(below: dict[int, list[int]]) -> set[int]:
+    """Return the daemons: those whose parent is no daemon itself."""
+    return {
+        pid
+        for parent, pids in below.items()
+        for pid in pids
+        if "pyspark.daemon" in command_of(pid) and "pyspark.daemon" not in command_of(parent)
+    }
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> None:
+    model = TotalsModel()
+    batches = [[(key, batch + key) for key in range(30)] for batch in range(5)]
+    for rows in batches:
+        job.source.add(rows)
+    killed: list[int] = []
+
+    def kill(frame: Any, batch_id: int) -> None:
+        job.collect(frame, batch_id)
+        if batch_id % 2:
+            for pid in workers_of_this_session():
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    job.run(kill, delivery=delivery, tasks=2)
+    assert killed
+    assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1024 * 1024], ids=["files", "inline"])
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes: int) -> None:
+    job.source.add([(1, 1), (2, 2), (2, 3)])
+    job.source.add([(1, 1)])
+    seen: list[set[str]] = [set()]
+
+    def look(frame: Any, batch_id: int) -> None:
+        job.collect(frame, batch_id)
+
+    objects: list[int] = []
+    sizes: list[int] = []
+
+    def count(progress: Any) -> None:
+        job.progress.append(progress)
+        now = {str(p) for p in job.state.rglob("*") if p.is_file() and "owner" not in p.parts}
+        objects.append(len(now - seen[-1]))
+        sizes.append(sum(Path(path).stat().st_size for path in now - seen[-1]))
+        seen.append(now)
+
+    job.run(look, delivery=delivery, inlineBytes=inline_bytes, tasks=2, onProgress=count)
+    first, second = job.progress
+    assert (0, 0, 2, 3, 2, 2) == (
+        first.batch_id,
+        first.checkpoint_id,
+        first.tasks,
+        first.rows,
+        first.keys,
+        first.output_rows,
+    )
+    assert (1, 1, 1, 1) == (second.batch_id, second.rows, second.keys, second.output_rows)
+    assert (0, 2) == (first.state_entries, second.state_entries)
+    assert objects == [first.objects, second.objects]
+    if inline_bytes:
+        assert [1, 1] == objects
+        assert sizes == [first.object_bytes, second.object_bytes]
+    assert first.log_bytes < second.log_bytes
+    assert not first.replayed
+    assert min(first.milliseconds.values()) >= 0
+    assert json.loads(json.dumps(second.to_json()))["rows"] == 1
+    assert "batch 1 checkpoint 1: rows=1 keys=1 out=1" in str(second)
+
+
+RETRY = """
+import sys
+from pathlib import Path
+from statelog.runtime.java import prepare_environment
+prepare_environment()
+from pyspark.sql import SparkSession
+from tests.spark import processors, streams
+
+streams.workers_get_by_value("tests.spark.processors")
+folder = Path(sys.argv[1])
+spark = (
+    SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
+    .config("spark.driver.memory", "512m").config("spark.driver.host", "127.0.0.1").getOrCreate()
+)
+spark.sparkContext.setLogLevel("OFF")
+source = streams.BatchSource(spark, folder / "in", processors.INPUT)
+for batch in range(3):
+    source.add([(key, batch) for key in range(20)])
+job = streams.Job(source, folder, ["key"], processors.Totals(), processors.TOTALS)
+job.run(tasks=2, inlineBytes=0, delivery=sys.argv[2])
+for batch_id, rows in job.delivered:
+    print("BATCH", batch_id, sorted(map(tuple, rows)))
+spark.stop()
+"""
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_task_that_is_tried_again_counts_once_and_its_left_overs_are_swept(
+    tmp_path: Path, delivery: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FIRST_ATTEMPT_FAILS)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RETRY, str(tmp_path), delivery],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    model = TotalsModel()
+    batches = [[(key, batch) for key in range(20)] for batch in range(3)]
+    expected = [f"BATCH {at} {sorted(model.apply(rows))}" for at, rows in enumerate(batches)]
+    assert expected == [line for line in done.stdout.splitlines() if line.startswith("BATCH")]
+    store = open_store(str(tmp_path / "state"))
+    now = dt.datetime.now(dt.UTC)
+    young = sweep(store, LocationPaths(), min_age=dt.timedelta(hours=1), dry_run=False, now=now)
+    # Two tasks in three batches: changes, and with staged delivery rows, in files of their own.
+    folders = ["dstl"] * 6 + ["output"] * (6 if delivery == "staged" else 0)
+    assert (0, len(folders)) == (len(young.deleted), young.too_young)
+    later = now + dt.timedelta(hours=2)
+    swept = sweep(store, LocationPaths(), min_age=dt.timedelta(hours=1), dry_run=False, now=later)
+    assert folders == sorted(path.partition("/")[0] for path in swept.deleted)
+    again = sweep(store, LocationPaths(), min_age=dt.timedelta(0), dry_run=False, now=later)
+    assert () == again.deleted
+    assert again.reachable > 0
+
+
+FIRST_ATTEMPT_FAILS = '''
+"""In a worker: the first attempt of each task dies after everything it writes is written."""
+import sys
+
+if "pyspark.daemon" in " ".join(sys.orig_argv):
+    import statelog.spark.task as task
+    from pyspark import TaskContext
+
+    def fail_at(name):
+        if name == "before-acknowledge" and TaskContext.get().attemptNumber() == 0:
+            raise ConnectionError("this attempt is lost")
+
+    task.fail_point = fail_at
+'''
