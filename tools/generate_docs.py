@@ -32,7 +32,8 @@ Every option can be written in five places. The first one in this list that says
 ```python
 import statelog as sl
 
-options = sl.load_options(spark_conf=spark.sparkContext.getConf().getAll(), yaml_file="statelog.yaml")
+conf = spark.sparkContext.getConf().getAll()
+options = sl.load_options(spark_conf=conf, yaml_file="statelog.yaml")
 storage = sl.FsStateChangelogStorage("s3://bucket/log", options=options.changelog)
 ```
 
@@ -64,8 +65,8 @@ OpenTelemetry get the same values:
 ```python
 from statelog.exporters import PrometheusCollector, register_opentelemetry
 
-prometheus_client.REGISTRY.register(PrometheusCollector(storage.metrics))   # statelog[metrics]
-register_opentelemetry(storage.metrics, meter)                              # statelog[otel]
+prometheus_client.REGISTRY.register(PrometheusCollector(storage.metrics))  # statelog[metrics]
+register_opentelemetry(storage.metrics, meter)  # statelog[otel]
 ```
 
 Prometheus names begin with `statelog_` and end in the unit (a counter in `_total`); a histogram is a summary. OpenTelemetry
