@@ -32,9 +32,8 @@ Every option can be written in five places. The first one in this list that says
 ```python
 import statelog as sl
 
-options = sl.load_options(
-    spark_conf=spark.sparkContext.getConf().getAll(), yaml_file="statelog.yaml"
-)
+conf = spark.sparkContext.getConf().getAll()
+options = sl.load_options(spark_conf=conf, yaml_file="statelog.yaml")
 storage = sl.FsStateChangelogStorage("s3://bucket/log", options=options.changelog)
 ```
 

@@ -10,7 +10,16 @@ from tests.house.sources import ROOT, SRC
 import statelog
 
 # What a base install does not bring; importing statelog may not need it.
-EXTRAS = ("pyspark", "py4j", "pandas", "typer", "rich", "prometheus_client", "opentelemetry")
+EXTRAS = (
+    "pyspark",
+    "py4j",
+    "pandas",
+    "typer",
+    "rich",
+    "prometheus_client",
+    "opentelemetry",
+    "yaml",
+)
 
 
 def test_importing_statelog_imports_nothing_that_an_extra_brings() -> None:
