@@ -3,6 +3,10 @@ The handle and state objects that an unmodified `StatefulProcessor` is given.
 
 They are PySpark's classes by type and by method names, and statelog's state by content: no socket,
 no serialization per call.
+Where Spark 4.3 and statelog differ: a value that does not fit its type is an error that names it
+(Spark stores null instead, and lets integers wrap around); a tuple of the wrong length is a
+`UsageError` (Spark's query fails); `put([])` and `appendList([])` are allowed (Spark's query
+fails); map entries come in no promised order; arrays and maps cannot be part of a map key.
 Source: pyspark.sql.streaming.stateful_processor.
 """
 

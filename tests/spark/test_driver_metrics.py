@@ -1,0 +1,29 @@
+"""The driver counts its checkpoints and snapshots where the caller wants them."""
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, Job
+
+import statelog as sl
+from statelog.spark import MaterializationPolicy
+
+
+def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    for _ in range(3):
+        source.add([(1, 10), (2, 20)])
+    metrics = sl.Metrics()
+    job.run(tasks=1, metrics=metrics, materialization=MaterializationPolicy(max_log_handles=1))
+    values = metrics.snapshot()
+    snapshots = sum(progress.snapshots for progress in job.progress)
+    assert snapshots > 0
+    assert (snapshots, snapshots, 0) == (
+        values["started_materialization"],
+        values["completed_materialization"],
+        values["failed_materialization"],
+    )
+    assert values["last_duration_of_materialization"] > 0
+    assert values["last_full_size_of_materialization"] > 0
