@@ -126,6 +126,42 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
     assert any(progress.catch_up["restored"] for progress in job.progress)
 
 
+class Dropping(EveryKind):
+    """`EveryKind` that deletes some of its variables when a task begins."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        for name in ("all", "by", "sum", "kept", "never there"):
+            handle.deleteIfExists(name)
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_variable_that_is_deleted_is_gone_for_every_key_and_the_others_stay(
+    spark: "SparkSession", tmp_path: Path, delivery: str
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", f"{INPUT}, at bigint")
+    options = {"timeMode": "ProcessingTime", "delivery": delivery}
+    job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, held string", options)
+    source.add([(key, 7, 1) for key in range(KEYS)])
+    job.run(tasks=2)
+    source.add([(0, 8, 2)])  # every key loses its variables, not only those with rows
+    job.run(processor=Dropping(), tasks=3)
+    source.add([(key, 9, 3) for key in range(KEYS)])
+    job.run(tasks=1)
+    held = {row.key: json.loads(row.held) for row in job.take()[-1]}
+    fresh = [None, [9], [9], [[9, 1]], [9], [[7, 1], [9, 3]], [NEVER_MS + 7, NEVER_MS + 9]]
+    touched = [
+        None,
+        [17],
+        [8, 9],
+        [[8, 1], [9, 1]],
+        [8, 9],
+        [[7, 1], [8, 2], [9, 3]],
+        [NEVER_MS + 7, NEVER_MS + 8, NEVER_MS + 9],
+    ]
+    assert {0: touched, **dict.fromkeys(range(1, KEYS), fresh)} == held
+
+
 @pytest.fixture
 def job(spark: "SparkSession", tmp_path: Path) -> Job:
     return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)

@@ -370,13 +370,14 @@ def test_h12_a_flipped_bit_is_found(compress: bool) -> None:
 
 
 def test_h12_threads_end_with_the_storage() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with batching(ScriptedStore()) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"x")
         writer.persist(sqn(0)).result(5)
-        assert threading.active_count() > before
-    wait_until(lambda: threading.active_count() == before)
+        own = set(threading.enumerate()) - before
+        assert own
+    wait_until(lambda: not own & set(threading.enumerate()))
 
 
 def test_h13_a_file_holds_the_sets_of_a_task_in_order() -> None:
