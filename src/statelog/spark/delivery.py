@@ -87,18 +87,23 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     return [by_partition[partition] for partition in sorted(by_partition)]
 
 
+def inline_outputs(acks: Sequence[TaskAck]) -> list[bytes]:
+    """Return the rows that travelled in the answers, as Arrow IPC streams."""
+    return [ack.output for ack in acks if isinstance(ack.output, bytes)]
+
+
 def pack_outputs(acks: Sequence[TaskAck]) -> tuple[bytes | None, list[FileStateHandle]]:
     """Return the rows that travelled inline as a trailer section, and the files of the others."""
-    inline = [ack.output for ack in acks if isinstance(ack.output, bytes)]
+    inline = inline_outputs(acks)
     files = [ack.output for ack in acks if isinstance(ack.output, FileStateHandle)]
     return (msgspec.msgpack.encode(inline) if inline else None), files
 
 
-def unpack_outputs(section: bytes | None) -> list[pa.Table]:
-    """Return the tables of a trailer section of staged rows."""
+def unpack_outputs(section: bytes | None) -> list[bytes]:
+    """Return the Arrow IPC streams in a trailer section of staged rows."""
     if section is None:
         return []
-    return [from_ipc(data) for data in msgspec.msgpack.decode(section, type=list[bytes])]
+    return msgspec.msgpack.decode(section, type=list[bytes])
 
 
 def _read_output(

@@ -28,6 +28,7 @@ from statelog.spark.delivery import (
     Sink,
     collect_acks,
     direct_task,
+    inline_outputs,
     one_per_task,
     output_frame,
     pack_outputs,
@@ -35,6 +36,7 @@ from statelog.spark.delivery import (
 )
 from statelog.spark.grouping import KEY_GROUP_COLUMN
 from statelog.spark.location import StateLocation, now_ms
+from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
 from statelog.spark.spec import TaskAck, TaskSpec
@@ -120,7 +122,7 @@ class MicroBatchEngine:
         )
         self._location.advance(completed)
         if self._config.delivery is Delivery.STAGED:
-            self._deliver(frame, batch_id, completed, acks)
+            self._deliver(frame, batch_id, completed, inline_outputs(acks))
         watch.lap("deliver")
         self._location.clean_up()
         watch.lap("clean_up")
@@ -128,18 +130,18 @@ class MicroBatchEngine:
 
     def _spec(self, batch_id: int) -> TaskSpec:
         config, location = self._config, self._location
-        overdue = config.materialization.choose(self._location.log_distances())
+        overdue = config.materialization.choose(location.log_distances())
         return TaskSpec(
             location=config.location,
             store_options=config.store_options,
             fsync=config.fsync,
-            epoch=self._location.epoch,
+            epoch=location.epoch,
             batch_id=batch_id,
             checkpoint_id=location.next_checkpoint_id(batch_id),
             base_id=-1 if location.base is None else location.base.checkpoint_id,
             committed=location.committed_handles(),
-            ranges=self._location.ranges,
-            schema=self._location.schema.to_json(),
+            ranges=location.ranges,
+            schema=location.schema.to_json(),
             key_positions=config.key_positions,
             first_input=config.first_input,
             output=config.arrow_output,
@@ -213,19 +215,15 @@ class MicroBatchEngine:
         frame: DataFrame,
         batch_id: int,
         completed: CompletedCheckpoint,
-        acks: Sequence[TaskAck] | None,
+        inline: Sequence[bytes],
     ) -> None:
-        """Give the committed rows to the sink; *acks* spare reading back what was just written."""
+        """Give the committed rows to the sink: the *inline* streams, then the files."""
         config = self._config
-        if acks is None:
-            section = self._coordinator.section(completed.checkpoint_id, OUTPUT_SECTION)
-        else:
-            section, _ = pack_outputs(acks)
         output = output_frame(
             frame.sparkSession,
             config.output,
             config.arrow_output,
-            unpack_outputs(section),
+            [from_ipc(stream) for stream in inline],
             BatchRecord.of(completed).staged_files(),
             config.location,
             config.store_options,
@@ -246,7 +244,8 @@ class MicroBatchEngine:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
         record = BatchRecord.of(base)
         if record.delivery == Delivery.STAGED.value:
-            self._deliver(frame, batch_id, base, None)
+            section = self._coordinator.section(base.checkpoint_id, OUTPUT_SECTION)
+            self._deliver(frame, batch_id, base, unpack_outputs(section))
         watch.lap("deliver")
         self._emit(
             BatchProgress(

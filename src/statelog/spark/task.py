@@ -55,7 +55,6 @@ class _Worker:
         )
         self.paths = LocationPaths()
         self.state = KeyedState(codec)
-        self.schema = spec.schema
         self.frozen_entries = 0
         self.ids = RandomIds()
         uploader = StateChangeFsUploader(self.store, self.paths, self.ids)
@@ -196,8 +195,7 @@ def _materialize(
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
     state = worker.state
-    now_ms = spec.now_ms if spec.time_mode != "none" else -1
-    data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=now_ms)
+    data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         worker.store, worker.paths, spec.checkpoint_id
     )
