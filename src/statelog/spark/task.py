@@ -29,8 +29,9 @@ from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedH
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
-from statelog.spark.outputs import to_ipc
-from statelog.spark.rows import RowRun
+from statelog.spark.outputs import RowOutput, to_ipc
+from statelog.spark.rows import RowInput
+from statelog.spark.run import ProcessorRun
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.types import make_row
@@ -123,11 +124,14 @@ def _run(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
     watch.lap("catch_up")
-    run = RowRun(spec, worker.state, key_group_range)
-    run.read(batches)
+    rows = RowInput(spec, worker.state.codec.key)
+    rows.read(batches)
     watch.lap("input")
+    run = ProcessorRun(
+        spec, worker.state, key_group_range, rows, RowOutput(spec.output, spec.batch_id)
+    )
     run.process()
-    ack.rows, ack.keys = run.row_count, run.key_count
+    ack.rows, ack.keys = rows.row_count, run.key_count
     watch.lap("process")
     output = run.output.batch()
     ack.output_rows = output.num_rows
@@ -158,7 +162,7 @@ def _load(
 
 
 def _append(
-    worker: _Worker, spec: TaskSpec, overlays: dict[int, Overlay], run: RowRun, ack: TaskAck
+    worker: _Worker, spec: TaskSpec, overlays: dict[int, Overlay], run: ProcessorRun, ack: TaskAck
 ) -> None:
     """Append the deltas to the changelog and make them durable, inline or in a file."""
     codec = worker.state.codec
