@@ -80,6 +80,11 @@ class RowRun:
                 except KeyError:
                     grouped.setdefault(key_group, {}).setdefault(key, []).append(row)
 
+    @property
+    def key_groups(self) -> Iterable[int]:
+        """The key groups of the rows that were read."""
+        return self._grouped.keys()
+
     def _freeze(self, keys: Iterable[Key]) -> Iterator[Key]:
         for key in keys:
             frozen = self._keys.freeze(key)

@@ -22,7 +22,7 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError
+from statelog.errors import InvariantError, UsageError
 from statelog.format.change_set import checksum
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
@@ -115,6 +115,8 @@ def _run(
 ) -> pa.RecordBatch:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
+    if partition >= len(spec.ranges):
+        raise changed_partitions()
     watch = Stopwatch()
     worker = _worker(spec)
     key_group_range = spec.ranges[partition]
@@ -125,6 +127,7 @@ def _run(
     watch.lap("catch_up")
     run = RowRun(spec, worker.state, key_group_range)
     run.read(batches)
+    _check_range(partition, spec, run)
     watch.lap("input")
     run.process()
     ack.rows, ack.keys = run.row_count, run.key_count
@@ -147,6 +150,27 @@ def _run(
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output
+
+
+def _check_range(partition: int, spec: TaskSpec, run: RowRun) -> None:
+    """
+    Check that the task has the rows of its own key groups, and no others.
+
+    Raises:
+        UsageError: A sink of direct delivery has changed the partitions.
+    """
+    key_group_range = spec.ranges[partition]
+    if any(key_group not in key_group_range for key_group in run.key_groups):
+        raise changed_partitions()
+
+
+def changed_partitions() -> UsageError:
+    """Return the error for a sink of direct delivery that tears the tasks apart."""
+    return UsageError(
+        "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
+        "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
+        "Nothing of this batch was committed"
+    )
 
 
 def _load(
