@@ -59,9 +59,17 @@ class _Stopped(Exception):  # noqa: N818
     """`StreamingQuery.stop` came in the middle of a micro-batch."""
 
 
+_SIGNS_OF_STOP = (
+    "java.lang.InterruptedException",
+    "java.nio.channels.ClosedByInterruptException",
+    "java.io.InterruptedIOException",
+    "SPARK_JOB_CANCELLED",
+)
+
+
 def _is_stop(error: Exception) -> bool:
     text = str(error)
-    return "java.lang.InterruptedException" in text or "SPARK_JOB_CANCELLED" in text
+    return any(sign in text for sign in _SIGNS_OF_STOP)
 
 
 class MicroBatchEngine:

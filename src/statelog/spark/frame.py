@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
-from pyspark.sql import Column, DataFrame, DataFrameNaFunctions, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
 from statelog.spark.config import StatefulOperator
