@@ -27,7 +27,7 @@ def test_random_programs_over_a_batch_frame_do_what_they_do_on_spark(
     import json
 
     rng = random.Random(7)
-    rows = [(f"k{rng.randrange(60)}", at, json.dumps(program(rng))) for at in range(200)]
+    rows = [(f"k{rng.randrange(20)}", at, json.dumps(program(rng))) for at in range(80)]
     frame = spark.createDataFrame(rows, "key string, at int, program string")
     grouped = frame.groupBy("key")
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)

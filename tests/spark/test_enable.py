@@ -10,8 +10,10 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
+from statelog.checkpoint.history import find_newest
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.spark import StatefulStream, disable, enable
+from statelog.store import LocationPaths, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,8 +51,8 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     source = BatchSource(session, tmp_path / "in", INPUT)
     enable(session)
     assert not isinstance(totals(source), StatefulStream)  # no location: Spark's state goes on
-    for key, value in (("", str(tmp_path / "states")), ("tasks", "3"), ("retained", "1")):
-        session.conf.set(f"spark.statelog.{key}" if key else LOCATION, value)
+    for key, value in ((LOCATION, str(tmp_path / "states")), ("spark.statelog.tasks", "3")):
+        session.conf.set(key, value)
     enable(session)
     model = TotalsModel()
     for rows in ([(1, 2), (2, 5)], [(1, 3), (7, 0)]):
@@ -58,8 +60,9 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
         stream = totals(source)
         assert isinstance(stream, StatefulStream)
         assert model.apply(rows) == run(stream.where("rows > 0"), tmp_path / "query")
-    state = tmp_path / "states" / "totals"
-    assert ["chk-1"] == [path.name for path in state.iterdir() if path.name.startswith("chk")]
+    state = open_store(str(tmp_path / "states" / "totals"))
+    newest = find_newest(state, LocationPaths()).newest
+    assert newest is not None and (1, 3) == (newest.checkpoint_id, newest.properties["tasks"])
     with pytest.raises(UsageError, match="Give the query a queryName"):
         totals(source).writeStream.format("noop").option(
             "checkpointLocation", str(tmp_path / "x")
