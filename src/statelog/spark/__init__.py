@@ -1,7 +1,12 @@
 """statelog on Spark: stateful streaming whose state lives in the changelog.  Needs PySpark."""
 
 from statelog.core.materialization_policy import MaterializationPolicy
-from statelog.spark.operator import StatefulStream, StatefulStreamWriter, transform_with_state
+from statelog.spark.operator import (
+    StatefulStream,
+    StatefulStreamWriter,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from statelog.spark.progress import BatchProgress
 
 __all__ = [
@@ -10,4 +15,5 @@ __all__ = [
     "StatefulStream",
     "StatefulStreamWriter",
     "transform_with_state",
+    "transform_with_state_in_pandas",
 ]

@@ -25,8 +25,10 @@ from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import Delivery, Sink
 from statelog.spark.engine import MicroBatchEngine
+from statelog.spark.flavour import PandasFlavour
 from statelog.spark.grouping import KeyedFrame, keyed_frame
 from statelog.spark.handle import operator_schema
+from statelog.spark.initial_state import initial_state
 from statelog.spark.progress import BatchProgress
 from statelog.spark.sinks import format_sink, table_sink
 from statelog.spark.types import arrow_schema
@@ -73,7 +75,8 @@ def transform_with_state(
         outputStructType: Schema of the output rows, also as DDL text.
         outputMode: "Update" or "Append"; both hand on what the processor yields.
         timeMode: "None" or "ProcessingTime" (timers and time to live).
-        initialState: Not offered yet; must be None.
+        initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types; its rows go to
+            `handleInitialState` in the first micro-batch of a state that is empty, and never again.
         eventTimeColumnName: Not offered yet; must be empty.
         stateLocation: Path or URL of the state; default: the folder `statelog` inside the query's
             checkpointLocation.
@@ -102,8 +105,6 @@ def transform_with_state(
         UsageError: An argument is wrong, or asks for what is not offered.
         ProcessorError: The processor's `init` failed.
     """
-    if initialState is not None:
-        raise UsageError("initialState is not offered yet; leave it out")
     if eventTimeColumnName or timeMode.lower() == "eventtime":
         raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
     _one_of("timeMode", timeMode, _TIME_MODES)
@@ -146,8 +147,57 @@ def transform_with_state(
         adopt=adopt,
         on_progress=onProgress,
         metrics=metrics if metrics is not None else Metrics(),
+        initial=initial_state(initialState, keyed, maxParallelism),
     )
     return StatefulStream(keyed, config, stateLocation)
+
+
+def transform_with_state_in_pandas(
+    grouped: GroupedData,
+    statefulProcessor: StatefulProcessor,
+    outputStructType: StructType | str,
+    outputMode: str = "Update",
+    timeMode: str = "None",
+    initialState: GroupedData | None = None,
+    eventTimeColumnName: str = "",
+    **options: Any,
+) -> StatefulStream:
+    """
+    Run an unmodified `StatefulProcessor` of the pandas flavour, its state in statelog.
+
+    Args:
+        grouped: `df.groupBy(...)` of a streaming frame.
+        statefulProcessor: The processor; it takes each key's rows as an iterator of DataFrames and
+            yields DataFrames, as for Spark's transformWithStateInPandas.
+        outputStructType: Schema of the output rows, also as DDL text.
+        outputMode: "Update" or "Append"; both hand on what the processor yields.
+        timeMode: As for `transform_with_state`.
+        initialState: As for `transform_with_state`; `handleInitialState` gets DataFrames.
+        eventTimeColumnName: As for `transform_with_state`.
+        options: The keyword arguments of `transform_with_state` (stateLocation, delivery, ...).
+
+    Returns:
+        A stream, see `transform_with_state`.
+
+    Raises:
+        UsageError: An argument is wrong, or asks for what is not offered.
+        ProcessorError: The processor's `init` failed.
+    """
+    from statelog.spark.pandas_rows import PandasSettings
+
+    stream = transform_with_state(
+        grouped,
+        statefulProcessor,
+        outputStructType,
+        outputMode,
+        timeMode,
+        initialState,
+        eventTimeColumnName,
+        **options,
+    )
+    flavour = PandasFlavour(PandasSettings.of(stream.sparkSession), stream.schema)
+    config = replace(stream._config, flavour=flavour)
+    return StatefulStream(stream._keyed, config, stream._state_location)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
