@@ -34,6 +34,7 @@ from statelog.spark.delivery import (
     unpack_outputs,
 )
 from statelog.spark.grouping import partition_of
+from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
@@ -158,9 +159,15 @@ class MicroBatchEngine:
             snapshots=frozenset(() if overdue is None else (overdue,)),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
             staged=config.delivery is Delivery.STAGED,
+            flavour=config.flavour,
+            initial=None
+            if location.base is not None or config.initial is None
+            else config.initial.task_layout,
         )
 
     def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
+        if spec.initial is not None and self._config.initial is not None:
+            frame = with_initial_rows(frame, self._config.initial)
         tasks = len(self._location.ranges)
         partition = partition_of(tasks, self._config.max_parallelism)
         partitioned = frame.repartitionById(tasks, partition)
