@@ -135,6 +135,8 @@ def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any) -> None:
         (lambda: writer_of().foreach(3), PySparkAttributeError, "process"),
         (lambda: writer_of().foreachBatch(3), UsageError, "takes a function"),
         (lambda: writer_of("m").format("memory").start(), UsageError, "needs a queryName"),
+        (lambda: writer_of("m").start(), UsageError, "parquet needs a path"),
+        (lambda: writer_of("m").partitionBy("kay").start("x"), UsageError, "columns key, total"),
         (lambda: writer_of("m").option("statelog.taks", 2).start(), InvalidOptionsError, "tasks"),
         (lambda: writer_of("m").option("statelog.tasks", 999).start(), InvalidOptionsError, "999"),
     ):
