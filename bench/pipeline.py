@@ -196,10 +196,6 @@ def main() -> int:
         default=",".join(CONFIGURATIONS),
         help="also " + ", ".join(PANDAS_CONFIGURATIONS),
     )
-        "--configurations",
-        default=",".join(CONFIGURATIONS),
-        help=f"also: {', '.join(PANDAS_CONFIGURATIONS)}",
-    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     arguments = parser.parse_args()
     prepare_environment()
