@@ -409,17 +409,19 @@ def operator_schema(
     Return what *processor* keeps, by running `init` and `close` of a copy of it.
 
     Raises:
-        ProcessorError: `init` failed.
+        ProcessorError: `init` or `close` failed.
         UsageError: A state variable has a type that cannot be kept.
     """
     handle = DriverHandle(parse, has_timers)
     trial = copy.deepcopy(processor)
+    method = "init"
     try:
         trial.init(handle)
+        method = "close"
         trial.close()
     except Exception as error:
         raise ProcessorError(
-            f"{type(processor).__name__}.init failed: {type(error).__name__}: {error}"
+            f"{type(processor).__name__}.{method} failed: {type(error).__name__}: {error}"
         ) from error
     if has_timers:
         handle.states.append(StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])))

@@ -7,8 +7,8 @@ is refused by name, before anything is claimed or written.  What is added notes 
 the schema that brought it, so that data from before, which may still be in the log, is not taken
 for a field or variable of the same name that was removed since.
 Source: Spark's state with the Avro encoding.  Deviations: Avro also turns INT into FLOAT and
-BIGINT into FLOAT or DOUBLE, which loses digits and is refused here; Spark refuses more digits of a
-DECIMAL, and a time to live that comes or goes.
+BIGINT into FLOAT or DOUBLE, which loses digits and is refused here; more digits of a DECIMAL, and
+a time to live that comes or goes, are not in Spark's list.
 """
 
 from __future__ import annotations
