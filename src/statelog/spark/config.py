@@ -14,6 +14,7 @@ from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
+from statelog.spark.plans import InputPlan
 from statelog.spark.progress import BatchProgress
 from statelog.state.schema import OperatorStateSchema
 
@@ -31,7 +32,10 @@ class EngineConfig:
         output: Schema of the output rows.
         arrow_output: The same in Arrow's types.
         key_positions, first_input: Layout of the input, see `KeyedFrame`.
-        time_mode: "none" or "processingtime".
+        time_mode: "none", "processingtime" or "eventtime".
+        plan: What the input's plan says.
+        event_time: The input column by which rows are late, or None.
+        event_time_output: The output column that may not be older than the watermark, or None.
         delivery: How rows reach the sink.
         tasks: Number of tasks.
         max_parallelism: Number of key groups.
@@ -54,6 +58,9 @@ class EngineConfig:
     key_positions: tuple[int, ...]
     first_input: int
     time_mode: str
+    plan: InputPlan
+    event_time: str | None
+    event_time_output: str | None
     delivery: Delivery
     tasks: int
     max_parallelism: int

@@ -27,16 +27,19 @@ from statelog.spark.delivery import Delivery, Sink
 from statelog.spark.engine import MicroBatchEngine
 from statelog.spark.grouping import KeyedFrame, keyed_frame
 from statelog.spark.handle import operator_schema
+from statelog.spark.plans import InputPlan, input_plan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.sinks import format_sink, table_sink
+from statelog.spark.ticks import wants_ticks, with_ticks
 from statelog.spark.types import arrow_schema
+from statelog.spark.watermark import QueryTimes, check_output_column, event_time_column
 from statelog.store.object_store import normalize_url
 
 DEFAULT_INLINE_BYTES = 1024 * 1024
 STATE_FOLDER = "statelog"
 """Folder inside the checkpointLocation that holds the state unless stateLocation says otherwise."""
 
-_TIME_MODES = ("none", "processingtime")
+_TIME_MODES = ("none", "processingtime", "eventtime")
 _OUTPUT_MODES = ("append", "update")
 
 
@@ -51,6 +54,7 @@ def transform_with_state(
     *,
     stateLocation: str | None = None,
     delivery: str = "staged",
+    idleTicks: bool | None = None,
     tasks: int | None = None,
     maxParallelism: int = DEFAULT_MAX_PARALLELISM,
     operatorId: str = "transform_with_state",
@@ -72,13 +76,18 @@ def transform_with_state(
         statefulProcessor: The processor, Row flavour; written for Spark's transformWithState.
         outputStructType: Schema of the output rows, also as DDL text.
         outputMode: "Update" or "Append"; both hand on what the processor yields.
-        timeMode: "None" or "ProcessingTime" (timers and time to live).
+        timeMode: "None", "ProcessingTime" (timers and time to live) or "EventTime" (timers by the
+            watermark; late rows are dropped).  See docs/time.md.
         initialState: Not offered yet; must be None.
-        eventTimeColumnName: Not offered yet; must be empty.
+        eventTimeColumnName: Output column that holds the event time; rows older than the
+            watermark are refused.  Empty for none.
         stateLocation: Path or URL of the state; default: the folder `statelog` inside the query's
             checkpointLocation.
         delivery: "staged": rows are committed with the state and redelivered identically, exactly
             once for a sink that honours the batch id.  "direct": one Spark job less, at least once.
+        idleTicks: Run a micro-batch at every trigger, so that timers fire when no data comes;
+            fixed for the life of the query.  Default: as the query began; for a new one, whether
+            there can be timers.
         tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: the
             number of cores.
         maxParallelism: Number of key groups; fixed for the life of the state.
@@ -104,8 +113,6 @@ def transform_with_state(
     """
     if initialState is not None:
         raise UsageError("initialState is not offered yet; leave it out")
-    if eventTimeColumnName or timeMode.lower() == "eventtime":
-        raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
     _one_of("timeMode", timeMode, _TIME_MODES)
     _one_of("outputMode", outputMode, _OUTPUT_MODES)
     _one_of("delivery", delivery, tuple(mode.value for mode in Delivery))
@@ -118,12 +125,16 @@ def transform_with_state(
     _use_this_python(session)
     output = _parse(session, outputStructType)
     time_mode = timeMode.lower()
+    plan = input_plan(keyed.frame)
+    event_time = _event_time(grouped, plan) if time_mode == "eventtime" else None
+    if eventTimeColumnName:
+        check_output_column(eventTimeColumnName, output, has_watermark=plan.has_watermark)
     schema = operator_schema(
         statefulProcessor,
         operatorId,
         arrow_schema(keyed.key_schema),
         lambda ddl: _parse(session, ddl),
-        has_timers=time_mode != "none",
+        time_mode=time_mode,
     )
     config = EngineConfig(
         location="",
@@ -136,6 +147,9 @@ def transform_with_state(
         key_positions=keyed.key_positions,
         first_input=keyed.first_input,
         time_mode=time_mode,
+        plan=plan,
+        event_time=event_time,
+        event_time_output=eventTimeColumnName or None,
         delivery=Delivery(delivery.lower()),
         tasks=_tasks(session, tasks, maxParallelism),
         max_parallelism=maxParallelism,
@@ -147,7 +161,24 @@ def transform_with_state(
         on_progress=onProgress,
         metrics=metrics if metrics is not None else Metrics(),
     )
-    return StatefulStream(keyed, config, stateLocation)
+    return StatefulStream(keyed, config, _Choices(stateLocation, idleTicks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What can be decided only when the query is started."""
+
+    state_location: str | None
+    idle_ticks: bool | None
+
+
+def _event_time(grouped: GroupedData, plan: InputPlan) -> str | None:
+    if not plan.has_watermark:
+        raise UsageError(
+            "the time mode EventTime needs a watermark; call withWatermark on the input before "
+            "groupBy"
+        )
+    return event_time_column(grouped._df.schema)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -183,10 +214,10 @@ def _parse(session: SparkSession, schema: StructType | str) -> StructType:
 class StatefulStream:
     """The output of a stateful operator: a stream to be written."""
 
-    def __init__(self, keyed: KeyedFrame, config: EngineConfig, state_location: str | None) -> None:
+    def __init__(self, keyed: KeyedFrame, config: EngineConfig, choices: _Choices) -> None:
         self._keyed = keyed
         self._config = config
-        self._state_location = state_location
+        self._choices = choices
 
     @property
     def schema(self) -> StructType:
@@ -211,7 +242,7 @@ class StatefulStream:
     @property
     def writeStream(self) -> StatefulStreamWriter:
         """Return a writer that works like Spark's `DataStreamWriter`."""
-        return StatefulStreamWriter(self._keyed, self._config, self._state_location)
+        return StatefulStreamWriter(self._keyed, self._config, self._choices)
 
 
 @dataclass
@@ -227,10 +258,10 @@ class _Target:
 class StatefulStreamWriter:
     """Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`."""
 
-    def __init__(self, keyed: KeyedFrame, config: EngineConfig, state_location: str | None) -> None:
+    def __init__(self, keyed: KeyedFrame, config: EngineConfig, choices: _Choices) -> None:
         self._keyed = keyed
         self._config = config
-        self._state_location = state_location
+        self._choices = choices
         self._options: dict[str, Any] = {}
         self._trigger: dict[str, Any] = {}
         self._target = _Target()
@@ -321,11 +352,23 @@ class StatefulStreamWriter:
         )
 
     def _start(self, checkpoint_location: str, sink: Sink) -> StreamingQuery:
-        location = self._state_location or f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
-        config = replace(self._config, location=normalize_url(location))
-        engine = MicroBatchEngine(config, sink)
+        location = (
+            self._choices.state_location or f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
+        )
+        frame, config = self._keyed.frame, self._config
+        ticks = wants_ticks(
+            self._choices.idle_ticks,
+            config.time_mode,
+            frame,
+            config.plan.sources,
+            checkpoint_location,
+        )
+        timeless = config.time_mode == "none" and not ticks and config.event_time_output is None
+        times = None if timeless else QueryTimes(frame.sparkSession, ticks=ticks)
+        engine = MicroBatchEngine(replace(config, location=normalize_url(location)), sink, times)
         engine.open()
-        writer = self._keyed.frame.writeStream.foreachBatch(engine).option(
+        stream = with_ticks(frame) if ticks else frame
+        writer = stream.writeStream.foreachBatch(engine).option(
             "checkpointLocation", checkpoint_location
         )
         if self._target.query_name:

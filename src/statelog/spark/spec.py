@@ -12,6 +12,9 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.state.keyed_state import CatchUp
 
+NEVER_MS = (1 << 63) - 1
+"""A time that does not come."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
@@ -33,8 +36,11 @@ class TaskSpec:
         first_input: Where the columns begin that the processor sees.
         output: Schema of the output rows.
         processor: The user's processor.
-        time_mode: "none" or "processingtime".
-        now_ms: Processing time of the batch.
+        time_mode: "none", "processingtime" or "eventtime".
+        now_ms: Processing time of the batch; -1 without.
+        watermark_ms: Its watermark: event-time timers up to it are due; -1 without.
+        event_time_output: The output column that may not be older than the watermark, or None.
+        reads_input: Whether the partitions carry input rows (else the batch is an idle tick).
         snapshots: Partitions that write a snapshot this time.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
         staged: Whether output rows go into the answer (else they are the task's result).
@@ -56,9 +62,17 @@ class TaskSpec:
     processor: StatefulProcessor
     time_mode: str
     now_ms: int
+    watermark_ms: int
+    event_time_output: str | None
+    reads_input: bool
     snapshots: frozenset[int]
     inline_bytes: int
     staged: bool
+
+    @property
+    def due_until_ms(self) -> int:
+        """Up to when timers are due, in the time of the time mode."""
+        return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
 
 
 @dataclass(slots=True)
@@ -74,6 +88,7 @@ class TaskAck:
         output: Staged rows as an Arrow IPC stream, or a handle of the file that holds it.
         rows, keys, entries, output_rows: Counts: input rows, keys touched, state entries, rows out.
         delta_bytes: Bytes of all changes.
+        next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
         caught_up: How the state was brought forward.
         milliseconds: Duration of each phase.
     """
@@ -88,5 +103,6 @@ class TaskAck:
     entries: int = 0
     output_rows: int = 0
     delta_bytes: int = 0
+    next_due_ms: int = NEVER_MS
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)
