@@ -105,6 +105,7 @@ class Job:
         processor = arguments.pop("processor", self.processor)
         keys = arguments.pop("keys", self.keys)
         output = arguments.pop("output", self.output)
+        trigger = arguments.pop("trigger", {"availableNow": True})
         stream = transform_with_state(
             self.source.frame().groupBy(*keys),
             processor,
@@ -112,7 +113,7 @@ class Job:
             **arguments,
         )
         writer = stream.writeStream.option("checkpointLocation", checkpoint)
-        return writer.foreachBatch(sink or self.collect).trigger(availableNow=True).start()
+        return writer.foreachBatch(sink or self.collect).trigger(**trigger).start()
 
     def run(self, sink: Callable[[DataFrame, int], Any] | None = None, **changes: Any) -> None:
         """Run the query over all batches there are; raises what it failed with."""

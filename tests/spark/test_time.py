@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
@@ -18,7 +20,6 @@ workers_get_by_value(__name__)
 
 SCHEMA = "key bigint, at timestamp"
 OUTPUT = "key bigint, kind string, seen string"
-TASKS = (2, 3, 1)
 KEYS = 8
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 DELAY_SECONDS = 20
@@ -69,6 +70,21 @@ class Timekeeper(StatefulProcessor):
         yield self.tell(key, f"timer {time}", timerValues)
 
 
+class Failing(Timekeeper):
+    """A `Timekeeper` whose timers fail in one micro-batch."""
+
+    def __init__(self, batch_id: int) -> None:
+        self.batch_id = str(batch_id)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        context = TaskContext.get()
+        if context is not None:
+            assert context.getLocalProperty("streaming.sql.batchId") != self.batch_id, "no timers"
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+
 class EventTimes(BatchSource):
     """A `BatchSource` with a watermark."""
 
@@ -93,20 +109,28 @@ def in_order(rows: list[Row]) -> list[tuple[int, list[tuple[str, str]]]]:
     return sorted(by_key.items())
 
 
-def test_event_time_is_sparks_batch_by_batch(spark: "SparkSession", tmp_path: Path) -> None:
+def test_event_time_is_sparks_over_failures_and_other_numbers_of_tasks(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
     rng = random.Random(SEED)
     source = EventTimes(spark, tmp_path / "in", SCHEMA)
     options = {"timeMode": "EventTime", "idleTicks": False}
     job = Job(source, tmp_path, ["key"], Timekeeper(), OUTPUT, options)
-    now = 0
-    for tasks in TASKS:
-        for _ in range(2):
-            source.add(batch_of(rng, now))
-            now += rng.choice([3, 25, 70])
-        job.run(tasks=tasks)
+
+    def refuse(frame: DataFrame, batch_id: int) -> None:
+        assert batch_id != 3, "no room"
+        job.collect(frame, batch_id)
+
+    for now in (0, 25, 28, 98, 123, 190):
+        source.add(batch_of(rng, now))
+    with pytest.raises(Exception, match="no timers"):  # batch 2 is not committed
+        job.run(processor=Failing(2), tasks=2)
+    with pytest.raises(Exception, match="no room"):  # batch 3 is committed, but not delivered
+        job.run(sink=refuse, tasks=3)
+    job.run(tasks=1)
+    assert list(range(6)) == [batch_id for batch_id, _ in job.delivered]
     ours = job.take()
     theirs = [rows for rows in run_on_spark(job, "EventTime") if rows]
-    assert 2 * len(TASKS) == len(ours)
     for batch, (expected, actual) in enumerate(zip(theirs, ours, strict=True)):
         assert in_order(expected) == in_order(actual), f"batch {batch}"
     fired = [row.kind for rows in ours for row in rows if row.kind.startswith("timer")]

@@ -111,11 +111,19 @@ class Pace:
 
     def __init__(self, seconds: float = IDLE_PAUSE_SECONDS) -> None:
         self._seconds = seconds
-        self._last = 0.0
+        self._last = float("-inf")
 
-    def keep(self) -> None:
-        """Wait as long as the last idle tick is too near; not at all with slower triggers."""
+    def keep(self) -> bool:
+        """
+        Wait as long as the last idle tick is too near; not at all with slower triggers.
+
+        Returns:
+            Whether it waited.
+
+        Blocks: For less than the time between two ticks.
+        """
         rest = self._last + self._seconds - time.monotonic()
         if rest > 0:
             time.sleep(rest)
         self._last = time.monotonic()
+        return rest > 0
