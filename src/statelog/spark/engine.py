@@ -342,8 +342,8 @@ class MicroBatchEngine:
 
 def _did_something(ack: TaskAck) -> bool:
     """Return whether a task saw rows, or changed or put out anything."""
-    made = ack.log or ack.materialized
-    return made is not None or ack.rows > 0 or ack.output_rows > 0
+    wrote = ack.log is not None or ack.materialized is not None
+    return wrote or ack.rows > 0 or ack.output_rows > 0
 
 
 def _files_of(ack: TaskAck) -> list[str]:

@@ -27,6 +27,9 @@ IDLE_PAUSE_SECONDS = 0.2
 """Shortest time between two ticks without anything to do, for a query without a trigger."""
 
 
+_NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+
+
 def with_ticks(frame: DataFrame) -> DataFrame:
     """Return *frame* with a source beside it that is new at every trigger and gives no rows."""
     source = frame.sparkSession.readStream.format("rate-micro-batch")
@@ -53,6 +56,8 @@ def wants_ticks(
     Raises:
         UsageError: The caller wants another thing than the query began with.
     """
+    if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
+        return False  # Spark refuses a source without a name, and ours has none
     recorded = _recorded_sources(frame, checkpoint_location)
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will refuse
         return time_mode != "none" if asked is None else asked
