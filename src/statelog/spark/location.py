@@ -31,6 +31,7 @@ from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
+from statelog.spark.watermark import NOTHING_READ, BatchTimes
 from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import LocationPaths, open_store
@@ -165,16 +166,25 @@ class StateLocation:
         """Go on from *completed*."""
         self.base, self._next_id = completed, completed.checkpoint_id + 1
 
-    def is_committed(self, query_id: str, batch_id: int) -> bool:
+    @property
+    def record(self) -> BatchRecord | None:
+        """The record of the checkpoint to go on from, or None."""
+        return None if self.base is None else BatchRecord.of(self.base)
+
+    def is_committed(self, query_id: str, batch_id: int, times: BatchTimes) -> bool:
         """
         Return whether the run begins with a batch that is committed already.
+
+        Batches that read nothing from any source may be missing: idle ticks with nothing to do
+        are not committed.
 
         Raises:
             CheckpointError: The batch does not follow on the state.
         """
         base, config = self.base, self._config
         if base is None:
-            if batch_id != 0 and config.restore != "empty":
+            read_before = times.position_before != NOTHING_READ
+            if batch_id != 0 and config.restore != "empty" and read_before:
                 raise CheckpointError(
                     f"the query is at batch {batch_id}, but {config.location} holds no checkpoint: "
                     "its state is missing. Point stateLocation to the state, or ask for "
@@ -187,7 +197,12 @@ class StateLocation:
             return False
         if batch_id == record.batch_id:
             return True
-        if batch_id != record.batch_id + 1 and base.checkpoint_id != self.went_back_to:
+        follows = batch_id == record.batch_id + 1 or (
+            batch_id > record.batch_id
+            and record.position is not None
+            and record.position == times.position_before
+        )
+        if not follows and base.checkpoint_id != self.went_back_to:
             raise CheckpointError(
                 f"the query is at batch {batch_id}, but the state in {config.location} is that "
                 f"after batch {record.batch_id}: they do not belong together. Restore a checkpoint "
@@ -245,6 +260,13 @@ class StateLocation:
 
     def _evolve(self, base: CompletedCheckpoint) -> None:
         record = BatchRecord.of(base)
+        if {record.time_mode, self._config.time_mode} == {"processingtime", "eventtime"}:
+            raise CheckpointError(
+                f"{self._config.location} holds timers of the time mode {record.time_mode}, the "
+                f"query has {self._config.time_mode}: the same numbers would mean other times. Keep "
+                "the time mode, or use another stateLocation",
+                reason="incompatible",
+            )
         stored = OperatorStateSchema.from_json(record.schema)
         self.schema = evolve(stored, self._config.schema, now_ms=max(now_ms(), record.now_ms))
 

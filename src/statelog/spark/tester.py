@@ -260,7 +260,7 @@ class ProcessorTester:
 
     def _operator(self, keys: pa.Schema) -> OperatorCodec:
         schema = operator_schema(
-            self._processor, "tester", keys, parse_ddl, has_timers=self._time_mode != "none"
+            self._processor, "tester", keys, parse_ddl, time_mode=self._time_mode
         )
         return OperatorCodec(schema, make_row)
 
