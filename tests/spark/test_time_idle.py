@@ -202,6 +202,47 @@ def test_event_time_timers_fire_in_a_batch_without_data_by_the_policy_of_several
         job.start(eventTimeColumnName="nope")
 
 
+class Distinct(BatchSource):
+    """A stream without duplicates, of which Spark keeps state of its own."""
+
+    def frame(self) -> DataFrame:
+        distinct = super().frame().withWatermark("at", "5 seconds")
+        return distinct.dropDuplicatesWithinWatermark(["key", "at"])
+
+
+def test_an_operator_before_this_one_goes_forward_with_idle_and_repeated_batches(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = Distinct(spark, tmp_path / "in", "key bigint, at timestamp")
+    output = "key bigint, due bigint, watermark bigint"
+    job = Job(source, tmp_path, ["key"], Watch(), output, {"timeMode": "EventTime"})
+    start = 1_700_000_000
+
+    def add(*rows: tuple[int, int]) -> None:
+        source.add([{"key": key, "at": (start + at) * 1_000_000} for key, at in rows])
+
+    def refuse(frame: DataFrame, batch_id: int) -> None:
+        raise ConnectionError("no room")
+
+    add((1, 0), (1, 0), (2, 10))
+    job.run(tasks=3)
+    job.run()  # the watermark has come to 5 s
+    first = {row.due - start * 1000 for rows in job.take() for row in rows if row.due > 0}
+    assert {0} == first
+    left = objects(job)
+    job.run()
+    assert [] == job.take()
+    assert all(name.startswith("owner/") for name in objects(job) - left)  # nothing was committed
+    add((2, 10), (3, 9), (3, 90))
+    with pytest.raises(Exception, match="no room"):
+        job.run(sink=refuse, tasks=1)
+    add((3, 90), (4, 91))
+    job.run(tasks=2)
+    assert 1 == [progress.rows for progress in job.progress if progress.rows][-1]
+    told = Counter((row.key, row.due) for rows in job.take() for row in rows)
+    assert 1 == told[3, -1] == told[4, -1] == told[3, (start + 9) * 1000]
+
+
 def test_what_event_time_needs_is_said_before_the_query_starts(job: Job) -> None:
     with pytest.raises(UsageError, match="EventTime needs a watermark; call withWatermark"):
         job.start(timeMode="EventTime")
