@@ -37,7 +37,6 @@ class EngineConfig:
         arrow_output: The same in Arrow's types.
         key_positions, first_input: Layout of the input, see `KeyedFrame`.
         time_mode: "none", "processingtime" or "eventtime".
-        plan: What the input's plan says.
         delivery: How rows reach the sink.
         tasks: Number of tasks.
         max_parallelism: Number of key groups.
@@ -50,6 +49,7 @@ class EngineConfig:
         metrics: Where checkpoints and snapshots are counted.
         flavour: The form in which the processor sees rows.
         initial: Rows that the first batch of an empty state begins with.
+        plan: What the input's plan says.
         event_time: The input column by which rows are late, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
     """
@@ -64,7 +64,6 @@ class EngineConfig:
     key_positions: tuple[int, ...]
     first_input: int
     time_mode: str
-    plan: InputPlan
     delivery: Delivery
     tasks: int
     max_parallelism: int
@@ -77,6 +76,7 @@ class EngineConfig:
     metrics: Metrics
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialState | None = None
+    plan: InputPlan = InputPlan()
     event_time: str | None = None
     event_time_output: str | None = None
 

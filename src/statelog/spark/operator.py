@@ -27,7 +27,7 @@ from statelog.spark.grouping import KeyedFrame, keyed_frame, session_of
 from statelog.spark.handle import operator_schema
 from statelog.spark.initial_state import initial_state
 from statelog.spark.plan import RecordedPlan
-from statelog.spark.plans import input_plan
+from statelog.spark.plans import InputPlan, input_plan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.session import parse_schema, refuse_connect, use_this_python
 from statelog.spark.settings import QuerySettings, settle
@@ -218,19 +218,20 @@ def _stateful_frame(
     # The number of key groups shapes the frame, so the settings come first.
     keyed = keyed_frame(grouped, settled.max_parallelism)
     use_this_python(session)
-    config = _config(session, keyed, processor, output, time_mode.lower(), settled)
-    watermarked = config.plan.has_watermark
-    if event_time_output:
-        check_output_column(event_time_output, config.output, has_watermark=watermarked)
+    plan = input_plan(keyed.frame)
+    event_time = _event_time(grouped, plan) if time_mode.lower() == "eventtime" else None
     config = replace(
-        config,
-        event_time=_event_time(grouped, config) if config.time_mode == "eventtime" else None,
+        _config(session, keyed, processor, output, time_mode.lower(), settled),
+        plan=plan,
+        event_time=event_time,
         event_time_output=event_time_output or None,
-        flavour=flavour(session, config.output),
+        flavour=flavour(session, parse_schema(session, output)),
         initial=initial_state(initial, keyed, settled.max_parallelism),
         on_progress=on_progress,
         metrics=metrics or Metrics(),
     )
+    if event_time_output:
+        check_output_column(event_time_output, config.output, has_watermark=plan.has_watermark)
     if not keyed.frame.isStreaming:
         return batch_frame(keyed.frame, config, settled.tasks)
     return StatefulStream(
@@ -263,20 +264,19 @@ def _config(
         key_positions=keyed.key_positions,
         first_input=keyed.first_input,
         time_mode=time_mode,
-        plan=input_plan(keyed.frame),
         on_progress=None,
         metrics=Metrics(),
         **engine_fields(settings, session.sparkContext.defaultParallelism),
     )
 
 
-def _event_time(grouped: GroupedData, config: EngineConfig) -> str | None:
+def _event_time(grouped: GroupedData, plan: InputPlan) -> str | None:
     if not grouped._df.isStreaming:
         raise UsageError(
             "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
             "ProcessingTime"
         )
-    if not config.plan.has_watermark:
+    if not plan.has_watermark:
         raise UsageError(
             "the time mode EventTime needs a watermark; call withWatermark on the input before "
             "groupBy"

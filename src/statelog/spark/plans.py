@@ -46,9 +46,9 @@ class InputPlan:
         sources: Number of streaming sources, as Spark's offset log counts them.
     """
 
-    has_watermark: bool
-    is_stateless: bool
-    sources: int
+    has_watermark: bool = False
+    is_stateless: bool = False
+    sources: int = 1
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
