@@ -76,7 +76,7 @@ class EngineConfig:
     metrics: Metrics
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialState | None = None
-    plan: InputPlan = InputPlan()
+    plan: InputPlan = field(default_factory=InputPlan)
     event_time: str | None = None
     event_time_output: str | None = None
 
