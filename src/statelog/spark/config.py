@@ -33,7 +33,7 @@ class EngineConfig:
         key_positions, first_input: Layout of the input, see `KeyedFrame`.
         time_mode: "none" or "processingtime".
         delivery: How rows reach the sink.
-        tasks: Number of tasks.
+        min_tasks, max_tasks: Between how many tasks each micro-batch may have; equal for a fixed number.
         max_parallelism: Number of key groups.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
         checkpoints: How many to retain, and the like.
@@ -55,7 +55,8 @@ class EngineConfig:
     first_input: int
     time_mode: str
     delivery: Delivery
-    tasks: int
+    min_tasks: int
+    max_tasks: int
     max_parallelism: int
     inline_bytes: int
     checkpoints: CheckpointOptions

@@ -16,9 +16,10 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import col, floor
 
+from statelog.core.task_count import TaskBounds, TaskCount
 from statelog.errors import StatelogError
+from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import (
@@ -39,8 +40,10 @@ from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
+from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
+from statelog.spark.task_count import batch_cost, input_bytes
 
 _log = logging.getLogger("statelog.spark")
 
@@ -79,6 +82,8 @@ class MicroBatchEngine:
         self._sink = sink
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
+        self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
+        self._warned_of = ""
 
     def open(self) -> None:
         """Check that this query can go on from what its location holds; see `StateLocation`."""
@@ -104,22 +109,20 @@ class MicroBatchEngine:
                 self._replay(frame, batch_id)
                 return
         watch = Stopwatch()
-        spec = self._spec(batch_id)
-        self._coordinator.trigger(spec.checkpoint_id, self._location.ranges)
-        recorder = self._location.recorder
-        recorder.materialization_started(len(spec.snapshots))
+        size = input_bytes(frame) if self._config.min_tasks < self._config.max_tasks else None
+        spec = self._spec(batch_id, self._task_count.choose(size))
+        self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
         try:
             acks = self._run(frame, spec, watch)
             completed = self._commit(spec, query_id, acks, watch)
         except BaseException:
-            recorder.materialization_failed(len(spec.snapshots))
+            self._location.snapshots.aborted(spec.snapshots)
             # What failed is the news; a coordinator that was fenced refuses even this.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        recorder.materialization_completed(
-            len(spec.snapshots), slowest_phases(acks).get("snapshot", 0.0)
-        )
+        self._task_count.ran(batch_cost(acks, size))
+        self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed)
         if self._config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, inline_outputs(acks))
@@ -128,9 +131,9 @@ class MicroBatchEngine:
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
 
-    def _spec(self, batch_id: int) -> TaskSpec:
+    def _spec(self, batch_id: int, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
-        overdue = config.materialization.choose(location.log_distances())
+        ranges = split_key_groups(config.max_parallelism, tasks)
         return TaskSpec(
             location=config.location,
             store_options=config.store_options,
@@ -140,7 +143,7 @@ class MicroBatchEngine:
             checkpoint_id=location.next_checkpoint_id(batch_id),
             base_id=-1 if location.base is None else location.base.checkpoint_id,
             committed=location.committed_handles(),
-            ranges=location.ranges,
+            ranges=ranges,
             schema=location.schema.to_json(),
             key_positions=config.key_positions,
             first_input=config.first_input,
@@ -148,16 +151,19 @@ class MicroBatchEngine:
             processor=config.processor,
             time_mode=config.time_mode,
             now_ms=now_ms() if config.time_mode != "none" else -1,
-            snapshots=frozenset(() if overdue is None else (overdue,)),
-            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
+            snapshots=location.snapshots.choose(ranges, now_ms()),
+            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             staged=config.delivery is Delivery.STAGED,
         )
 
     def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
-        tasks = len(self._location.ranges)
-        groups = self._config.max_parallelism
-        partition = floor(col(KEY_GROUP_COLUMN) * tasks / groups).cast("int")
-        partitioned = frame.repartitionById(tasks, partition)
+        tasks = len(spec.ranges)
+        if tasks == 1:  # everything goes to one task: nothing to shuffle
+            partitioned = frame.coalesce(1)
+        else:
+            groups = self._config.max_parallelism
+            partition = floor(col(KEY_GROUP_COLUMN) * tasks / groups).cast("int")
+            partitioned = frame.repartitionById(tasks, partition)
         watch.lap("plan")
         if spec.staged:
             acks = collect_acks(partitioned, spec)
@@ -189,7 +195,7 @@ class MicroBatchEngine:
             schema=spec.schema,
             query_id=query_id,
             batch_id=spec.batch_id,
-            tasks=len(self._location.ranges),
+            tasks=len(spec.ranges),
             delivery=self._config.delivery.value,
             time_mode=spec.time_mode,
             now_ms=spec.now_ms,
@@ -252,7 +258,7 @@ class MicroBatchEngine:
                 batch_id=batch_id,
                 checkpoint_id=base.checkpoint_id,
                 replayed=True,
-                tasks=len(self._location.ranges),
+                tasks=record.tasks,
                 output_rows=record.output_rows,
                 milliseconds=watch.with_total(),
             )
@@ -266,24 +272,32 @@ class MicroBatchEngine:
         watch: Stopwatch,
     ) -> None:
         record = BatchRecord.of(completed)
-        distances = self._location.log_distances()
-        files = {path for ack in acks for path in _files_of(ack)}
+        distances = self._location.snapshots.distances
+        groups, keys = largest_groups(acks), largest_keys(acks)
+        warning = dominating(groups, keys)
+        if warning and warning.partition(" has ")[0] != self._warned_of:
+            self._warned_of = warning.partition(" has ")[0]
+            _log.warning("batch %d is uneven: %s", spec.batch_id, warning)
         self._emit(
             BatchProgress(
                 batch_id=spec.batch_id,
                 checkpoint_id=completed.checkpoint_id,
-                tasks=len(self._location.ranges),
+                tasks=len(spec.ranges),
                 rows=record.rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,
-                objects=1 + len(files),
-                object_bytes=self._coordinator.committed_bytes,
-                log_bytes=sum(distance.log_bytes for distance in distances),
-                log_handles=sum(distance.log_handles for distance in distances),
+                objects=1 + sum(ack.objects for ack in acks),
+                object_bytes=self._coordinator.committed_bytes
+                + sum(ack.object_bytes for ack in acks),
+                log_bytes=distances.log_bytes,
+                log_handles=distances.log_handles,
                 snapshots=sum(ack.materialized is not None for ack in acks),
+                snapshots_failed=sum(bool(ack.snapshot_error) for ack in acks),
+                largest_key_groups=groups,
+                largest_keys=keys,
                 catch_up=summed_catch_up(acks),
                 milliseconds=watch.with_total(),
                 task_milliseconds=slowest_phases(acks),
@@ -294,13 +308,3 @@ class MicroBatchEngine:
         _log.info("%s", progress)
         if self._config.on_progress is not None:
             self._config.on_progress(progress)
-
-
-def _files_of(ack: TaskAck) -> list[str]:
-    """Return the objects that a task wrote to the store."""
-    handles: list[object] = [ack.output]
-    if ack.log is not None:
-        handles += [entry.handle for entry in ack.log.handles_and_offsets]
-    if ack.materialized is not None:
-        handles.append(ack.materialized.handle)
-    return [handle.path for handle in handles if isinstance(handle, FileStateHandle)]

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
@@ -52,6 +53,8 @@ def transform_with_state(
     stateLocation: str | None = None,
     delivery: str = "staged",
     tasks: int | None = None,
+    minTasks: int = 1,
+    maxTasks: int | None = None,
     maxParallelism: int = DEFAULT_MAX_PARALLELISM,
     operatorId: str = "transform_with_state",
     restore: int | str = "latest",
@@ -79,8 +82,10 @@ def transform_with_state(
             checkpointLocation.
         delivery: "staged": rows are committed with the state and redelivered identically, exactly
             once for a sink that honours the batch id.  "direct": one Spark job less, at least once.
-        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: the
-            number of cores.
+        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: as
+            many as each micro-batch is worth, between *minTasks* and *maxTasks*.
+        minTasks: At least so many, where *tasks* is left out.
+        maxTasks: At most so many, where *tasks* is left out.  Default: the number of cores.
         maxParallelism: Number of key groups; fixed for the life of the state.
         operatorId: Name of the operator; state of another one is refused.
         restore: "latest", "empty" (insist on starting without state), or the id of an older
@@ -125,6 +130,7 @@ def transform_with_state(
         lambda ddl: _parse(session, ddl),
         has_timers=time_mode != "none",
     )
+    bounds = _task_bounds(session, tasks, minTasks, maxTasks, maxParallelism)
     config = EngineConfig(
         location="",
         store_options=dict(storeOptions or {}),
@@ -137,7 +143,8 @@ def transform_with_state(
         first_input=keyed.first_input,
         time_mode=time_mode,
         delivery=Delivery(delivery.lower()),
-        tasks=_tasks(session, tasks, maxParallelism),
+        min_tasks=bounds.least,
+        max_tasks=bounds.most,
         max_parallelism=maxParallelism,
         inline_bytes=inlineBytes,
         checkpoints=CheckpointOptions(retained=retained),
@@ -163,12 +170,18 @@ def _use_this_python(session: SparkSession) -> None:
         context.pythonExec = sys.executable
 
 
-def _tasks(session: SparkSession, tasks: int | None, max_parallelism: int) -> int:
-    if tasks is None:
-        return min(session.sparkContext.defaultParallelism, max_parallelism)
-    if not 1 <= tasks <= max_parallelism:
-        raise UsageError(f"tasks is 1 to maxParallelism ({max_parallelism}); got {tasks}")
-    return tasks
+def _task_bounds(
+    session: SparkSession, tasks: int | None, least: int, most: int | None, max_parallelism: int
+) -> TaskBounds:
+    for name, value in (("tasks", tasks), ("maxTasks", most)):
+        if value is not None and not 1 <= value <= max_parallelism:
+            raise UsageError(f"{name} is 1 to maxParallelism ({max_parallelism}); got {value}")
+    if tasks is not None:
+        return TaskBounds(tasks, tasks)
+    if most is None:
+        cores = min(session.sparkContext.defaultParallelism, max_parallelism)
+        most = min(max(cores, least), max_parallelism)
+    return TaskBounds(least, most)
 
 
 def _parse(session: SparkSession, schema: StructType | str) -> StructType:
