@@ -10,7 +10,10 @@ and sum per key and yields one row for each key it saw; the sink is Spark's `noo
 
 Method: one JVM, local[2], trigger availableNow.  The configurations take turns, round after round,
 each round a new query on the same files; a batch's time is Spark's `triggerExecution`; the first
-batch of each query is left out.  Spark runs with 4 shuffle partitions, statelog with 2 tasks.
+batch of each query is left out.  Spark runs with 4 shuffle partitions; statelog chooses its number
+of tasks, unless a configuration names it (`statelog-direct-2`).
+
+With `--events 50` the same shows what a micro-batch costs that has hardly any rows.
 """
 
 from __future__ import annotations
@@ -95,14 +98,15 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
         writer = frame.writeStream.outputMode("update").format("noop")
         state = work / "state"
     else:
+        delivery, _, tasks = configuration.removeprefix("statelog-").partition("-")
         stream = transform_with_state(
             grouped,
             RunningTotal(),
             OUTPUT,
             "Update",
             "None",
-            delivery=configuration.removeprefix("statelog-"),
-            tasks=2,
+            delivery=delivery,
+            tasks=int(tasks) if tasks else None,
             onProgress=progress.append,
         )
         writer = stream.writeStream.foreachBatch(noop)
@@ -123,7 +127,15 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
         result["objects_per_batch"] = statistics.median(p.objects for p in progress)
         staged = sum(p.output_bytes for p in progress) / len(progress)
         result["staged_output_bytes_per_batch"] = staged
-        result["phases"] = [str(p) for p in progress[-2:]]
+        result["tasks"] = [p.tasks for p in progress]
+        result["phases"] = {
+            name: statistics.median(p.milliseconds.get(name, 0.0) for p in progress[1:])
+            for name in progress[-1].milliseconds
+        }
+        result["task_phases"] = {
+            name: statistics.median(p.task_milliseconds.get(name, 0.0) for p in progress[1:])
+            for name in progress[-1].task_milliseconds
+        }
     return result
 
 
@@ -142,6 +154,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "ms_quartiles": [times[quarter], times[-1 - quarter]],
         "ms_best": times[0],
         "ms_worst": times[-1],
+        "tasks": runs[-1].get("tasks", [0])[-1],
         "events_per_s_median": round(statistics.median(rates)),
         "files_per_batch": round(statistics.median(one["files_per_batch"] for one in runs), 1),
         "kib_per_batch": round(statistics.median(one["bytes_per_batch"] for one in runs) / 1024, 1),
