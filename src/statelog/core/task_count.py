@@ -21,11 +21,14 @@ TASK_WORK_MS = 150.0
 _ROW_MS = 0.004
 """Cost of a row before any was measured: a running total per key, rows included."""
 
-_INPUT_ROW_BYTES = 32
+_INPUT_ROW_BYTES = 16
 """Bytes of input per row before any was measured."""
 
 _REMEMBERED = 3
 _SLOW_INPUT_MS = 300.0
+_SLOW_INPUTS = 3
+"""In a row; the first batch of a run is always slow."""
+
 _SHUFFLED_BATCHES = 100
 
 
@@ -87,6 +90,7 @@ class TaskCount:
         self._bounds = bounds
         self._last: deque[BatchCost] = deque(maxlen=_REMEMBERED)
         self._shuffled = 0
+        self._slow_inputs = 0
 
     def choose(self, input_bytes: int | None) -> int:
         """
@@ -106,10 +110,12 @@ class TaskCount:
         """Take in what a micro-batch cost."""
         self._last.append(cost)
         self._shuffled = max(0, self._shuffled - 1)
-        if cost.tasks == 1 and cost.input_ms > max(_SLOW_INPUT_MS, cost.work_ms):
-            # Without a shuffle the one task also does what comes before: reading, parsing,
-            # filtering.  That is worth more tasks although few rows are left.
-            self._shuffled = _SHUFFLED_BATCHES
+        # Without a shuffle the one task also does what comes before: reading, parsing, filtering.
+        # That is worth more tasks although few rows are left.
+        slow = cost.tasks == 1 and cost.input_ms > max(_SLOW_INPUT_MS, cost.work_ms)
+        self._slow_inputs = self._slow_inputs + 1 if slow else 0
+        if self._slow_inputs >= _SLOW_INPUTS:
+            self._shuffled, self._slow_inputs = _SHUFFLED_BATCHES, 0
 
     def _expected_rows(self, input_bytes: int | None) -> float | None:
         if input_bytes is None:

@@ -221,10 +221,11 @@ def _materialize(
     key_group_range: KeyGroupRange,
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
+    # Always a file: in the handle it would travel in every later checkpoint too.
     state = worker.state
     data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
-        worker.store, worker.paths, spec.checkpoint_id
+        worker.store, worker.paths, spec.checkpoint_id, threshold_bytes=0
     )
     with factory.create_task_owned_state_stream() as stream:
         stream.write(data)
