@@ -29,7 +29,7 @@ from statelog.store import LocationPaths, open_store  # noqa: E402
 
 workers_get_by_value(processors.__name__)
 KEYS = 40
-SLOW_SECONDS = 6
+SLOW_SECONDS = 8
 
 
 def executor_of_this_worker() -> int:
@@ -108,9 +108,10 @@ def main(master: str, folder: Path, deliveries: list[str]) -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.speculation", "true")
         .config("spark.speculation.interval", "100ms")
+        .config("spark.speculation.efficiency.enabled", "false")  # it waits for heartbeats
         .config("spark.speculation.quantile", "0.5")
         .config("spark.speculation.multiplier", "1.2")
-        .config("spark.speculation.minTaskRuntime", "1s")
+        .config("spark.speculation.minTaskRuntime", "500ms")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -15,6 +16,7 @@ from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
 from statelog.spark.progress import BatchProgress
+from statelog.spark.settings import QuerySettings
 from statelog.state.schema import OperatorStateSchema
 
 
@@ -65,3 +67,37 @@ class EngineConfig:
     adopt: bool
     on_progress: Callable[[BatchProgress], None] | None
     metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatefulOperator:
+    """
+    A stateful operator over a stream, as it stands before a query is started.
+
+    Args:
+        frame: The input with its key groups, see `KeyedFrame`.
+        config: The query but for its location; a start may change its settings.
+        arguments: The settings that the code gave, without those that it left out.
+    """
+
+    frame: DataFrame
+    config: EngineConfig
+    arguments: Mapping[str, Any]
+
+
+def engine_fields(settings: QuerySettings, cores: int) -> dict[str, Any]:
+    """Return what *settings* say of an `EngineConfig`, by default with at most a task for each core."""
+    least, most = settings.task_bounds(cores)
+    return {
+        "store_options": dict(settings.store_options),
+        "fsync": settings.fsync,
+        "delivery": settings.delivery,
+        "min_tasks": least,
+        "max_tasks": most,
+        "max_parallelism": settings.max_parallelism,
+        "inline_bytes": settings.inline_bytes,
+        "checkpoints": settings.checkpoints,
+        "materialization": settings.materialization,
+        "restore": settings.restore,
+        "adopt": settings.adopt,
+    }

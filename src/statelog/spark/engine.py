@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import col, floor
 
 from statelog.core.task_count import TaskBounds, TaskCount
 from statelog.errors import StatelogError
@@ -35,7 +34,7 @@ from statelog.spark.delivery import (
     pack_outputs,
     unpack_outputs,
 )
-from statelog.spark.grouping import KEY_GROUP_COLUMN
+from statelog.spark.grouping import partition_of
 from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
@@ -63,9 +62,17 @@ class _Stopped(Exception):  # noqa: N818
     """`StreamingQuery.stop` came in the middle of a micro-batch."""
 
 
+_SIGNS_OF_STOP = (
+    "java.lang.InterruptedException",
+    "java.nio.channels.ClosedByInterruptException",
+    "java.io.InterruptedIOException",
+    "SPARK_JOB_CANCELLED",
+)
+
+
 def _is_stop(error: Exception) -> bool:
     text = str(error)
-    return "java.lang.InterruptedException" in text or "SPARK_JOB_CANCELLED" in text
+    return any(sign in text for sign in _SIGNS_OF_STOP)
 
 
 class MicroBatchEngine:
@@ -161,8 +168,7 @@ class MicroBatchEngine:
         if tasks == 1:  # everything goes to one task: nothing to shuffle
             partitioned = frame.coalesce(1)
         else:
-            groups = self._config.max_parallelism
-            partition = floor(col(KEY_GROUP_COLUMN) * tasks / groups).cast("int")
+            partition = partition_of(tasks, self._config.max_parallelism)
             partitioned = frame.repartitionById(tasks, partition)
         watch.lap("plan")
         if spec.staged:

@@ -35,8 +35,7 @@ class RowCounter:
     """
 
     def __init__(self, key_groups: KeyGroupRange, key_positions: Sequence[int]) -> None:
-        self._first = key_groups.start
-        self._rows = np.zeros(len(key_groups), np.int64)
+        self._rows = np.zeros(key_groups.end + 1, np.int64)
         self._key_positions = key_positions
         self._keys: Counter[tuple[int, str]] = Counter()
 
@@ -44,12 +43,12 @@ class RowCounter:
         """Yield *batches* as they are, counted; the first column is the key group."""
         for batch in batches:
             if batch.num_rows:
-                groups = batch.column(0).to_numpy(zero_copy_only=False) - self._first
-                counts = np.bincount(groups, minlength=len(self._rows))
+                groups = batch.column(0).to_numpy(zero_copy_only=False)
+                counts = np.bincount(groups, minlength=len(self._rows))[: len(self._rows)]
                 self._rows += counts
                 hot = int(counts.argmax())
                 if counts[hot] >= max(_ROWS_THAT_MATTER / 10, batch.num_rows * _SHARE_WORTH_A_LOOK):
-                    self._count_keys(batch, hot + self._first)
+                    self._count_keys(batch, hot)
             yield batch
 
     def _count_keys(self, batch: pa.RecordBatch, key_group: int) -> None:
@@ -67,7 +66,7 @@ class RowCounter:
     def groups(self) -> list[tuple[int, int]]:
         """Return the largest key groups as (key group, rows), largest first."""
         order = np.argsort(-self._rows, kind="stable")[:_REPORTED]
-        return [(int(at) + self._first, int(self._rows[at])) for at in order if self._rows[at]]
+        return [(int(at), int(self._rows[at])) for at in order if self._rows[at]]
 
     def keys(self) -> list[tuple[int, str, int]]:
         """Return the largest keys that were looked at as (key group, key, rows)."""

@@ -22,7 +22,7 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError
+from statelog.errors import InvariantError, UsageError
 from statelog.format.change_set import checksum
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
@@ -31,7 +31,7 @@ from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
 from statelog.spark.outputs import RowOutput, to_ipc
 from statelog.spark.rows import RowInput
-from statelog.spark.run import ProcessorRun
+from statelog.spark.run import KeyedInput, ProcessorRun
 from statelog.spark.skew import RowCounter
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
@@ -118,6 +118,8 @@ def _run(
 ) -> pa.RecordBatch:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
+    if partition >= len(spec.ranges):
+        raise changed_partitions()
     watch = Stopwatch()
     worker = _worker(spec)
     objects, object_bytes = worker.store.objects_put, worker.store.bytes_put
@@ -130,6 +132,7 @@ def _run(
     rows = RowInput(spec, worker.state.codec.key)
     counter = RowCounter(key_group_range, spec.key_positions)
     rows.read(counter.through(batches))
+    _check_range(partition, spec, rows)
     ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
     watch.lap("input")
     run = ProcessorRun(
@@ -159,6 +162,27 @@ def _run(
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output
+
+
+def _check_range(partition: int, spec: TaskSpec, rows: KeyedInput) -> None:
+    """
+    Check that the task has the rows of its own key groups, and no others.
+
+    Raises:
+        UsageError: A sink of direct delivery has changed the partitions.
+    """
+    key_group_range = spec.ranges[partition]
+    if any(key_group not in key_group_range for key_group in rows.key_groups()):
+        raise changed_partitions()
+
+
+def changed_partitions() -> UsageError:
+    """Return the error for a sink of direct delivery that tears the tasks apart."""
+    return UsageError(
+        "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
+        "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
+        "Nothing of this batch was committed"
+    )
 
 
 def _load(
