@@ -170,7 +170,7 @@ class MaterializationSchedule:
         policy: The bounds.
         max_parallelism: Number of key groups.
         state_entries: State entries there are, as far as known.
-        snapshot_bytes: Size of the snapshots there are.
+        entry_bytes: Bytes that one of them takes in a snapshot; None if none was written yet.
     """
 
     def __init__(
@@ -179,13 +179,11 @@ class MaterializationSchedule:
         max_parallelism: int,
         *,
         state_entries: int = 0,
-        snapshot_bytes: int = 0,
+        entry_bytes: float | None = None,
     ) -> None:
         self._policy = policy
         self._entries = np.full(max_parallelism, state_entries / max_parallelism)
-        self._entry_bytes = _ENTRY_BYTES
-        if state_entries and snapshot_bytes:
-            self._entry_bytes = snapshot_bytes / state_entries
+        self._entry_bytes = _ENTRY_BYTES if entry_bytes is None else entry_bytes
         self._failures = np.zeros(max_parallelism, np.int64)
         self._failed_in_a_row = 0
         self._not_before_ms = 0

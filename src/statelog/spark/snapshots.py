@@ -46,11 +46,13 @@ class Snapshots:
         """Begin with *base*, which is about to have *state_entries*."""
         self.advance(base)
         handles = base.materialized if base is not None else ()
+        size = sum(max(one.handle.size_bytes, 0) for one in handles)
+        in_snapshots = state_entries * float((self.distances.covered >= 0).mean())
         self._schedule = MaterializationSchedule(
             self._policy,
             self._groups,
             state_entries=state_entries,
-            snapshot_bytes=sum(max(one.handle.size_bytes, 0) for one in handles),
+            entry_bytes=size / in_snapshots if size and in_snapshots else None,
         )
 
     def advance(self, base: CompletedCheckpoint | None) -> None:

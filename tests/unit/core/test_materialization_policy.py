@@ -141,9 +141,7 @@ def distances(behind: int = 1000, checkpoints: int = 50) -> LogDistances:
 
 
 def schedule(entries: int = 3200) -> MaterializationSchedule:
-    return MaterializationSchedule(
-        POLICY, GROUPS, state_entries=entries, snapshot_bytes=entries * 10
-    )
+    return MaterializationSchedule(POLICY, GROUPS, state_entries=entries, entry_bytes=10)
 
 
 def test_a_failed_snapshot_is_tried_again_later_and_the_others_get_their_turn_first() -> None:
