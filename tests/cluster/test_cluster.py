@@ -17,8 +17,6 @@ from statelog.runtime.java import prepare_environment
 from statelog.runtime.processes import kill_session, start_session
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 280
-
 # In a worker, when everything is written and before it is acknowledged: the first attempt of one
 # task is slow, so that a speculative one overtakes it after both have written the same.
 SLOW_TO_ANSWER = """
@@ -54,7 +52,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run_scenario(
-    master: str, folder: Path, variables: dict[str, str], *deliveries: str
+    master: str, folder: Path, variables: dict[str, str], deliveries: list[str], timeout: int
 ) -> dict[str, Any]:
     """Run the scenario to its end and return what it printed."""
     log = folder / "scenario.log"
@@ -63,7 +61,7 @@ def run_scenario(
         [sys.executable, program, master, str(folder), *deliveries], log=log, environment=variables
     )
     try:
-        status = process.wait(TIMEOUT_SECONDS)
+        status = process.wait(timeout)
     finally:
         kill_session(process)
     lines = log.read_text(errors="replace").splitlines()
@@ -91,7 +89,9 @@ def check(story: dict[str, Any], batches: int) -> None:
 
 
 def test_an_executor_that_dies_in_mid_batch_and_other_numbers_of_tasks(tmp_path: Path) -> None:
-    result = run_scenario("local-cluster[2,1,1024]", tmp_path, environment(tmp_path), "staged")
+    result = run_scenario(
+        "local-cluster[2,1,1024]", tmp_path, environment(tmp_path), ["staged"], 280
+    )
     check(result["staged"], 7)
 
 
@@ -141,9 +141,10 @@ def wait_for(log: Path, pattern: str, times: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_master_with_two_workers(tmp_path: Path, master: tuple[str, dict[str, str]]) -> None:
     url, variables = master
-    result = run_scenario(url, tmp_path, variables, "staged", "direct")
+    result = run_scenario(url, tmp_path, variables, ["staged", "direct"], 800)
     for delivery, folders in (("staged", ("dstl", "output")), ("direct", ("dstl",))):
         story = result[delivery]
         check(story, 8)

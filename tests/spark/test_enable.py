@@ -74,8 +74,9 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     batch = session.createDataFrame([(1, 2)], INPUT).groupBy("key")
     assert [(1, 2, 1)] == batch.transformWithState(Totals(), TOTALS, "Update", "None").collect()
     assert not isinstance(totals(BatchSource(spark, tmp_path / "in2", INPUT)), StatefulStream)
-    with pytest.raises(UsageError, match="transformWithStateInPandas does not run on statelog yet"):
-        source.frame().groupBy("key").transformWithStateInPandas(Totals(), TOTALS, "Update", "None")
+    keyed = source.frame().groupBy("key")
+    pandas = keyed.transformWithStateInPandas(Totals(), TOTALS, "Update", "None")
+    assert isinstance(pandas, StatefulStream)
     session.conf.set("spark.statelog.delivry", "direct")
     with pytest.raises(InvalidOptionsError, match="did you mean 'delivery'"):
         totals(source)

@@ -3,7 +3,11 @@
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.spark.enable import disable, enable
 from statelog.spark.frame import StatefulStream
-from statelog.spark.operator import OperatorSettings, transform_with_state
+from statelog.spark.operator import (
+    OperatorSettings,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 from statelog.spark.progress import BatchProgress
 from statelog.spark.writer import StatefulStreamWriter
 
@@ -16,4 +20,5 @@ __all__ = [
     "disable",
     "enable",
     "transform_with_state",
+    "transform_with_state_in_pandas",
 ]

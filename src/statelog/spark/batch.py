@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame
 from statelog.model import KeyGroupRange
 from statelog.spark.config import EngineConfig
 from statelog.spark.grouping import partition_of
+from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import now_ms
-from statelog.spark.outputs import RowOutput
-from statelog.spark.rows import RowInput
 from statelog.spark.run import ProcessorRun
 from statelog.spark.spec import TaskSpec
+from statelog.spark.task import read_input
 from statelog.spark.types import make_row
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
@@ -64,7 +64,11 @@ def batch_frame(frame: DataFrame, config: EngineConfig, tasks: int | None) -> Da
         snapshots={},
         inline_bytes=0,
         staged=False,
+        flavour=config.flavour,
+        initial=None if config.initial is None else config.initial.task_layout,
     )
+    if config.initial is not None:
+        frame = with_initial_rows(frame, config.initial)
     partitioned = frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
     return partitioned.mapInArrow(partial(batch_task, spec), config.output)
 
@@ -80,9 +84,9 @@ def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
     state = KeyedState(codec)
     state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
-    rows = RowInput(spec, codec.key)
-    rows.read(batches)
-    run = ProcessorRun(spec, state, every_group, rows, RowOutput(spec.output, spec.batch_id))
+    rows, initial = read_input(spec, codec, batches)
+    output_rows = spec.flavour.output(spec.output, spec.batch_id)
+    run = ProcessorRun(spec, state, every_group, rows, output_rows, initial)
     run.process()
     try:
         codec.encode(run.overlays)  # as in a stream, a value that does not fit is an error

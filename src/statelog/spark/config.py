@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,8 @@ from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
+from statelog.spark.flavour import Flavour, RowFlavour
+from statelog.spark.initial_state import InitialState
 from statelog.spark.progress import BatchProgress
 from statelog.spark.settings import QuerySettings
 from statelog.state.schema import OperatorStateSchema
@@ -44,6 +46,8 @@ class EngineConfig:
         adopt: Go on from state that another query wrote.
         on_progress: Called with the numbers of each batch.
         metrics: Where checkpoints and snapshots are counted.
+        flavour: The form in which the processor sees rows.
+        initial: Rows that the first batch of an empty state begins with.
     """
 
     location: str
@@ -67,6 +71,8 @@ class EngineConfig:
     adopt: bool
     on_progress: Callable[[BatchProgress], None] | None
     metrics: Metrics
+    flavour: Flavour = field(default_factory=RowFlavour)
+    initial: InitialState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
-from statelog.errors import UsageError
-from statelog.spark.operator import transform_with_state
+from statelog.spark.operator import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.session import refuse_connect
 from statelog.spark.settings import CONF_PREFIX, settle
 
@@ -22,17 +21,9 @@ _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"
 
 
-def _not_offered(*args: Any, **kwargs: Any) -> DataFrame:
-    raise UsageError(
-        "transformWithStateInPandas does not run on statelog yet: use transformWithState, or "
-        f"statelog.spark.disable(spark) (or a session without {_LOCATION}) to run it on Spark's "
-        "own state"
-    )
-
-
 _OPERATORS: Final[dict[str, Callable[..., DataFrame]]] = {
     "transformWithState": transform_with_state,
-    "transformWithStateInPandas": _not_offered,
+    "transformWithStateInPandas": transform_with_state_in_pandas,
 }
 """Spark's methods, and what runs in their place."""
 

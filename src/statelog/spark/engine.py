@@ -35,6 +35,7 @@ from statelog.spark.delivery import (
     unpack_outputs,
 )
 from statelog.spark.grouping import partition_of
+from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
@@ -116,7 +117,7 @@ class MicroBatchEngine:
                 self._replay(frame, batch_id)
                 return
         watch = Stopwatch()
-        size = input_bytes(frame) if self._config.min_tasks < self._config.max_tasks else None
+        size = self._input_bytes(frame)
         spec = self._spec(batch_id, self._task_count.choose(size))
         self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
         try:
@@ -137,6 +138,14 @@ class MicroBatchEngine:
         self._location.clean_up()
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
+
+    def _input_bytes(self, frame: DataFrame) -> int | None:
+        """Return the size of the input where it is known and of use."""
+        config = self._config
+        has_initial_rows = self._location.base is None and config.initial is not None
+        if config.min_tasks == config.max_tasks or has_initial_rows:
+            return None
+        return input_bytes(frame)
 
     def _spec(self, batch_id: int, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
@@ -161,9 +170,15 @@ class MicroBatchEngine:
             snapshots=location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             staged=config.delivery is Delivery.STAGED,
+            flavour=config.flavour,
+            initial=None
+            if location.base is not None or config.initial is None
+            else config.initial.task_layout,
         )
 
     def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
+        if spec.initial is not None and self._config.initial is not None:
+            frame = with_initial_rows(frame, self._config.initial)
         tasks = len(spec.ranges)
         if tasks == 1:  # everything goes to one task: nothing to shuffle
             partitioned = frame.coalesce(1)

@@ -21,9 +21,11 @@ from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark.batch import batch_frame
 from statelog.spark.config import EngineConfig, StatefulOperator, engine_fields
+from statelog.spark.flavour import Flavour, PandasFlavour, RowFlavour
 from statelog.spark.frame import StatefulStream
 from statelog.spark.grouping import KeyedFrame, keyed_frame, session_of
 from statelog.spark.handle import operator_schema
+from statelog.spark.initial_state import initial_state
 from statelog.spark.plan import RecordedPlan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.session import parse_schema, refuse_connect, use_this_python
@@ -107,7 +109,8 @@ def transform_with_state(
         outputMode: "Update", "Append" or "Complete"; all hand on what the processor yields, as in
             Spark, and the writer knows the first two.
         timeMode: "None" or "ProcessingTime" (timers and time to live).
-        initialState: Not offered yet; must be None.
+        initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types; its rows go to
+            `handleInitialState` in the first micro-batch of a state that is empty, and never again.
         eventTimeColumnName: Not offered yet; must be empty.
         settings: See `OperatorSettings`.
 
@@ -119,13 +122,70 @@ def transform_with_state(
         UsageError: An argument or setting is wrong, or asks for what is not offered.
         ProcessorError: The processor's `init` failed.
     """
-    if initialState is not None:
-        raise UsageError("initialState is not offered yet; leave it out")
     if eventTimeColumnName or str(timeMode).lower() == "eventtime":
         raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
     return _stateful_frame(
-        grouped, statefulProcessor, outputStructType, outputMode, timeMode, settings
+        grouped,
+        statefulProcessor,
+        outputStructType,
+        outputMode,
+        timeMode,
+        initialState,
+        lambda session, output: RowFlavour(),
+        settings,
     )
+
+
+def transform_with_state_in_pandas(
+    grouped: GroupedData,
+    statefulProcessor: StatefulProcessor,
+    outputStructType: StructType | str,
+    outputMode: str = "Update",
+    timeMode: str = "None",
+    initialState: GroupedData | None = None,
+    eventTimeColumnName: str = "",
+    **settings: Unpack[OperatorSettings],
+) -> DataFrame:
+    """
+    Run an unmodified `StatefulProcessor` of the pandas flavour, its state in statelog.
+
+    Args:
+        grouped: As for `transform_with_state`.
+        statefulProcessor: The processor; it takes each key's rows as an iterator of DataFrames and
+            yields DataFrames, as for Spark's transformWithStateInPandas.
+        outputStructType: Schema of the output rows, also as DDL text.
+        outputMode: As for `transform_with_state`.
+        timeMode: As for `transform_with_state`.
+        initialState: As for `transform_with_state`; `handleInitialState` gets DataFrames.
+        eventTimeColumnName: As for `transform_with_state`.
+        settings: See `OperatorSettings`.
+
+    Returns:
+        A stream or frame, see `transform_with_state`.
+
+    Raises:
+        UsageError: An argument or setting is wrong, or asks for what is not offered.
+        ProcessorError: The processor's `init` failed.
+    """
+    if eventTimeColumnName or str(timeMode).lower() == "eventtime":
+        raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
+    return _stateful_frame(
+        grouped,
+        statefulProcessor,
+        outputStructType,
+        outputMode,
+        timeMode,
+        initialState,
+        _pandas_flavour,
+        settings,
+    )
+
+
+def _pandas_flavour(session: SparkSession, output: StructType) -> Flavour:
+    # pandas is imported where it is needed: its import takes time.
+    from statelog.spark.pandas_rows import PandasSettings
+
+    return PandasFlavour(PandasSettings.of(session), output)
 
 
 def _stateful_frame(
@@ -134,6 +194,8 @@ def _stateful_frame(
     output: StructType | str,
     output_mode: str,
     time_mode: str,
+    initial: GroupedData | None,
+    flavour: Callable[[SparkSession, StructType], Flavour],
     settings: OperatorSettings,
 ) -> DataFrame:
     """Return the output of a stateful operator: what the flavours share."""
@@ -155,7 +217,13 @@ def _stateful_frame(
     keyed = keyed_frame(grouped, settled.max_parallelism)
     use_this_python(session)
     config = _config(session, keyed, processor, output, time_mode.lower(), settled)
-    config = replace(config, on_progress=on_progress, metrics=metrics or Metrics())
+    config = replace(
+        config,
+        flavour=flavour(session, config.output),
+        initial=initial_state(initial, keyed, settled.max_parallelism),
+        on_progress=on_progress,
+        metrics=metrics or Metrics(),
+    )
     if not keyed.frame.isStreaming:
         return batch_frame(keyed.frame, config, settled.tasks)
     return StatefulStream(

@@ -11,6 +11,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.spark.flavour import Flavour, RowFlavour
+from statelog.spark.initial_state import InitialLayout
 from statelog.state.keyed_state import CatchUp
 
 
@@ -39,6 +41,9 @@ class TaskSpec:
         snapshots: Key groups of which to write a snapshot this time, by partition.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
         staged: Whether output rows go into the answer (else they are the task's result).
+        flavour: The form in which the processor sees rows.
+        initial: Layout of the input of a first batch that carries initial state.
+        watermark_ms: Event time up to which timers fire, in the time mode EventTime.
     """
 
     location: str
@@ -60,6 +65,9 @@ class TaskSpec:
     snapshots: Mapping[int, KeyGroupRange]
     inline_bytes: int
     staged: bool
+    flavour: Flavour = field(default_factory=RowFlavour)
+    initial: InitialLayout | None = None
+    watermark_ms: int = -1
 
 
 @dataclass(slots=True)

@@ -29,8 +29,9 @@ from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedH
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
-from statelog.spark.outputs import RowOutput, to_ipc
-from statelog.spark.rows import RowInput
+from statelog.spark.initial_state import split_batches
+from statelog.spark.outputs import to_ipc
+from statelog.spark.rows import InputLayout
 from statelog.spark.run import KeyedInput, ProcessorRun
 from statelog.spark.skew import RowCounter
 from statelog.spark.spec import TaskAck, TaskSpec
@@ -129,15 +130,14 @@ def _run(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
     watch.lap("catch_up")
-    rows = RowInput(spec, worker.state.codec.key)
     counter = RowCounter(key_group_range, spec.key_positions)
-    rows.read(counter.through(batches))
+    counted = batches if spec.initial is not None else counter.through(batches)
+    rows, initial = read_input(spec, worker.state.codec, counted)
     _check_range(partition, spec, rows)
     ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
     watch.lap("input")
-    run = ProcessorRun(
-        spec, worker.state, key_group_range, rows, RowOutput(spec.output, spec.batch_id)
-    )
+    output_rows = spec.flavour.output(spec.output, spec.batch_id)
+    run = ProcessorRun(spec, worker.state, key_group_range, rows, output_rows, initial)
     run.process()
     ack.rows, ack.keys = rows.row_count, run.key_count
     watch.lap("process")
@@ -183,6 +183,20 @@ def changed_partitions() -> UsageError:
         "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
         "Nothing of this batch was committed"
     )
+
+
+def read_input(
+    spec: TaskSpec, codec: OperatorCodec, batches: Iterable[pa.RecordBatch]
+) -> tuple[KeyedInput, KeyedInput | None]:
+    """Return the input rows and, in a first batch that carries them, those of initial state."""
+    initial = None
+    if spec.initial is not None:
+        batches, initial_batches = split_batches(batches, spec.initial)
+        initial = spec.flavour.input(spec.initial.layout, codec.key)
+        initial.read(initial_batches)
+    rows = spec.flavour.input(InputLayout(spec.key_positions, spec.first_input), codec.key)
+    rows.read(batches)
+    return rows, initial
 
 
 def _load(
