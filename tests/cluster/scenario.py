@@ -111,7 +111,7 @@ def main(master: str, folder: Path, deliveries: list[str]) -> None:
         .config("spark.speculation.efficiency.enabled", "false")  # it waits for heartbeats
         .config("spark.speculation.quantile", "0.5")
         .config("spark.speculation.multiplier", "1.2")
-        .config("spark.speculation.minTaskRuntime", "500ms")
+        .config("spark.speculation.minTaskRuntime", "2s")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
