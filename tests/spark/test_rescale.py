@@ -134,7 +134,7 @@ def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     rng = random.Random(1)
     small = [(key, key) for key in range(50)]
-    large = [(7 if at % 3 else rng.randrange(100), rng.randrange(1 << 40)) for at in range(150_000)]
+    large = [(7 if at % 3 else rng.randrange(100), rng.randrange(1 << 40)) for at in range(200_000)]
     batches = [small, large, small, small, large, small]
     for rows in batches:
         source.add(rows)

@@ -32,7 +32,8 @@ class BatchProgress:
             while the load is even.
         catch_up: Key groups folded from memory, change sets replayed, snapshots restored.
         milliseconds: Duration by phase on the driver.
-        task_milliseconds: Duration by phase of the slowest task of each.
+        task_milliseconds: Duration by phase of the slowest task of each; `wait`, for rows, is part
+            of `input`.
     """
 
     batch_id: int

@@ -7,6 +7,7 @@ Arrow batch, so that the count costs nothing while the load is even.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -38,10 +39,21 @@ class RowCounter:
         self._rows = np.zeros(key_groups.end + 1, np.int64)
         self._key_positions = key_positions
         self._keys: Counter[tuple[int, str]] = Counter()
+        self.waited_ms = 0.0
 
     def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield *batches* as they are, counted; the first column is the key group."""
-        for batch in batches:
+        """
+        Yield *batches* as they are, counted; the first column is the key group.
+
+        How long they were waited for is added up in `waited_ms`.
+        """
+        iterator = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited_ms += (time.perf_counter() - start) * 1e3
+            if batch is None:
+                return
             if batch.num_rows:
                 groups = batch.column(0).to_numpy(zero_copy_only=False)
                 counts = np.bincount(groups, minlength=len(self._rows))[: len(self._rows)]

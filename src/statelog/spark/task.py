@@ -136,6 +136,7 @@ def _run(
     _check_range(partition, spec, rows)
     ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
     watch.lap("input")
+    watch.milliseconds["wait"] = counter.waited_ms
     output_rows = spec.flavour.output(spec.output, spec.batch_id)
     run = ProcessorRun(spec, worker.state, key_group_range, rows, output_rows, initial)
     run.process()

@@ -13,7 +13,7 @@ from statelog.spark.spec import TaskAck
 _UNKNOWN_BYTES = 1 << 50
 """Sources that do not know their size claim to be as large as can be."""
 
-_WORK = ("process", "output", "append", "stage")
+_WORK = ("input", "process", "output", "append", "stage")
 
 
 def input_bytes(frame: DataFrame) -> int | None:
@@ -39,6 +39,10 @@ def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
         tasks=len(acks),
         rows=sum(ack.rows for ack in acks),
         input_bytes=size,
-        work_ms=sum(ack.milliseconds.get(phase, 0.0) for ack in acks for phase in _WORK),
-        input_ms=max((ack.milliseconds.get("input", 0.0) for ack in acks), default=0.0),
+        work_ms=sum(
+            sum(ack.milliseconds.get(phase, 0.0) for phase in _WORK)
+            - ack.milliseconds.get("wait", 0.0)
+            for ack in acks
+        ),
+        input_ms=max((ack.milliseconds.get("wait", 0.0) for ack in acks), default=0.0),
     )
