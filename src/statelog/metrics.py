@@ -234,6 +234,20 @@ _TABLE: Final = (
         "New bytes in the log part of the last checkpoint; each set counts once.",
     ),
     MetricSpec(
+        "log_bytes_behind_snapshots",
+        "",
+        MetricKind.GAUGE,
+        "bytes",
+        "Log that the last checkpoint needs because no snapshot covers it.",
+    ),
+    MetricSpec(
+        "log_handles_behind_snapshots",
+        "",
+        MetricKind.GAUGE,
+        "pieces",
+        "Number of pieces of that log.",
+    ),
+    MetricSpec(
         "changelog_busy_time",
         "changelogBusyTimeMsPerSecond",
         MetricKind.COUNTER,

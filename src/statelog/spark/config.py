@@ -38,7 +38,7 @@ class EngineConfig:
         key_positions, first_input: Layout of the input, see `KeyedFrame`.
         time_mode: "none", "processingtime" or "eventtime".
         delivery: How rows reach the sink.
-        tasks: Number of tasks.
+        min_tasks, max_tasks: Between how many tasks each micro-batch may have; equal for a fixed number.
         max_parallelism: Number of key groups.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
         checkpoints: How many to retain, and the like.
@@ -65,7 +65,8 @@ class EngineConfig:
     first_input: int
     time_mode: str
     delivery: Delivery
-    tasks: int
+    min_tasks: int
+    max_tasks: int
     max_parallelism: int
     inline_bytes: int
     checkpoints: CheckpointOptions
@@ -98,13 +99,14 @@ class StatefulOperator:
 
 
 def engine_fields(settings: QuerySettings, cores: int) -> dict[str, Any]:
-    """Return what *settings* say of an `EngineConfig`, by default with a task for each core."""
-    tasks = settings.tasks or min(cores, settings.max_parallelism)
+    """Return what *settings* say of an `EngineConfig`, by default with at most a task for each core."""
+    least, most = settings.task_bounds(cores)
     return {
         "store_options": dict(settings.store_options),
         "fsync": settings.fsync,
         "delivery": settings.delivery,
-        "tasks": tasks,
+        "min_tasks": least,
+        "max_tasks": most,
         "max_parallelism": settings.max_parallelism,
         "inline_bytes": settings.inline_bytes,
         "checkpoints": settings.checkpoints,

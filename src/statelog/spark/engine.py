@@ -15,9 +15,10 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
+from statelog.core.task_count import TaskBounds, TaskCount
 from statelog.errors import StatelogError
+from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import (
@@ -35,12 +36,14 @@ from statelog.spark.delivery import (
 )
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
-from statelog.spark.location import StateLocation
+from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
+from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
+from statelog.spark.task_count import batch_cost, input_bytes
 from statelog.spark.ticks import Pace, nothing_due
 from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
 
@@ -94,6 +97,8 @@ class MicroBatchEngine:
         self._pace = Pace()
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
+        self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
+        self._warned_of = ""
 
     def open(self) -> None:
         """Check that this query can go on from what its location holds; see `StateLocation`."""
@@ -129,25 +134,24 @@ class MicroBatchEngine:
             self._pace.keep()
             return
         watch = Stopwatch()
-        spec = self._spec(batch_id, times)
-        self._coordinator.trigger(spec.checkpoint_id, self._location.ranges)
-        recorder = self._location.recorder
-        recorder.materialization_started(len(spec.snapshots))
+        size = self._input_bytes(frame, times)
+        spec = self._spec(batch_id, times, self._task_count.choose(size))
+        self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
         try:
             acks = self._run(frame, spec, times, watch)
             if times.is_idle and not any(map(_did_something, acks)):
+                self._location.snapshots.aborted(spec.snapshots)
                 self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
                 return
             completed = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
-            recorder.materialization_failed(len(spec.snapshots))
+            self._location.snapshots.aborted(spec.snapshots)
             # What failed is the news; a coordinator that was fenced refuses even this.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        recorder.materialization_completed(
-            len(spec.snapshots), slowest_phases(acks).get("snapshot", 0.0)
-        )
+        self._task_count.ran(batch_cost(acks, size))
+        self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed)
         if config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, inline_outputs(acks))
@@ -156,9 +160,17 @@ class MicroBatchEngine:
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
 
-    def _spec(self, batch_id: int, times: BatchTimes) -> TaskSpec:
+    def _input_bytes(self, frame: DataFrame, times: BatchTimes) -> int | None:
+        """Return the size of the input where it is known and of use."""
+        config = self._config
+        has_initial_rows = self._location.base is None and config.initial is not None
+        if config.min_tasks == config.max_tasks or has_initial_rows:
+            return None
+        return 0 if times.is_idle and config.plan.is_stateless else input_bytes(frame)
+
+    def _spec(self, batch_id: int, times: BatchTimes, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
-        overdue = config.materialization.choose(location.log_distances())
+        ranges = split_key_groups(config.max_parallelism, tasks)
         return TaskSpec(
             location=config.location,
             store_options=config.store_options,
@@ -168,7 +180,7 @@ class MicroBatchEngine:
             checkpoint_id=location.next_checkpoint_id(batch_id),
             base_id=-1 if location.base is None else location.base.checkpoint_id,
             committed=location.committed_handles(),
-            ranges=location.ranges,
+            ranges=ranges,
             schema=location.schema.to_json(),
             key_positions=config.key_positions,
             first_input=config.first_input,
@@ -179,8 +191,8 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             event_time_output=config.event_time_output,
             reads_input=not (times.is_idle and config.plan.is_stateless),
-            snapshots=frozenset(() if overdue is None else (overdue,)),
-            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
+            snapshots=location.snapshots.choose(ranges, now_ms()),
+            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,
             initial=None
@@ -190,19 +202,21 @@ class MicroBatchEngine:
 
     def _partitioned(self, frame: DataFrame, spec: TaskSpec, times: BatchTimes) -> DataFrame:
         """Return the input with one partition for each task."""
-        config, tasks = self._config, len(self._location.ranges)
+        config, tasks = self._config, len(spec.ranges)
         if not spec.reads_input:
             return frame.sparkSession.range(0, tasks, 1, tasks)
         if config.event_time is not None:
             frame = without_late_rows(frame, config.event_time, times.late_ms)
         if spec.initial is not None and config.initial is not None:
             frame = with_initial_rows(frame, config.initial)
+        if tasks == 1:  # everything goes to one task: nothing to shuffle
+            return frame.coalesce(1)
         return frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
 
     def _run(
         self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
     ) -> list[TaskAck]:
-        tasks = len(self._location.ranges)
+        tasks = len(spec.ranges)
         partitioned = self._partitioned(frame, spec, times)
         watch.lap("plan")
         if spec.staged:
@@ -240,7 +254,7 @@ class MicroBatchEngine:
             schema=spec.schema,
             query_id=query_id,
             batch_id=spec.batch_id,
-            tasks=len(self._location.ranges),
+            tasks=len(spec.ranges),
             delivery=self._config.delivery.value,
             time_mode=spec.time_mode,
             now_ms=spec.now_ms,
@@ -309,7 +323,7 @@ class MicroBatchEngine:
                 batch_id=batch_id,
                 checkpoint_id=base.checkpoint_id,
                 replayed=True,
-                tasks=len(self._location.ranges),
+                tasks=record.tasks,
                 output_rows=record.output_rows,
                 milliseconds=watch.with_total(),
             )
@@ -323,24 +337,32 @@ class MicroBatchEngine:
         watch: Stopwatch,
     ) -> None:
         record = BatchRecord.of(completed)
-        distances = self._location.log_distances()
-        files = {path for ack in acks for path in _files_of(ack)}
+        distances = self._location.snapshots.distances
+        groups, keys = largest_groups(acks), largest_keys(acks)
+        warning = dominating(groups, keys)
+        if warning and warning.partition(" has ")[0] != self._warned_of:
+            self._warned_of = warning.partition(" has ")[0]
+            _log.warning("batch %d is uneven: %s", spec.batch_id, warning)
         self._emit(
             BatchProgress(
                 batch_id=spec.batch_id,
                 checkpoint_id=completed.checkpoint_id,
-                tasks=len(self._location.ranges),
+                tasks=len(spec.ranges),
                 rows=record.rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,
-                objects=1 + len(files),
-                object_bytes=self._coordinator.committed_bytes,
-                log_bytes=sum(distance.log_bytes for distance in distances),
-                log_handles=sum(distance.log_handles for distance in distances),
+                objects=1 + sum(ack.objects for ack in acks),
+                object_bytes=self._coordinator.committed_bytes
+                + sum(ack.object_bytes for ack in acks),
+                log_bytes=distances.log_bytes,
+                log_handles=distances.log_handles,
                 snapshots=sum(ack.materialized is not None for ack in acks),
+                snapshots_failed=sum(bool(ack.snapshot_error) for ack in acks),
+                largest_key_groups=groups,
+                largest_keys=keys,
                 catch_up=summed_catch_up(acks),
                 milliseconds=watch.with_total(),
                 task_milliseconds=slowest_phases(acks),
@@ -357,13 +379,3 @@ def _did_something(ack: TaskAck) -> bool:
     """Return whether a task saw rows, or changed or put out anything."""
     wrote = ack.log is not None or ack.materialized is not None
     return wrote or ack.rows > 0 or ack.output_rows > 0
-
-
-def _files_of(ack: TaskAck) -> list[str]:
-    """Return the objects that a task wrote to the store."""
-    handles: list[object] = [ack.output]
-    if ack.log is not None:
-        handles += [entry.handle for entry in ack.log.handles_and_offsets]
-    if ack.materialized is not None:
-        handles.append(ack.materialized.handle)
-    return [handle.path for handle in handles if isinstance(handle, FileStateHandle)]

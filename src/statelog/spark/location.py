@@ -19,7 +19,6 @@ from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.core.materialization_policy import LogDistance
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -27,10 +26,10 @@ from statelog.errors import (
     StatelogError,
     StoreError,
 )
-from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
+from statelog.spark.snapshots import Snapshots
 from statelog.spark.watermark import NOTHING_READ, BatchTimes
 from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
@@ -53,8 +52,8 @@ class StateLocation:
         self._config = config
         self._paths = LocationPaths()
         self._store = open_store(config.location, options=config.store_options, fsync=config.fsync)
-        self.ranges = split_key_groups(config.max_parallelism, config.tasks)
-        self.recorder = CheckpointRecorder(config.metrics)
+        recorder = CheckpointRecorder(config.metrics)
+        self.snapshots = Snapshots(config.materialization, config.max_parallelism, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
@@ -62,7 +61,7 @@ class StateLocation:
             max_parallelism=config.max_parallelism,
             options=config.checkpoints,
             clock_ms=now_ms,
-            recorder=self.recorder,
+            recorder=recorder,
         )
         self.schema = config.schema
         self.base: CompletedCheckpoint | None = None
@@ -118,14 +117,15 @@ class StateLocation:
         self.base = self.coordinator.restore(wanted)
         if self.base is not None:
             self._evolve(self.base)
-            self.went_back_to = BatchRecord.of(self.base).went_back_to if wanted is None else wanted
+            record = BatchRecord.of(self.base)
+            self.went_back_to = record.went_back_to if wanted is None else wanted
+            self.snapshots.begin(self.base, record.state_entries)
         self._next_id = max(present, default=-1) + 1
         _log.info(
-            "state location %s: epoch %d, base checkpoint %s, %d tasks, delivery %s",
+            "state location %s: epoch %d, base checkpoint %s, delivery %s",
             config.location,
             self.epoch,
             None if self.base is None else self.base.checkpoint_id,
-            config.tasks,
             config.delivery.value,
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
@@ -165,6 +165,7 @@ class StateLocation:
     def advance(self, completed: CompletedCheckpoint) -> None:
         """Go on from *completed*."""
         self.base, self._next_id = completed, completed.checkpoint_id + 1
+        self.snapshots.advance(completed)
 
     @property
     def record(self) -> BatchRecord | None:
@@ -210,22 +211,6 @@ class StateLocation:
                 reason="gap",
             )
         return False
-
-    def log_distances(self) -> list[LogDistance]:
-        """Return how far the log of each task's range has run ahead of its snapshots."""
-        if self.base is None:
-            return []
-        distances = []
-        for key_group_range in self.ranges:
-            handle = self.base.for_range(key_group_range)
-            distances.append(
-                LogDistance(
-                    log_bytes=sum(log.size_bytes for log in handle.log),
-                    log_handles=len(handle.log),
-                    snapshot_bytes=sum(max(m.handle.size_bytes, 0) for m in handle.materialized),
-                )
-            )
-        return distances
 
     def committed_handles(self) -> tuple[str, ...]:
         """Return the ids of the log handles that the base checkpoint itself added."""

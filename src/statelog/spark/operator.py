@@ -55,8 +55,11 @@ class OperatorSettings(TypedDict, total=False):
         idleTicks: Run a micro-batch at every trigger, so that timers fire when no data comes; fixed
             for the life of the query.  Default: as the query began; for a new one, whether there
             can be timers.
-        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: the
-            number of cores; over a batch frame `spark.sql.shuffle.partitions`.
+        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: as
+            many as each micro-batch is worth, between *minTasks* and *maxTasks*; over a batch frame
+            `spark.sql.shuffle.partitions`.
+        minTasks: At least so many, where *tasks* is left out (default 1).
+        maxTasks: At most so many, where *tasks* is left out (default: the number of cores).
         maxParallelism: Number of key groups (default 128); fixed for the life of the state.
         operatorId: Name of the operator; state of another one is refused.
         restore: "latest" (the default), "empty" (insist on starting without state), or the id of
@@ -76,6 +79,8 @@ class OperatorSettings(TypedDict, total=False):
     delivery: str | None
     idleTicks: bool | None
     tasks: int | None
+    minTasks: int | None
+    maxTasks: int | None
     maxParallelism: int | None
     operatorId: str | None
     restore: int | str | None

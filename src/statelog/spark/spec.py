@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ class TaskSpec:
         processor: The user's processor.
         time_mode: "none", "processingtime" or "eventtime".
         now_ms: Processing time of the batch; -1 without.
-        snapshots: Partitions that write a snapshot this time.
+        snapshots: Key groups of which to write a snapshot this time, by partition.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
         staged: Whether output rows go into the answer (else they are the task's result).
         flavour: The form in which the processor sees rows.
@@ -66,7 +67,7 @@ class TaskSpec:
     processor: StatefulProcessor
     time_mode: str
     now_ms: int
-    snapshots: frozenset[int]
+    snapshots: Mapping[int, KeyGroupRange]
     inline_bytes: int
     staged: bool
     flavour: Flavour = field(default_factory=RowFlavour)
@@ -90,11 +91,16 @@ class TaskAck:
         partition: Which task.
         key_group_range: Its key groups.
         log: Handle of what it appended; None for no change.
-        materialized: Handle of its snapshot, if it was asked for one.
+        materialized: Handle of its snapshot, if it was asked for one and could write it.
+        snapshot_error: Why it could not.
         output: Staged rows as an Arrow IPC stream, or a handle of the file that holds it.
         rows, keys, entries, output_rows: Counts: input rows, keys touched, state entries, rows out.
+        group_entries: State entries of each of its key groups.
+        top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
+            rows).
         delta_bytes: Bytes of all changes.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
+        objects, object_bytes: Objects it wrote to the store, and their size.
         caught_up: How the state was brought forward.
         milliseconds: Duration of each phase.
     """
@@ -103,12 +109,18 @@ class TaskAck:
     key_group_range: KeyGroupRange
     log: ChangelogStateHandle | None = None
     materialized: MaterializedHandle | None = None
+    snapshot_error: str = ""
     output: bytes | FileStateHandle | None = None
     rows: int = 0
     keys: int = 0
     entries: int = 0
     output_rows: int = 0
+    group_entries: list[int] = field(default_factory=list)
+    top_groups: list[tuple[int, int]] = field(default_factory=list)
+    top_keys: list[tuple[int, str, int]] = field(default_factory=list)
     delta_bytes: int = 0
     next_due_ms: int = NEVER_MS
+    objects: int = 0
+    object_bytes: int = 0
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from statelog.spark.initial_state import split_batches
 from statelog.spark.outputs import to_ipc
 from statelog.spark.rows import InputLayout
 from statelog.spark.run import KeyedInput, ProcessorRun
+from statelog.spark.skew import RowCounter
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.types import make_row
@@ -46,6 +47,7 @@ from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
 
 _CACHED_BYTES = 64 * 1024 * 1024
 _FREEZE_GROWTH = 1.5
+_ERROR_MAX = 2000
 
 
 class _Worker:
@@ -53,7 +55,7 @@ class _Worker:
 
     def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
         self.epoch = spec.epoch
-        self.store: ObjectStore = CachedStore(
+        self.store = CachedStore(
             open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
         )
         self.paths = LocationPaths()
@@ -122,6 +124,7 @@ def _run(
         raise changed_partitions()
     watch = Stopwatch()
     worker = _worker(spec)
+    objects, object_bytes = worker.store.objects_put, worker.store.bytes_put
     key_group_range = spec.ranges[partition]
     ack = TaskAck(partition, key_group_range)
     ack.caught_up = worker.state.catch_up(
@@ -129,9 +132,14 @@ def _run(
     )
     worker.state.sweep(key_group_range, spec.now_ms)
     watch.lap("catch_up")
-    rows, initial = read_input(spec, worker.state.codec, _input_of(spec, batches))
+    counter = RowCounter(key_group_range, spec.key_positions)
+    read = spec.reads_input and spec.initial is None
+    counted = counter.through(batches) if read else _input_of(spec, batches)
+    rows, initial = read_input(spec, worker.state.codec, counted)
     _check_range(partition, spec, rows)
+    ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
     watch.lap("input")
+    watch.milliseconds["wait"] = counter.waited_ms
     output_rows = spec.flavour.output(spec.output, spec.batch_id)
     run = ProcessorRun(spec, worker.state, key_group_range, rows, output_rows, initial)
     run.process()
@@ -146,12 +154,15 @@ def _run(
     fail_point("between-uploads")
     watch.lap("append")
     if partition in spec.snapshots:
-        ack.materialized = _materialize(worker, spec, key_group_range, run.overlays)
+        _snapshot(worker, spec, spec.snapshots[partition], run.overlays, ack)
         watch.lap("snapshot")
     if spec.staged:
         ack.output = _stage_output(worker, spec, output)
         watch.lap("stage")
-    ack.entries = _entries(worker.state, key_group_range)
+    ack.group_entries = _entries(worker.state, key_group_range)
+    ack.entries = sum(ack.group_entries)
+    ack.objects = worker.store.objects_put - objects
+    ack.object_bytes = worker.store.bytes_put - object_bytes
     _freeze(worker, ack.entries)
     ack.milliseconds = watch.milliseconds
     fail_point("before-acknowledge")
@@ -241,16 +252,32 @@ def _append(
             )
 
 
+def _snapshot(
+    worker: _Worker,
+    spec: TaskSpec,
+    key_group_range: KeyGroupRange,
+    overlays: dict[int, Overlay],
+    ack: TaskAck,
+) -> None:
+    """Write a snapshot; a failure is only told, because the log has everything."""
+    try:
+        fail_point("before-snapshot")
+        ack.materialized = _materialize(worker, spec, key_group_range, overlays)
+    except Exception as error:
+        ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
+
+
 def _materialize(
     worker: _Worker,
     spec: TaskSpec,
     key_group_range: KeyGroupRange,
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
+    # Always a file: in the handle it would travel in every later checkpoint too.
     state = worker.state
     data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
-        worker.store, worker.paths, spec.checkpoint_id
+        worker.store, worker.paths, spec.checkpoint_id, threshold_bytes=0
     )
     with factory.create_task_owned_state_stream() as stream:
         stream.write(data)
@@ -273,11 +300,9 @@ def _stage_output(
     return FileStateHandle(path, len(data), checksum([data]))
 
 
-def _entries(state: KeyedState, key_group_range: KeyGroupRange) -> int:
-    """Return the number of state entries as of the base checkpoint."""
-    return sum(
-        len(table) for key_group in key_group_range for table in state.groups[key_group].tables
-    )
+def _entries(state: KeyedState, key_group_range: KeyGroupRange) -> list[int]:
+    """Return the number of state entries of each key group as of the base checkpoint."""
+    return [sum(map(len, state.groups[key_group].tables)) for key_group in key_group_range]
 
 
 def _freeze(worker: _Worker, entries: int) -> None:

@@ -332,7 +332,7 @@ class ProcessorTester:
             processor=pickle.loads(self._pickled),
             time_mode=self._time_mode,
             now_ms=self._now(),
-            snapshots=frozenset(),
+            snapshots={},
             inline_bytes=0,
             staged=False,
             watermark_ms=self._watermark_ms if self._time_mode == "eventtime" else -1,
