@@ -154,7 +154,7 @@ _TABLE: Final = (
         "",
         MetricKind.HISTOGRAM,
         "nanoseconds",
-        "Phase: turning the tasks of a file into its bytes.",
+        "Phase: turning the tasks of a file into its bytes; small sets are encoded in `persist`.",
     ),
     MetricSpec(
         "put_durations",

@@ -454,9 +454,9 @@ class FsStateChangelogWriter:
         for action in actions:
             match action:
                 case StartUpload(change_sets):
-                    self._scheduler.upload(
-                        UploadTask(change_sets, self._on_success, self._on_failure)
-                    )
+                    task = UploadTask(change_sets, self._on_success, self._on_failure)
+                    task.encode_early()
+                    self._scheduler.upload(task)
                 case CompletePersist(persist_id, results, incremental_size_bytes):
                     snapshot = self._snapshot(persist_id, results, incremental_size_bytes)
                     self._futures.pop(persist_id).set_result(snapshot)
