@@ -23,7 +23,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from statelog.changelog.local_recovery import LocalFiles, write_file
+from statelog.changelog.local_files import LocalFiles, write_file
 from statelog.core.cached_files import (
     Action,
     CacheClosed,
