@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from statelog.changelog.local_files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
+from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.runtime.driver import Runtime
 from statelog.runtime.pool import Pool
@@ -201,6 +202,7 @@ class LocalBackup:
         pool: Writes; its threads may hang with the disk.
         patience_s: Longest wait for a copy whose upload is done.
         disk: Takes the files; None for this host's.
+        metrics: Told of copies and their faults; None for nobody.
     """
 
     def __init__(
@@ -211,12 +213,14 @@ class LocalBackup:
         *,
         patience_s: float = _PATIENCE_S,
         disk: LocalDisk | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._folder = folder
         self._runtime = runtime
         self._pool = pool
         self._patience_s = patience_s
         self._disk = disk if disk is not None else LocalFiles()
+        self._metrics = metrics if metrics is not None else Metrics()
         self._writing = 0
         self._warned = False
 
@@ -268,7 +272,10 @@ class LocalBackup:
             remove_quietly(self._disk, copy.path)
         if slow and wanted:
             self._warn(copy, f"not written {self._patience_s} s after its upload")
-        return wanted and state is _State.COMPLETE
+        taken = wanted and state is _State.COMPLETE
+        if taken:
+            self._metrics.count("local_copies_written")
+        return taken
 
     def _write(self, copy: LocalCopy, content: Buffers) -> None:
         if copy.state is not _State.WRITING:
@@ -289,6 +296,7 @@ class LocalBackup:
             self._warn(copy, str(error))
 
     def _warn(self, copy: LocalCopy, reason: str) -> None:
+        self._metrics.count("local_copy_faults")
         level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
         self._warned = True
         _log.log(level, "no local copy %s (%s); the remote file is enough", copy.path, reason)
