@@ -17,6 +17,7 @@ import obstore
 import obstore.exceptions as obstore_errors
 
 from statelog.errors import (
+    InvalidOptionsError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
@@ -26,8 +27,9 @@ from statelog.format.change_set import joined
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.client import check_options, fsync_path, make_client
 from statelog.store.explain import is_missing_bucket, one_line
+from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
 from statelog.store.local_disk import can_write, write_object
-from statelog.store.location import kind_of, local_path, normalize_url
+from statelog.store.location import is_known, kind_of, local_path, normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
 __all__ = ["ObstoreStore", "normalize_url", "open_store"]
@@ -44,15 +46,17 @@ _used_in_pid = 0
 
 def open_store(
     location: str, *, options: Mapping[str, Any] | None = None, fsync: bool = True
-) -> ObstoreStore:
+) -> ObstoreStore | FsspecStore:
     """
     Return the store rooted at *location*; nothing is contacted before the first use.
 
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
-            (`abfs://`) URL.
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) are fsspec's.
         options: Client options of obstore (region, endpoint, credentials, ...).  Without them the
             usual environment variables count, those of the process that uses the store.
+            `backend="fsspec"` takes fsspec for any location; the others are arguments of its file
+            system then.
         fsync: On local disk, make every object durable (file and folders) before a put returns.
             False leaves it to the operating system: a power failure may then lose objects that
             were acknowledged.
@@ -60,9 +64,15 @@ def open_store(
     Raises:
         InvalidOptionsError: The location cannot be understood, or an option is unknown.
     """
+    settings = dict(options or {})
+    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
+    if backend == "fsspec":
+        return open_fsspec_store(location, settings)
+    if backend != "obstore":
+        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
     url = normalize_url(location)
-    check_options(url, options or {})
-    return ObstoreStore(url, dict(options or {}), fsync)
+    check_options(url, settings)
+    return ObstoreStore(url, settings, fsync)
 
 
 class ObstoreStore:
