@@ -35,12 +35,14 @@ from statelog.spark.delivery import (
 )
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
-from statelog.spark.location import StateLocation, now_ms
+from statelog.spark.location import StateLocation
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
+from statelog.spark.ticks import Pace, nothing_due
+from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
 
 _log = logging.getLogger("statelog.spark")
 
@@ -80,11 +82,16 @@ class MicroBatchEngine:
     Args:
         config: The query.
         sink: Takes the output frame and the batch id.
+        query_times: Tells the times of a micro-batch; None where nothing depends on them.
     """
 
-    def __init__(self, config: EngineConfig, sink: Sink) -> None:
+    def __init__(
+        self, config: EngineConfig, sink: Sink, query_times: QueryTimes | None = None
+    ) -> None:
         self._config = config
         self._sink = sink
+        self._query_times = query_times
+        self._pace = Pace()
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
 
@@ -104,21 +111,34 @@ class MicroBatchEngine:
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
+        config = self._config
         context = frame.sparkSession.sparkContext
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
+        times = (
+            BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
+        )
         if not self._location.epoch:
             self._location.take_over(query_id)
-            if self._location.is_committed(query_id, batch_id):
+            if self._location.is_committed(query_id, batch_id, times):
                 self._replay(frame, batch_id)
                 return
+        record = self._location.record
+        if record is not None:
+            times = times.not_before(record.watermark_ms)
+        if nothing_due(config, record, times):
+            self._pace.keep()
+            return
         watch = Stopwatch()
-        spec = self._spec(batch_id)
+        spec = self._spec(batch_id, times)
         self._coordinator.trigger(spec.checkpoint_id, self._location.ranges)
         recorder = self._location.recorder
         recorder.materialization_started(len(spec.snapshots))
         try:
-            acks = self._run(frame, spec, watch)
-            completed = self._commit(spec, query_id, acks, watch)
+            acks = self._run(frame, spec, times, watch)
+            if times.is_idle and not any(map(_did_something, acks)):
+                self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
+                return
+            completed = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
             recorder.materialization_failed(len(spec.snapshots))
             # What failed is the news; a coordinator that was fenced refuses even this.
@@ -129,14 +149,14 @@ class MicroBatchEngine:
             len(spec.snapshots), slowest_phases(acks).get("snapshot", 0.0)
         )
         self._location.advance(completed)
-        if self._config.delivery is Delivery.STAGED:
+        if config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, inline_outputs(acks))
         watch.lap("deliver")
         self._location.clean_up()
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
 
-    def _spec(self, batch_id: int) -> TaskSpec:
+    def _spec(self, batch_id: int, times: BatchTimes) -> TaskSpec:
         config, location = self._config, self._location
         overdue = config.materialization.choose(location.log_distances())
         return TaskSpec(
@@ -155,7 +175,10 @@ class MicroBatchEngine:
             output=config.arrow_output,
             processor=config.processor,
             time_mode=config.time_mode,
-            now_ms=now_ms() if config.time_mode != "none" else -1,
+            now_ms=times.now_ms if config.time_mode != "none" else -1,
+            watermark_ms=times.watermark_ms,
+            event_time_output=config.event_time_output,
+            reads_input=not (times.is_idle and config.plan.is_stateless),
             snapshots=frozenset(() if overdue is None else (overdue,)),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
             staged=config.delivery is Delivery.STAGED,
@@ -165,12 +188,22 @@ class MicroBatchEngine:
             else config.initial.task_layout,
         )
 
-    def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
-        if spec.initial is not None and self._config.initial is not None:
-            frame = with_initial_rows(frame, self._config.initial)
+    def _partitioned(self, frame: DataFrame, spec: TaskSpec, times: BatchTimes) -> DataFrame:
+        """Return the input with one partition for each task."""
+        config, tasks = self._config, len(self._location.ranges)
+        if not spec.reads_input:
+            return frame.sparkSession.range(0, tasks, 1, tasks)
+        if config.event_time is not None:
+            frame = without_late_rows(frame, config.event_time, times.late_ms)
+        if spec.initial is not None and config.initial is not None:
+            frame = with_initial_rows(frame, config.initial)
+        return frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
+
+    def _run(
+        self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
+    ) -> list[TaskAck]:
         tasks = len(self._location.ranges)
-        partition = partition_of(tasks, self._config.max_parallelism)
-        partitioned = frame.repartitionById(tasks, partition)
+        partitioned = self._partitioned(frame, spec, times)
         watch.lap("plan")
         if spec.staged:
             acks = collect_acks(partitioned, spec)
@@ -189,7 +222,12 @@ class MicroBatchEngine:
         return acks
 
     def _commit(
-        self, spec: TaskSpec, query_id: str, acks: Sequence[TaskAck], watch: Stopwatch
+        self,
+        spec: TaskSpec,
+        query_id: str,
+        times: BatchTimes,
+        acks: Sequence[TaskAck],
+        watch: Stopwatch,
     ) -> CompletedCheckpoint:
         for ack in acks:
             self._coordinator.acknowledge(
@@ -214,6 +252,9 @@ class MicroBatchEngine:
             output_bytes=len(section or b"") + sum(handle.size_bytes for handle in files),
             output_files=[handle.to_json() for handle in files],
             went_back_to=self._location.went_back_to,
+            watermark_ms=times.watermark_ms,
+            next_due_ms=min(ack.next_due_ms for ack in acks),
+            position=times.position,
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,
@@ -255,6 +296,9 @@ class MicroBatchEngine:
         base = self._location.base
         if base is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
+        if self._config.plan.has_watermark or not self._config.plan.is_stateless:
+            # What Spark keeps before this operator goes forward only as the rows are evaluated.
+            frame.write.format("noop").mode("append").save()
         record = BatchRecord.of(base)
         if record.delivery == Delivery.STAGED.value:
             section = self._coordinator.section(base.checkpoint_id, OUTPUT_SECTION)
@@ -307,6 +351,12 @@ class MicroBatchEngine:
         _log.info("%s", progress)
         if self._config.on_progress is not None:
             self._config.on_progress(progress)
+
+
+def _did_something(ack: TaskAck) -> bool:
+    """Return whether a task saw rows, or changed or put out anything."""
+    wrote = ack.log is not None or ack.materialized is not None
+    return wrote or ack.rows > 0 or ack.output_rows > 0
 
 
 def _files_of(ack: TaskAck) -> list[str]:

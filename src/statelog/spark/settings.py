@@ -62,6 +62,7 @@ def _restore(value: Any, *, key: str) -> int | str:
 _SETTINGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "stateLocation": ("state_location", parse_text),
     "delivery": ("delivery", _delivery),
+    "idleTicks": ("idle_ticks", parse_bool),
     "tasks": ("tasks", parse_count),
     "maxParallelism": ("max_parallelism", parse_count),
     "operatorId": ("operator_id", parse_text),
@@ -93,6 +94,7 @@ class QuerySettings:
         base_location: Folder that holds the state of each query under its name, where the session
             names one.
         delivery: How rows reach the sink.
+        idle_ticks: Whether there is a micro-batch at every trigger; None for the default.
         tasks: Number of tasks; None for the default.
         max_parallelism: Number of key groups.
         operator_id: Name of the operator; None for the default.
@@ -108,6 +110,7 @@ class QuerySettings:
     state_location: str | None = None
     base_location: str | None = None
     delivery: Delivery = Delivery.STAGED
+    idle_ticks: bool | None = None
     tasks: int | None = None
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     operator_id: str | None = None
