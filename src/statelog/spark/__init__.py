@@ -11,8 +11,10 @@ from statelog.spark.operator import (
 )
 from statelog.spark.progress import BatchProgress
 from statelog.spark.writer import StatefulStreamWriter
+from statelog.state.aggregates import AggregateFunction
 
 __all__ = [
+    "AggregateFunction",
     "BatchProgress",
     "MaterializationPolicy",
     "OperatorSettings",

@@ -17,6 +17,7 @@ from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
 from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialState
+from statelog.spark.plans import InputPlan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.settings import QuerySettings
 from statelog.state.schema import OperatorStateSchema
@@ -35,7 +36,7 @@ class EngineConfig:
         output: Schema of the output rows.
         arrow_output: The same in Arrow's types.
         key_positions, first_input: Layout of the input, see `KeyedFrame`.
-        time_mode: "none" or "processingtime".
+        time_mode: "none", "processingtime" or "eventtime".
         delivery: How rows reach the sink.
         min_tasks, max_tasks: Between how many tasks each micro-batch may have; equal for a fixed number.
         max_parallelism: Number of key groups.
@@ -48,6 +49,9 @@ class EngineConfig:
         metrics: Where checkpoints and snapshots are counted.
         flavour: The form in which the processor sees rows.
         initial: Rows that the first batch of an empty state begins with.
+        plan: What the input's plan says.
+        event_time: The input column by which rows are late, or None.
+        event_time_output: The output column that may not be older than the watermark, or None.
     """
 
     location: str
@@ -73,6 +77,9 @@ class EngineConfig:
     metrics: Metrics
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialState | None = None
+    plan: InputPlan = field(default_factory=InputPlan)
+    event_time: str | None = None
+    event_time_output: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

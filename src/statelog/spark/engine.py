@@ -44,6 +44,8 @@ from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.task_count import batch_cost, input_bytes
+from statelog.spark.ticks import Pace, nothing_due
+from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
 
 _log = logging.getLogger("statelog.spark")
 
@@ -83,11 +85,16 @@ class MicroBatchEngine:
     Args:
         config: The query.
         sink: Takes the output frame and the batch id.
+        query_times: Tells the times of a micro-batch; None where nothing depends on them.
     """
 
-    def __init__(self, config: EngineConfig, sink: Sink) -> None:
+    def __init__(
+        self, config: EngineConfig, sink: Sink, query_times: QueryTimes | None = None
+    ) -> None:
         self._config = config
         self._sink = sink
+        self._query_times = query_times
+        self._pace = Pace()
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
         self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
@@ -109,45 +116,59 @@ class MicroBatchEngine:
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
+        config = self._config
         context = frame.sparkSession.sparkContext
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
+        times = (
+            BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
+        )
         if not self._location.epoch:
             self._location.take_over(query_id)
-            if self._location.is_committed(query_id, batch_id):
+            if self._location.is_committed(query_id, batch_id, times):
                 self._replay(frame, batch_id)
                 return
+        record = self._location.record
+        if record is not None:
+            times = times.not_before(record.watermark_ms)
+        if nothing_due(config, record, times):
+            self._pace.keep()
+            return
         watch = Stopwatch()
-        size = self._input_bytes(frame)
-        spec = self._spec(batch_id, self._task_count.choose(size))
+        size = self._input_bytes(frame, times)
+        spec = self._spec(batch_id, times, self._task_count.choose(size))
         self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
         try:
-            acks = self._run(frame, spec, watch)
-            completed = self._commit(spec, query_id, acks, watch)
+            acks = self._run(frame, spec, times, watch)
+            if times.is_idle and not any(map(_did_something, acks)):
+                self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
+                return
+            completed = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
             self._location.snapshots.aborted(spec.snapshots)
             # What failed is the news; a coordinator that was fenced refuses even this.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        self._task_count.ran(batch_cost(acks, size))
+        if not times.is_idle:
+            self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed)
-        if self._config.delivery is Delivery.STAGED:
+        if config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, inline_outputs(acks))
         watch.lap("deliver")
         self._location.clean_up()
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
 
-    def _input_bytes(self, frame: DataFrame) -> int | None:
+    def _input_bytes(self, frame: DataFrame, times: BatchTimes) -> int | None:
         """Return the size of the input where it is known and of use."""
         config = self._config
         has_initial_rows = self._location.base is None and config.initial is not None
-        if config.min_tasks == config.max_tasks or has_initial_rows:
+        if config.min_tasks == config.max_tasks or has_initial_rows or times.is_idle:
             return None
         return input_bytes(frame)
 
-    def _spec(self, batch_id: int, tasks: int) -> TaskSpec:
+    def _spec(self, batch_id: int, times: BatchTimes, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
         ranges = split_key_groups(config.max_parallelism, tasks)
         return TaskSpec(
@@ -166,8 +187,12 @@ class MicroBatchEngine:
             output=config.arrow_output,
             processor=config.processor,
             time_mode=config.time_mode,
-            now_ms=now_ms() if config.time_mode != "none" else -1,
-            snapshots=location.snapshots.choose(ranges, now_ms()),
+            now_ms=times.now_ms if config.time_mode != "none" else -1,
+            watermark_ms=times.watermark_ms,
+            event_time_output=config.event_time_output,
+            reads_input=not (times.is_idle and config.plan.is_stateless),
+            # A tick must not commit for a snapshot's sake alone.
+            snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,
@@ -176,15 +201,24 @@ class MicroBatchEngine:
             else config.initial.task_layout,
         )
 
-    def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
-        if spec.initial is not None and self._config.initial is not None:
-            frame = with_initial_rows(frame, self._config.initial)
-        tasks = len(spec.ranges)
+    def _partitioned(self, frame: DataFrame, spec: TaskSpec, times: BatchTimes) -> DataFrame:
+        """Return the input with one partition for each task."""
+        config, tasks = self._config, len(spec.ranges)
+        if not spec.reads_input:
+            return frame.sparkSession.range(0, tasks, 1, tasks)
+        if config.event_time is not None:
+            frame = without_late_rows(frame, config.event_time, times.late_ms)
+        if spec.initial is not None and config.initial is not None:
+            frame = with_initial_rows(frame, config.initial)
         if tasks == 1:  # everything goes to one task: nothing to shuffle
-            partitioned = frame.coalesce(1)
-        else:
-            partition = partition_of(tasks, self._config.max_parallelism)
-            partitioned = frame.repartitionById(tasks, partition)
+            return frame.coalesce(1)
+        return frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
+
+    def _run(
+        self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
+    ) -> list[TaskAck]:
+        tasks = len(spec.ranges)
+        partitioned = self._partitioned(frame, spec, times)
         watch.lap("plan")
         if spec.staged:
             acks = collect_acks(partitioned, spec)
@@ -203,7 +237,12 @@ class MicroBatchEngine:
         return acks
 
     def _commit(
-        self, spec: TaskSpec, query_id: str, acks: Sequence[TaskAck], watch: Stopwatch
+        self,
+        spec: TaskSpec,
+        query_id: str,
+        times: BatchTimes,
+        acks: Sequence[TaskAck],
+        watch: Stopwatch,
     ) -> CompletedCheckpoint:
         for ack in acks:
             self._coordinator.acknowledge(
@@ -228,6 +267,9 @@ class MicroBatchEngine:
             output_bytes=len(section or b"") + sum(handle.size_bytes for handle in files),
             output_files=[handle.to_json() for handle in files],
             went_back_to=self._location.went_back_to,
+            watermark_ms=times.watermark_ms,
+            next_due_ms=min(ack.next_due_ms for ack in acks),
+            position=times.position,
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,
@@ -269,6 +311,9 @@ class MicroBatchEngine:
         base = self._location.base
         if base is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
+        if self._config.plan.has_watermark or not self._config.plan.is_stateless:
+            # What Spark keeps before this operator goes forward only as the rows are evaluated.
+            frame.write.format("noop").mode("append").save()
         record = BatchRecord.of(base)
         if record.delivery == Delivery.STAGED.value:
             section = self._coordinator.section(base.checkpoint_id, OUTPUT_SECTION)
@@ -329,3 +374,9 @@ class MicroBatchEngine:
         _log.info("%s", progress)
         if self._config.on_progress is not None:
             self._config.on_progress(progress)
+
+
+def _did_something(ack: TaskAck) -> bool:
+    """Return whether a task saw rows, or changed or put out anything."""
+    wrote = ack.log is not None or ack.materialized is not None
+    return wrote or ack.rows > 0 or ack.output_rows > 0

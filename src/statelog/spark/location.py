@@ -8,6 +8,7 @@ the location, which fences whoever had it before.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import os
@@ -16,13 +17,21 @@ import time
 
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.errors import CheckpointError, StatelogError, StoreError
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    StatelogError,
+    StoreError,
+)
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
 from statelog.spark.snapshots import Snapshots
+from statelog.spark.watermark import NOTHING_READ, BatchTimes
+from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import LocationPaths, open_store
 
@@ -102,6 +111,8 @@ class StateLocation:
                 self._check_query(newest, query_id)
         present = self._present()
         wanted = self._checkpoint_to_go_back_to()
+        if isinstance(config.restore, int):
+            self._check_fits(wanted)
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
         if self.base is not None:
@@ -156,16 +167,25 @@ class StateLocation:
         self.base, self._next_id = completed, completed.checkpoint_id + 1
         self.snapshots.advance(completed)
 
-    def is_committed(self, query_id: str, batch_id: int) -> bool:
+    @property
+    def record(self) -> BatchRecord | None:
+        """The record of the checkpoint to go on from, or None."""
+        return None if self.base is None else BatchRecord.of(self.base)
+
+    def is_committed(self, query_id: str, batch_id: int, times: BatchTimes) -> bool:
         """
         Return whether the run begins with a batch that is committed already.
+
+        Batches that read nothing from any source may be missing: idle ticks with nothing to do
+        are not committed.
 
         Raises:
             CheckpointError: The batch does not follow on the state.
         """
         base, config = self.base, self._config
         if base is None:
-            if batch_id != 0 and config.restore != "empty":
+            read_before = times.position_before != NOTHING_READ
+            if batch_id != 0 and config.restore != "empty" and read_before:
                 raise CheckpointError(
                     f"the query is at batch {batch_id}, but {config.location} holds no checkpoint: "
                     "its state is missing. Point stateLocation to the state, or ask for "
@@ -178,7 +198,12 @@ class StateLocation:
             return False
         if batch_id == record.batch_id:
             return True
-        if batch_id != record.batch_id + 1 and base.checkpoint_id != self.went_back_to:
+        follows = batch_id == record.batch_id + 1 or (
+            batch_id > record.batch_id
+            and record.position is not None
+            and record.position == times.position_before
+        )
+        if not follows and base.checkpoint_id != self.went_back_to:
             raise CheckpointError(
                 f"the query is at batch {batch_id}, but the state in {config.location} is that "
                 f"after batch {record.batch_id}: they do not belong together. Restore a checkpoint "
@@ -219,8 +244,27 @@ class StateLocation:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._config.location)
 
     def _evolve(self, base: CompletedCheckpoint) -> None:
-        stored = OperatorStateSchema.from_json(BatchRecord.of(base).schema)
-        self.schema = stored.evolved(self._config.schema)
+        record = BatchRecord.of(base)
+        if {record.time_mode, self._config.time_mode} == {"processingtime", "eventtime"}:
+            raise CheckpointError(
+                f"{self._config.location} holds timers of the time mode {record.time_mode}, the "
+                f"query has {self._config.time_mode}: the same numbers would mean other times. Keep "
+                "the time mode, or use another stateLocation",
+                reason="incompatible",
+            )
+        stored = OperatorStateSchema.from_json(record.schema)
+        self.schema = evolve(stored, self._config.schema, now_ms=max(now_ms(), record.now_ms))
+
+    def _check_fits(self, checkpoint_id: int | None) -> None:
+        """Refuse a checkpoint (None: the newest) that does not fit before anything is claimed."""
+        # What cannot be read is told by the restore, which says more.
+        with contextlib.suppress(StoreError, CorruptionError, IncompatibleFormatError):
+            if checkpoint_id is None:
+                found = find_newest(self._store, self._paths).newest
+            else:
+                found = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
+            if found is not None:
+                self._evolve(found)
 
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
         if newest.max_parallelism != self._config.max_parallelism:

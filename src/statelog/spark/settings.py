@@ -62,6 +62,7 @@ def _restore(value: Any, *, key: str) -> int | str:
 _SETTINGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "stateLocation": ("state_location", parse_text),
     "delivery": ("delivery", _delivery),
+    "idleTicks": ("idle_ticks", parse_bool),
     "tasks": ("tasks", parse_count),
     "minTasks": ("min_tasks", parse_count),
     "maxTasks": ("max_tasks", parse_count),
@@ -95,6 +96,7 @@ class QuerySettings:
         base_location: Folder that holds the state of each query under its name, where the session
             names one.
         delivery: How rows reach the sink.
+        idle_ticks: Whether there is a micro-batch at every trigger; None for the default.
         tasks: Number of tasks; None for as many as each micro-batch is worth.
         min_tasks, max_tasks: Bounds of that; None at most for the number of cores.
         max_parallelism: Number of key groups.
@@ -111,6 +113,7 @@ class QuerySettings:
     state_location: str | None = None
     base_location: str | None = None
     delivery: Delivery = Delivery.STAGED
+    idle_ticks: bool | None = None
     tasks: int | None = None
     min_tasks: int = 1
     max_tasks: int | None = None

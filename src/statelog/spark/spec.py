@@ -15,6 +15,9 @@ from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialLayout
 from statelog.state.keyed_state import CatchUp
 
+NEVER_MS = (1 << 63) - 1
+"""A time that does not come."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
@@ -36,14 +39,16 @@ class TaskSpec:
         first_input: Where the columns begin that the processor sees.
         output: Schema of the output rows.
         processor: The user's processor.
-        time_mode: "none" or "processingtime".
-        now_ms: Processing time of the batch.
+        time_mode: "none", "processingtime" or "eventtime".
+        now_ms: Processing time of the batch; -1 without.
         snapshots: Key groups of which to write a snapshot this time, by partition.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
         staged: Whether output rows go into the answer (else they are the task's result).
         flavour: The form in which the processor sees rows.
         initial: Layout of the input of a first batch that carries initial state.
-        watermark_ms: Event time up to which timers fire, in the time mode EventTime.
+        watermark_ms: The batch's watermark: event-time timers up to it are due; -1 without.
+        event_time_output: The output column that may not be older than the watermark, or None.
+        reads_input: Whether the partitions carry input rows (else the batch is an idle tick).
     """
 
     location: str
@@ -68,6 +73,13 @@ class TaskSpec:
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialLayout | None = None
     watermark_ms: int = -1
+    event_time_output: str | None = None
+    reads_input: bool = True
+
+    @property
+    def due_until_ms(self) -> int:
+        """Up to when timers are due, in the time of the time mode."""
+        return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
 
 
 @dataclass(slots=True)
@@ -88,6 +100,7 @@ class TaskAck:
             rows).
         delta_bytes: Bytes of all changes.
         objects, object_bytes: Objects it wrote to the store, and their size.
+        next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
         caught_up: How the state was brought forward.
         milliseconds: Duration of each phase.
     """
@@ -108,5 +121,6 @@ class TaskAck:
     delta_bytes: int = 0
     objects: int = 0
     object_bytes: int = 0
+    next_due_ms: int = NEVER_MS
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from statelog.errors import check
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.changes import OperatorCodec
+from statelog.state.expiry import ExpirySweep
 from statelog.state.materialization import read_snapshot
 from statelog.state.tables import KeyGroupState, Overlay
 from statelog.store import ObjectStore
@@ -63,6 +64,12 @@ class KeyedState:
         self.codec = codec
         self.groups: dict[int, KeyGroupState] = {}
         self._staged: list[_Staged] = []
+        states = codec.schema.states
+        self._sweep = ExpirySweep(codec.kinds, [state.ttl_ms for state in states])
+
+    def sweep(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
+        """Take some expired entries of a task's key groups out of memory; return how many."""
+        return self._sweep.sweep({kg: self.groups[kg] for kg in key_group_range}, now_ms)
 
     def stage(
         self,
@@ -165,11 +172,10 @@ class KeyedState:
             old = {kg for kg in wanted if self.groups[kg].version < log.checkpoint_id}
             if not old:
                 continue
+            reader = self.codec.reader()
             for batch in read_change_batches(store, log, key_group_range=wanted):
                 done.replayed += 1
-                overlays = self.codec.decode(
-                    batch.column(0).to_pylist(), batch.column(1).to_pylist()
-                )
+                overlays = reader.decode(batch.column(0).to_pylist(), batch.column(1).to_pylist())
                 for key_group, overlay in overlays.items():
                     if key_group in old:
                         self.groups[key_group].fold(overlay)

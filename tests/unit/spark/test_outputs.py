@@ -36,9 +36,9 @@ INNER = pa.struct([("b", pa.int64()), ("a", pa.int64())])
 )
 def test_nested_rows_go_by_name(kind: pa.DataType, value: Any, expected: Any) -> None:
     output = RowOutput(pa.schema([("id", pa.int64()), ("v", kind)]), batch_id=0)
-    output.rows += [Row(id=1, v=value)]  # in the order of the columns
+    output.extend([Row(id=1, v=value)])  # in the order of the columns
     assert [expected] == output.batch().column(1).to_pylist()
-    output.rows += [Row(v=value, id=2)]
+    output.extend([Row(v=value, id=2)])
     assert [expected] * 2 == output.batch().column(1).to_pylist()
 
 
