@@ -48,6 +48,8 @@ class ChangelogOptions:
         backpressure_timeout: Longest wait for upload capacity.
         download_local_cache_idle_timeout: Life of a downloaded file after its last use, where a
             storage is given directories to keep such files in.
+        download_local_cache_max_bytes: Bound of those files together; the least recently used go
+            first, and 0 keeps none.
 
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
@@ -69,6 +71,7 @@ class ChangelogOptions:
     upload_next_attempt_delay: dt.timedelta = dt.timedelta(milliseconds=500)
     backpressure_timeout: dt.timedelta = dt.timedelta(minutes=10)
     download_local_cache_idle_timeout: dt.timedelta = dt.timedelta(minutes=10)
+    download_local_cache_max_bytes: int = 1024 * MIB
 
     def __post_init__(self) -> None:
         _check_signs(self)

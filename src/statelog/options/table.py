@@ -146,6 +146,7 @@ OPTIONS: Final = (
         tuple(f"{prefix}download.local-cache.idle-timeout-ms" for prefix in _DFS),
         "Life of a downloaded file after its last use, where a storage keeps such files on local disk.",
     ),
+    OptionSpec("changelog", "download_local_cache_max_bytes", "download.local-cache.max-size", OptionKind.SIZE, (), "Bytes of downloaded files that a storage keeps on local disk at most; larger files pass through."),
     OptionSpec("changelog", "batch_fixed_delay", "batch.fixed-delay", OptionKind.SWITCH, (), "Wait for the delay even if no upload is running, as Flink does."),
     OptionSpec("changelog", "backpressure_timeout", "backpressure-timeout", OptionKind.DURATION, (), "Longest wait of a caller for upload capacity."),
     OptionSpec("checkpoint", "retained", "retained", OptionKind.COUNT, (f"{_EXECUTION}num-retained", "state.checkpoints.num-retained"), "Completed checkpoints that can be restored."),

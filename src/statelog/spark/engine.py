@@ -140,6 +140,7 @@ class MicroBatchEngine:
         try:
             acks = self._run(frame, spec, times, watch)
             if times.is_idle and not any(map(_did_something, acks)):
+                self._location.snapshots.aborted(spec.snapshots)
                 self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
                 return
             completed = self._commit(spec, query_id, times, acks, watch)
@@ -166,7 +167,7 @@ class MicroBatchEngine:
         has_initial_rows = self._location.base is None and config.initial is not None
         if config.min_tasks == config.max_tasks or has_initial_rows or times.is_idle:
             return None
-        return input_bytes(frame)
+        return 0 if times.is_idle and config.plan.is_stateless else input_bytes(frame)
 
     def _spec(self, batch_id: int, times: BatchTimes, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
@@ -191,8 +192,7 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             event_time_output=config.event_time_output,
             reads_input=not (times.is_idle and config.plan.is_stateless),
-            # A tick must not commit for a snapshot's sake alone.
-            snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
+            snapshots=location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,

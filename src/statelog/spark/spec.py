@@ -99,8 +99,8 @@ class TaskAck:
         top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
             rows).
         delta_bytes: Bytes of all changes.
-        objects, object_bytes: Objects it wrote to the store, and their size.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
+        objects, object_bytes: Objects it wrote to the store, and their size.
         caught_up: How the state was brought forward.
         milliseconds: Duration of each phase.
     """
@@ -119,8 +119,8 @@ class TaskAck:
     top_groups: list[tuple[int, int]] = field(default_factory=list)
     top_keys: list[tuple[int, str, int]] = field(default_factory=list)
     delta_bytes: int = 0
+    next_due_ms: int = NEVER_MS
     objects: int = 0
     object_bytes: int = 0
-    next_due_ms: int = NEVER_MS
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -133,9 +133,8 @@ def _run(
     worker.state.sweep(key_group_range, spec.now_ms)
     watch.lap("catch_up")
     counter = RowCounter(key_group_range, spec.key_positions)
-    counted = _input_of(spec, batches)
-    if spec.initial is None:
-        counted = counter.through(counted)
+    read = spec.reads_input and spec.initial is None
+    counted = counter.through(batches) if read else _input_of(spec, batches)
     rows, initial = read_input(spec, worker.state.codec, counted)
     _check_range(partition, spec, rows)
     ack.top_groups, ack.top_keys = counter.groups(), counter.keys()

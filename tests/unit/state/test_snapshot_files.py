@@ -10,12 +10,13 @@ import pytest
 
 from statelog.model import KeyGroupRange
 from statelog.state.changes import OperatorCodec
+from statelog.state.expiry import CLOCK_STEP_MS
 from statelog.state.materialization import read_snapshot, write_snapshot
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, StateKind
 from statelog.state.tables import KeyGroupState
 
-NOW = 100_000
-LATER = 200_000
+NOW = 1_000_000
+LATER = NOW + 1_000
 SCHEMA = OperatorStateSchema(
     "op",
     pa.schema([("customer", pa.string()), ("day", pa.date32())]),
@@ -47,7 +48,7 @@ def data(codec: OperatorCodec) -> bytes:
     groups = {key_group: KeyGroupState(codec.kinds, 3) for key_group in range(4)}
     total, seen, by, timers = groups[1].tables
     total[ANN] = (1.5, 2)
-    seen[ANN] = [(LATER, ("tea",)), (1, ("gone",))]
+    seen[ANN] = [(LATER, ("tea",)), (NOW - CLOCK_STEP_MS - 1, ("gone",))]
     by[ANN] = {("tea",): (7,), ("cup",): (1,)}
     timers[ANN] = (10, 20)
     groups[2].tables[0][BOB] = (9.0, 1)
