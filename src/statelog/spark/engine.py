@@ -150,7 +150,8 @@ class MicroBatchEngine:
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        self._task_count.ran(batch_cost(acks, size))
+        if not times.is_idle:
+            self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed)
         if config.delivery is Delivery.STAGED:
@@ -164,7 +165,7 @@ class MicroBatchEngine:
         """Return the size of the input where it is known and of use."""
         config = self._config
         has_initial_rows = self._location.base is None and config.initial is not None
-        if config.min_tasks == config.max_tasks or has_initial_rows:
+        if config.min_tasks == config.max_tasks or has_initial_rows or times.is_idle:
             return None
         return 0 if times.is_idle and config.plan.is_stateless else input_bytes(frame)
 
