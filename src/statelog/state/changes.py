@@ -300,13 +300,25 @@ class OperatorCodec:
             IncompatibleFormatError: A newer statelog wrote a change.
             CorruptionError: A change cannot be read.
         """
+        return self.overlays(self.batches(key_groups, values))
+
+    def batches(
+        self, key_groups: Iterable[int], values: Iterable[bytes]
+    ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Return changes as (key group, operations) by state id; raises what `decode` raises."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
             if key_group != METADATA_KEY_GROUP:
                 state_id, batch = self._decode_one(key_group, value)
                 found.setdefault(state_id, []).append((key_group, batch))
+        return found
+
+    def overlays(
+        self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
+    ) -> dict[int, Overlay]:
+        """Return what `batches` returned as overlays; no key group has two for one variable."""
         overlays: dict[int, Overlay] = {}
-        for state_id, parts in found.items():
+        for state_id, parts in changes.items():
             # One conversion for all key groups: far fewer Arrow calls.
             whole = pa.Table.from_batches([batch for _, batch in parts]).combine_chunks()
             batch = next(iter(whole.to_batches()), parts[0][1])
