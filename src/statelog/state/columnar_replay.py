@@ -61,7 +61,7 @@ def replay_columns(
     base = one_batch(table)
     parts = {
         state_id: _Part(layout, layout.codec.states[state_id], part)
-        for state_id, part in changes.items()
+        for state_id, part in sorted(changes.items())
         if part
     }
     if not parts:
