@@ -15,6 +15,7 @@ from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
 from statelog.spark.progress import BatchProgress
+from statelog.state.backend import StateBackend
 from statelog.state.schema import OperatorStateSchema
 
 
@@ -36,6 +37,7 @@ class EngineConfig:
         tasks: Number of tasks.
         max_parallelism: Number of key groups.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
+        backend: Where the workers keep the state.
         checkpoints: How many to retain, and the like.
         materialization: When to write snapshots.
         restore: "latest", "empty", or a checkpoint id to go back to.
@@ -58,6 +60,7 @@ class EngineConfig:
     tasks: int
     max_parallelism: int
     inline_bytes: int
+    backend: StateBackend
     checkpoints: CheckpointOptions
     materialization: MaterializationPolicy
     restore: int | str

@@ -150,6 +150,7 @@ class MicroBatchEngine:
             now_ms=now_ms() if config.time_mode != "none" else -1,
             snapshots=frozenset(() if overdue is None else (overdue,)),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
+            backend=config.backend,
             staged=config.delivery is Delivery.STAGED,
         )
 

@@ -22,6 +22,7 @@ from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
+from statelog.options.units import parse_size
 from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import Delivery, Sink
 from statelog.spark.engine import MicroBatchEngine
@@ -30,6 +31,7 @@ from statelog.spark.handle import operator_schema
 from statelog.spark.progress import BatchProgress
 from statelog.spark.sinks import format_sink, table_sink
 from statelog.spark.types import arrow_schema
+from statelog.state.backend import DEFAULT_BUDGET, StateBackend
 from statelog.store.object_store import normalize_url
 
 DEFAULT_INLINE_BYTES = 1024 * 1024
@@ -58,6 +60,9 @@ def transform_with_state(
     adopt: bool = False,
     retained: int = 3,
     inlineBytes: int = DEFAULT_INLINE_BYTES,
+    memoryBudget: int | str = DEFAULT_BUDGET,
+    stateBackend: str = "auto",
+    localDirectory: str | None = None,
     storeOptions: Mapping[str, Any] | None = None,
     fsync: bool = True,
     materialization: MaterializationPolicy | None = None,
@@ -89,6 +94,11 @@ def transform_with_state(
         retained: Checkpoints to keep, >= 1.
         inlineBytes: Deltas and rows of one task up to this size travel through the driver into the
             one object of the micro-batch; larger ones go to files of their own.
+        memoryBudget: Memory of a Python worker, in bytes or as "512 mb"; at least 64 MiB.  State that
+            does not fit goes to local disk.
+        stateBackend: "auto": in memory while it fits, else on local disk; "memory"; or "disk".
+        localDirectory: Folder on each host for state on local disk; default: one of the user's in
+            the system's temporary directory.
         storeOptions: Client options of the object store (credentials, endpoint, ...).
         fsync: On local disk, make objects durable before they count.
         materialization: When to write snapshots.
@@ -140,6 +150,9 @@ def transform_with_state(
         tasks=_tasks(session, tasks, maxParallelism),
         max_parallelism=maxParallelism,
         inline_bytes=inlineBytes,
+        backend=StateBackend(
+            stateBackend, parse_size(memoryBudget, key="memoryBudget"), localDirectory
+        ),
         checkpoints=CheckpointOptions(retained=retained),
         materialization=materialization or MaterializationPolicy(),
         restore=restore,

@@ -27,7 +27,8 @@ class BatchProgress:
         object_bytes: Their size, as far as the driver knows it.
         log_bytes, log_handles: Log behind the snapshots: bytes of changes, number of pieces.
         snapshots: Snapshots written.
-        catch_up: Key groups folded from memory, change sets replayed, snapshots restored.
+        catch_up: Key groups folded from memory, change sets replayed, snapshots restored, key groups
+            taken from local files, blocks of key groups put into columns.
         milliseconds: Duration by phase on the driver.
         task_milliseconds: Duration by phase of the slowest task of each.
     """
@@ -83,4 +84,6 @@ def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
         "folded": sum(ack.caught_up.folded for ack in acks),
         "replayed": sum(ack.caught_up.replayed for ack in acks),
         "restored": sum(ack.caught_up.restored for ack in acks),
+        "local": sum(ack.caught_up.local for ack in acks),
+        "compacted": sum(ack.caught_up.compacted for ack in acks),
     }

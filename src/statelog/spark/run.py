@@ -37,6 +37,9 @@ class KeyedInput(Protocol):
     def key_groups(self) -> Iterable[int]:
         """Return the key groups that have rows, ascending."""
 
+    def table_keys(self, key_group: int) -> Iterable[Key]:
+        """Return the keys as tables hold them."""
+
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Any]]:
         """Yield each key as tables hold it, as the processor sees it, and its rows."""
 
@@ -102,6 +105,9 @@ class ProcessorRun:
             handle.initialized()
         except Exception as error:
             raise self._failed("init", None, error) from error
+        if self._state.is_columnar:
+            rows = self._rows
+            self._state.prepare({group: rows.table_keys(group) for group in rows.key_groups()})
         for key_group in self._rows.key_groups():
             self._enter(key_group)
             self._process_group(key_group)
@@ -136,6 +142,7 @@ class ProcessorRun:
 
     def _fire_timers(self, timers_id: int) -> None:
         until = self._spec.now_ms
+        self._state.prepare_due(self._range, timers_id, until)
         due = []
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
@@ -168,6 +175,7 @@ class ProcessorRun:
     def _drop(self, state_id: int) -> None:
         """Remove a variable of every key of the task."""
         kind = self._codec.kinds[state_id]
+        self._state.prepare_all(self._range)
         for key_group in self._range:
             table = self._state.groups[key_group].tables[state_id]
             if table:

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.state.backend import StateBackend
 from statelog.state.keyed_state import CatchUp
 
 
@@ -37,6 +38,7 @@ class TaskSpec:
         now_ms: Processing time of the batch.
         snapshots: Partitions that write a snapshot this time.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
+        backend: Where the worker keeps the state.
         staged: Whether output rows go into the answer (else they are the task's result).
     """
 
@@ -58,6 +60,7 @@ class TaskSpec:
     now_ms: int
     snapshots: frozenset[int]
     inline_bytes: int
+    backend: StateBackend
     staged: bool
 
 

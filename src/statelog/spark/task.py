@@ -37,7 +37,6 @@ from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.types import make_row
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
-from statelog.state.materialization import write_snapshot
 from statelog.state.schema import OperatorStateSchema
 from statelog.state.tables import Overlay
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
@@ -55,9 +54,10 @@ class _Worker:
             open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
         )
         self.paths = LocationPaths()
-        self.state = KeyedState(codec)
-        self.frozen_entries = 0
         self.ids = RandomIds()
+        backend = spec.backend
+        self.state = KeyedState(codec, backend.limits(), backend.opener(spec.location, self.ids))
+        self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, self.paths, self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,
@@ -145,8 +145,8 @@ def _run(
     if spec.staged:
         ack.output = _stage_output(worker, spec, output)
         watch.lap("stage")
-    ack.entries = _entries(worker.state, key_group_range)
-    _freeze(worker, ack.entries)
+    ack.entries = worker.state.entry_count(key_group_range)
+    _freeze(worker)
     ack.milliseconds = watch.milliseconds
     fail_point("before-acknowledge")
     acknowledge(ack)
@@ -198,8 +198,7 @@ def _materialize(
     key_group_range: KeyGroupRange,
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
-    state = worker.state
-    data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=spec.now_ms)
+    data = worker.state.snapshot(key_group_range, overlays, spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         worker.store, worker.paths, spec.checkpoint_id
     )
@@ -208,7 +207,9 @@ def _materialize(
         handle = stream.close_and_get_handle()
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
-    return MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
+    materialized = MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
+    worker.state.end_snapshot(materialized)
+    return materialized
 
 
 def _stage_output(
@@ -224,20 +225,15 @@ def _stage_output(
     return FileStateHandle(path, len(data), checksum([data]))
 
 
-def _entries(state: KeyedState, key_group_range: KeyGroupRange) -> int:
-    """Return the number of state entries as of the base checkpoint."""
-    return sum(
-        len(table) for key_group in key_group_range for table in state.groups[key_group].tables
-    )
-
-
-def _freeze(worker: _Worker, entries: int) -> None:
+def _freeze(worker: _Worker) -> None:
     """
     Take the state out of the garbage collector's sight once it has grown much.
 
     PySpark's daemon runs a full collection after every task; walking a large state each time
-    would cost more than the task.
+    would cost more than the task.  What is in columns it does not see anyway.
     """
+    entries = worker.state.object_count()
+    worker.frozen_entries = min(worker.frozen_entries, entries)
     if entries > 100_000 and entries > worker.frozen_entries * _FREEZE_GROWTH:
         gc.collect()
         gc.freeze()

@@ -134,7 +134,7 @@ class StateObjects:
         return shown
 
     def change(self, rng: random.Random) -> None:
-        name, state = rng.choice(list(self.by_name.items()))
+        state = rng.choice(list(self.by_name.values()))
         value = (rng.randrange(-9, 9), rng.choice(["", "text", None]))
         if isinstance(state, Timers):
             (state.register if rng.random() < 0.7 else state.delete)(rng.randrange(100))
@@ -218,14 +218,16 @@ class World:
         base = self.newest
         base_id = -1 if base is None else base.checkpoint_id
         committed = (
-            () if base is None else [x.state_handle_id for x in base.log if x.checkpoint_id == base_id]
+            ()
+            if base is None
+            else [x.state_handle_id for x in base.log if x.checkpoint_id == base_id]
         )
 
         def load() -> tuple[ObjectStore, ChangelogStateBackendHandle]:
             assert base is not None
             return self.store, base.for_range(part)
 
-        columnar, dicts = pair
+        columnar, _ = pair
         done = columnar.catch_up(part, base_id, committed, load)
         self.local += done.local
         self.compacted += done.compacted
@@ -240,7 +242,7 @@ class World:
         snapshot: bool,
     ) -> Any:
         self.catch_up(pair, part)
-        columnar, dicts = pair
+        columnar, _ = pair
         touched: dict[int, list[Any]] = {}
         for number in self.rng.sample(range(KEYS), self.rng.randrange(KEYS)):
             key = key_of(number)
@@ -249,9 +251,7 @@ class World:
                 touched.setdefault(key_group, []).append(key)
         columnar.prepare(touched)
         seed = self.rng.random()
-        overlays = [
-            self.process(state, part, touched, now, random.Random(seed)) for state in pair
-        ]
+        overlays = [self.process(state, part, touched, now, random.Random(seed)) for state in pair]
         changes, other = map(self.codec.encode, overlays)
         assert changes.key_groups.tolist() == other.key_groups.tolist()
         assert changes.values.equals(other.values)
@@ -314,7 +314,7 @@ class World:
         part = KeyGroupRange(0, GROUPS - 1)
         for pair in self.workers:
             self.catch_up(pair, part)
-            columnar, dicts = pair
+            columnar, _ = pair
             keys: dict[int, list[Any]] = {}
             for number in range(KEYS):
                 key = key_of(number)
