@@ -80,6 +80,7 @@ class Campaign:
             max_log_handles=9,
             master=master,
             verify=verify,
+            time_mode="ProcessingTime",
         )
 
     def _start(self, config: JobConfig, points: str) -> JobProcess:

@@ -15,7 +15,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statelog.spark import BatchProgress, transform_with_state
+from statelog.spark import (
+    BatchProgress,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 TIMEOUT_SECONDS = 120
@@ -105,7 +109,8 @@ class Job:
         processor = arguments.pop("processor", self.processor)
         keys = arguments.pop("keys", self.keys)
         output = arguments.pop("output", self.output)
-        stream = transform_with_state(
+        transform = arguments.pop("transform", transform_with_state)
+        stream = transform(
             self.source.frame().groupBy(*keys),
             processor,
             output,
@@ -129,7 +134,7 @@ class Job:
         return batches
 
 
-def run_on_spark(job: Job, time_mode: str = "None") -> list[list[Row]]:
+def run_on_spark(job: Job, time_mode: str = "None", initial: Any = None) -> list[list[Row]]:
     """Run a job's input through Spark's own transformWithState; return rows batch by batch."""
     batches: list[list[Row]] = []
     spark = job.source.spark
@@ -142,7 +147,9 @@ def run_on_spark(job: Job, time_mode: str = "None") -> list[list[Row]]:
         spark.conf.set(name, value)
     try:
         stream = job.source.frame().groupBy(*job.keys)
-        frame = stream.transformWithState(job.processor, job.output, "Update", time_mode)
+        pandas = job.options.get("transform") is transform_with_state_in_pandas
+        transform = stream.transformWithStateInPandas if pandas else stream.transformWithState
+        frame = transform(job.processor, job.output, "Update", time_mode, initial)
         query = (
             frame.writeStream.outputMode("Update")
             .option("checkpointLocation", str(job.folder / "spark"))

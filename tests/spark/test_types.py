@@ -144,3 +144,63 @@ def test_state_values_come_back_as_spark_gives_them_back(
     job.run(tasks=3)
     expected = [sorted(batch) for batch in run_on_spark(job)]
     assert expected == [sorted(batch) for batch in job.take()]
+
+
+OUTPUT_KINDS = {
+    **{kind: values[0] for kind, values in ATOMIC.items()},
+    "decimal(7,2)": 12,  # an int for a decimal
+    "decimal(20,3)": decimal.Decimal("1.5"),  # fewer digits
+    "double": 3,
+    "float": 1e-3,
+    "timestamp": dt.datetime(2011, 12, 9, 12, 50),  # no zone
+    "timestamp_ntz": dt.datetime(2011, 7, 9, 12, 50),
+    "binary": bytearray(b"bytes"),
+    "string": "x" * 300_000,
+    "struct<b: string, a: int>": Row(a=1, b="by name"),
+    "struct<b: int, a: struct<d: int, c: int>>": Row(a=Row(c=1, d=2), b=3),
+    "array<struct<b: int, a: int>>": [Row(a=1, b=2), None, {"b": 4, "a": 3}],
+    "map<string, struct<b: int, a: int>>": {"k": Row(a=1, b=2), "n": None},
+    "struct<a: int, b: string>": (5, "by position"),
+    "map<int, array<map<string, double>>>": {1: [{"x": 0.5, "y": None}]},
+    "array<decimal(5,1)>": [decimal.Decimal("1.5"), 2],
+}
+OUTPUT_COLUMNS = [f"c{at}" for at in range(len(OUTPUT_KINDS))]
+OUTPUTS = ", ".join(
+    f"{name} {kind}" for name, kind in zip(OUTPUT_COLUMNS, OUTPUT_KINDS, strict=True)
+)
+
+
+class Yielder(StatefulProcessor):
+    """Yields a row of every type, in and out of the order of the columns, and with gaps."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        values = dict(zip(OUTPUT_COLUMNS, OUTPUT_KINDS.values(), strict=True))
+        yield Row(id=key[0], how="in order", **values)
+        yield Row(how="turned", **dict(reversed(values.items())), id=key[0], unknown=7)
+        yield Row(id=key[0], how="gaps")
+        yield Row(id=key[0], how="nulls", **dict.fromkeys(OUTPUT_COLUMNS))
+
+
+def test_rows_that_a_processor_yields_become_what_spark_makes_of_them(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", "id int")
+    source.add([(1,), (2,)])
+    job = Job(source, tmp_path, ["id"], Yielder(), f"id int, how string, {OUTPUTS}")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        expected = [sorted(batch, key=repr) for batch in run_on_spark(job)]
+        for number, settings in enumerate(({}, {"inlineBytes": 0}, {"delivery": "direct"})):
+            job.run(
+                tasks=2,
+                stateLocation=str(tmp_path / f"state{number}"),
+                checkpointLocation=str(tmp_path / f"query{number}"),
+                **settings,
+            )
+            assert expected == [sorted(batch, key=repr) for batch in job.take()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert 8 == len(expected[0])

@@ -17,6 +17,7 @@ from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
 from statelog.store import LocationPaths, ObstoreStore, open_store
+from statelog.store.location import local_path
 from statelog.store.object_store import normalize_url
 
 EXIT_OK: Final = 0
@@ -82,7 +83,8 @@ def open_file(file: str) -> tuple[ObstoreStore, str]:
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith("/"):
         raise UsageError(f"{file} names no file; give the path or URL of one file")
-    if url.startswith("file://") and os.path.isdir(url.removeprefix("file://")):
+    path = local_path(url)
+    if path is not None and os.path.isdir(path):
         raise UsageError(f"{file} is a directory; give one file, such as {file}/_metadata")
     return _open_existing(folder or "file:///", file), name
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -14,7 +15,10 @@ from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
+from statelog.spark.flavour import Flavour, RowFlavour
+from statelog.spark.initial_state import InitialState
 from statelog.spark.progress import BatchProgress
+from statelog.spark.settings import QuerySettings
 from statelog.state.backend import StateBackend
 from statelog.state.schema import OperatorStateSchema
 
@@ -37,13 +41,15 @@ class EngineConfig:
         tasks: Number of tasks.
         max_parallelism: Number of key groups.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
-        backend: Where the workers keep the state.
         checkpoints: How many to retain, and the like.
         materialization: When to write snapshots.
         restore: "latest", "empty", or a checkpoint id to go back to.
         adopt: Go on from state that another query wrote.
         on_progress: Called with the numbers of each batch.
         metrics: Where checkpoints and snapshots are counted.
+        flavour: The form in which the processor sees rows.
+        initial: Rows that the first batch of an empty state begins with.
+        backend: Where the workers keep the state.
     """
 
     location: str
@@ -60,10 +66,46 @@ class EngineConfig:
     tasks: int
     max_parallelism: int
     inline_bytes: int
-    backend: StateBackend
     checkpoints: CheckpointOptions
     materialization: MaterializationPolicy
     restore: int | str
     adopt: bool
     on_progress: Callable[[BatchProgress], None] | None
     metrics: Metrics
+    flavour: Flavour = field(default_factory=RowFlavour)
+    initial: InitialState | None = None
+    backend: StateBackend = field(default_factory=StateBackend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatefulOperator:
+    """
+    A stateful operator over a stream, as it stands before a query is started.
+
+    Args:
+        frame: The input with its key groups, see `KeyedFrame`.
+        config: The query but for its location; a start may change its settings.
+        arguments: The settings that the code gave, without those that it left out.
+    """
+
+    frame: DataFrame
+    config: EngineConfig
+    arguments: Mapping[str, Any]
+
+
+def engine_fields(settings: QuerySettings, cores: int) -> dict[str, Any]:
+    """Return what *settings* say of an `EngineConfig`, by default with a task for each core."""
+    tasks = settings.tasks or min(cores, settings.max_parallelism)
+    return {
+        "store_options": dict(settings.store_options),
+        "fsync": settings.fsync,
+        "delivery": settings.delivery,
+        "tasks": tasks,
+        "max_parallelism": settings.max_parallelism,
+        "inline_bytes": settings.inline_bytes,
+        "checkpoints": settings.checkpoints,
+        "materialization": settings.materialization,
+        "restore": settings.restore,
+        "adopt": settings.adopt,
+        "backend": settings.backend,
+    }

@@ -27,7 +27,7 @@ from statelog.format.change_set import checksum
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.spark.outputs import from_ipc
 from statelog.spark.spec import TaskAck, TaskSpec
-from statelog.spark.task import run_task
+from statelog.spark.task import changed_partitions, run_task
 from statelog.store import open_store
 
 OUTPUT_SECTION = b"OUTP"
@@ -82,8 +82,15 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
 
     A frame that was evaluated twice, or a stage that ran again, gives several; each of them is
     whole, and any one may be committed.
+
+    Raises:
+        UsageError: They saw different rows: the sink has changed the partitions.
     """
-    by_partition = {ack.partition: ack for ack in acks}
+    by_partition: dict[int, TaskAck] = {}
+    for ack in acks:
+        if by_partition.setdefault(ack.partition, ack).rows != ack.rows:
+            raise changed_partitions()
+        by_partition[ack.partition] = ack
     return [by_partition[partition] for partition in sorted(by_partition)]
 
 

@@ -162,6 +162,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_log_handles: Log pieces behind a snapshot at most; small makes many snapshots.
         master: Spark's master.
         verify: Whether to compare with the batch answer at the end.
+        time_mode: The operator's; the demonstration itself keeps no time.
     """
 
     input: str
@@ -176,6 +177,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_log_handles: int = 250
     master: str = "local[2]"
     verify: bool = False
+    time_mode: str = "None"
 
 
 def start_job(
@@ -209,7 +211,7 @@ def start_job(
         processor or CustomerTotals(dt.timedelta(seconds=config.session_gap_seconds)),
         outputStructType=output,
         outputMode="Update",
-        timeMode="None",
+        timeMode=config.time_mode,
         stateLocation=config.location,
         delivery=config.delivery,
         tasks=config.tasks,

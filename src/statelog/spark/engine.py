@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import col, floor
 
 from statelog.errors import StatelogError
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
@@ -34,7 +33,8 @@ from statelog.spark.delivery import (
     pack_outputs,
     unpack_outputs,
 )
-from statelog.spark.grouping import KEY_GROUP_COLUMN
+from statelog.spark.grouping import partition_of
+from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
@@ -60,9 +60,17 @@ class _Stopped(Exception):  # noqa: N818
     """`StreamingQuery.stop` came in the middle of a micro-batch."""
 
 
+_SIGNS_OF_STOP = (
+    "java.lang.InterruptedException",
+    "java.nio.channels.ClosedByInterruptException",
+    "java.io.InterruptedIOException",
+    "SPARK_JOB_CANCELLED",
+)
+
+
 def _is_stop(error: Exception) -> bool:
     text = str(error)
-    return "java.lang.InterruptedException" in text or "SPARK_JOB_CANCELLED" in text
+    return any(sign in text for sign in _SIGNS_OF_STOP)
 
 
 class MicroBatchEngine:
@@ -152,12 +160,17 @@ class MicroBatchEngine:
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
             backend=config.backend,
             staged=config.delivery is Delivery.STAGED,
+            flavour=config.flavour,
+            initial=None
+            if location.base is not None or config.initial is None
+            else config.initial.task_layout,
         )
 
     def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
+        if spec.initial is not None and self._config.initial is not None:
+            frame = with_initial_rows(frame, self._config.initial)
         tasks = len(self._location.ranges)
-        groups = self._config.max_parallelism
-        partition = floor(col(KEY_GROUP_COLUMN) * tasks / groups).cast("int")
+        partition = partition_of(tasks, self._config.max_parallelism)
         partitioned = frame.repartitionById(tasks, partition)
         watch.lap("plan")
         if spec.staged:

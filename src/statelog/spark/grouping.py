@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, GroupedData
-from pyspark.sql.functions import lit, pmod, xxhash64
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
+from pyspark.sql.classic.column import Column as ClassicColumn
+from pyspark.sql.functions import col, floor, lit, pmod, xxhash64
 from pyspark.sql.types import StructField, StructType
 
 from statelog.errors import UsageError
@@ -76,22 +77,35 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
     return KeyedFrame(frame, tuple(positions), first_input, StructType(fields))
 
 
-def _parts(grouped: GroupedData) -> tuple[DataFrame, list[Any]]:
-    if not isinstance(grouped, GroupedData) or not hasattr(grouped, "_jgd"):
+def partition_of(tasks: int, max_parallelism: int) -> Column:
+    """Return the number of the task that owns a row of a `KeyedFrame`."""
+    return floor(col(KEY_GROUP_COLUMN) * tasks / max_parallelism).cast("int")
+
+
+def session_of(grouped: GroupedData) -> SparkSession:
+    """
+    Return the session of a grouped frame.
+
+    Raises:
+        UsageError: *grouped* is something else.
+    """
+    if not isinstance(grouped, GroupedData):
         raise UsageError(
-            "transform_with_state takes what df.groupBy(...) returns, on a classic (not Spark "
-            f"Connect) session; got {type(grouped).__module__}.{type(grouped).__name__}"
+            "transform_with_state takes what df.groupBy(...) returns; got "
+            f"{type(grouped).__module__}.{type(grouped).__name__}"
         )
+    return grouped._df.sparkSession
+
+
+def _parts(grouped: GroupedData) -> tuple[DataFrame, list[Any]]:
     df: DataFrame = grouped._df
     jvm: Any = df.sparkSession._jvm
     expressions = grouped._jgd.groupingExprs()
     text = grouped._jgd.toString()
     if "type: GroupBy" not in text or expressions.size() == 0:
         raise UsageError(f"state needs plain grouping keys, not {text:.200}")
-    from pyspark.sql.classic.column import Column
-
     to_column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column
-    columns = [Column(to_column(expressions.apply(i))) for i in range(expressions.size())]
+    columns = [ClassicColumn(to_column(expressions.apply(i))) for i in range(expressions.size())]
     return df, columns
 
 

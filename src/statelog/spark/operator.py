@@ -1,45 +1,95 @@
 """
 `transform_with_state`: Spark's stateful operator, with its state in the changelog.
 
+Here arguments become an operator; `frame` is what follows it in the plan, `writer` what starts it,
+`batch` what runs it over a batch frame.
 Source: pyspark.sql.GroupedData.transformWithState, whose arguments it takes.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack, cast
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
-from statelog.model import DEFAULT_MAX_PARALLELISM
-from statelog.options.units import parse_size
-from statelog.spark.config import EngineConfig
-from statelog.spark.delivery import Delivery, Sink
-from statelog.spark.engine import MicroBatchEngine
-from statelog.spark.grouping import KeyedFrame, keyed_frame
+from statelog.spark.batch import batch_frame
+from statelog.spark.config import EngineConfig, StatefulOperator, engine_fields
+from statelog.spark.flavour import Flavour, PandasFlavour, RowFlavour
+from statelog.spark.frame import StatefulStream
+from statelog.spark.grouping import KeyedFrame, keyed_frame, session_of
 from statelog.spark.handle import operator_schema
+from statelog.spark.initial_state import initial_state
+from statelog.spark.plan import RecordedPlan
 from statelog.spark.progress import BatchProgress
-from statelog.spark.sinks import format_sink, table_sink
+from statelog.spark.session import parse_schema, refuse_connect, use_this_python
+from statelog.spark.settings import QuerySettings, settle
 from statelog.spark.types import arrow_schema
-from statelog.state.backend import DEFAULT_BUDGET, StateBackend
-from statelog.store.object_store import normalize_url
 
-DEFAULT_INLINE_BYTES = 1024 * 1024
-STATE_FOLDER = "statelog"
-"""Folder inside the checkpointLocation that holds the state unless stateLocation says otherwise."""
-
+_OPERATOR_ID = "transform_with_state"
 _TIME_MODES = ("none", "processingtime")
-_OUTPUT_MODES = ("append", "update")
+_OUTPUT_MODES = ("append", "update", "complete")
+
+
+class OperatorSettings(TypedDict, total=False):
+    """
+    What an operator may be told beyond Spark's arguments.
+
+    What is left out, or None, is taken from the session's configuration (`spark.statelog.<name>`),
+    then from the default.
+
+    Args:
+        stateLocation: Path or URL of the state; default: the folder `statelog` inside the query's
+            checkpointLocation, or `<spark.statelog.stateLocation>/<queryName>` where that is set.
+        delivery: "staged" (the default): rows are committed with the state and redelivered
+            identically, exactly once for a sink that honours the batch id.  "direct": one Spark job
+            less, at least once.
+        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: the
+            number of cores; over a batch frame `spark.sql.shuffle.partitions`.
+        maxParallelism: Number of key groups (default 128); fixed for the life of the state.
+        operatorId: Name of the operator; state of another one is refused.
+        restore: "latest" (the default), "empty" (insist on starting without state), or the id of
+            an older checkpoint.
+        adopt: Go on from state that another query wrote.
+        retained: Checkpoints to keep, >= 1 (default 3).
+        inlineBytes: Deltas and rows of one task up to this size (default 1 MiB) travel through the
+            driver into the one object of the micro-batch; larger ones go to files of their own.
+        memoryBudget: Memory of a Python worker in bytes, or as "512 mb" (the default); >= 64 MiB.
+            State that does not fit goes to local disk.
+        stateBackend: "auto" (the default): in memory while it fits, else on local disk; "memory";
+            or "disk".
+        localDirectory: Folder on each host for state on local disk; default: one of the user's in
+            the system's temporary directory.
+        storeOptions: Client options of the object store (credentials, endpoint, ...).
+        fsync: On local disk, make objects durable before they count (the default).
+        materialization: When to write snapshots.
+        onProgress: Called on the driver with a `BatchProgress` after each micro-batch.
+        metrics: Where the driver counts checkpoints and snapshots; see `statelog.exporters`.
+    """
+
+    stateLocation: str | None
+    delivery: str | None
+    tasks: int | None
+    maxParallelism: int | None
+    operatorId: str | None
+    restore: int | str | None
+    adopt: bool | None
+    retained: int | None
+    inlineBytes: int | None
+    memoryBudget: int | str | None
+    stateBackend: str | None
+    localDirectory: str | None
+    storeOptions: Mapping[str, Any] | None
+    fsync: bool | None
+    materialization: MaterializationPolicy | None
+    onProgress: Callable[[BatchProgress], None] | None
+    metrics: Metrics | None
 
 
 def transform_with_state(
@@ -50,299 +100,172 @@ def transform_with_state(
     timeMode: str = "None",
     initialState: GroupedData | None = None,
     eventTimeColumnName: str = "",
-    *,
-    stateLocation: str | None = None,
-    delivery: str = "staged",
-    tasks: int | None = None,
-    maxParallelism: int = DEFAULT_MAX_PARALLELISM,
-    operatorId: str = "transform_with_state",
-    restore: int | str = "latest",
-    adopt: bool = False,
-    retained: int = 3,
-    inlineBytes: int = DEFAULT_INLINE_BYTES,
-    memoryBudget: int | str = DEFAULT_BUDGET,
-    stateBackend: str = "auto",
-    localDirectory: str | None = None,
-    storeOptions: Mapping[str, Any] | None = None,
-    fsync: bool = True,
-    materialization: MaterializationPolicy | None = None,
-    onProgress: Callable[[BatchProgress], None] | None = None,
-    metrics: Metrics | None = None,
-) -> StatefulStream:
+    **settings: Unpack[OperatorSettings],
+) -> DataFrame:
     """
-    Run an unmodified `StatefulProcessor` over the groups of a stream, its state in statelog.
+    Run an unmodified `StatefulProcessor` over the groups of a frame, its state in statelog.
 
     Args:
-        grouped: `df.groupBy(...)` of a streaming frame.
+        grouped: `df.groupBy(...)` of a stream; or of a batch frame, whose state is discarded at the
+            end, as in Spark.
         statefulProcessor: The processor, Row flavour; written for Spark's transformWithState.
         outputStructType: Schema of the output rows, also as DDL text.
-        outputMode: "Update" or "Append"; both hand on what the processor yields.
+        outputMode: "Update", "Append" or "Complete"; all hand on what the processor yields, as in
+            Spark, and the writer knows the first two.
         timeMode: "None" or "ProcessingTime" (timers and time to live).
-        initialState: Not offered yet; must be None.
+        initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types; its rows go to
+            `handleInitialState` in the first micro-batch of a state that is empty, and never again.
         eventTimeColumnName: Not offered yet; must be empty.
-        stateLocation: Path or URL of the state; default: the folder `statelog` inside the query's
-            checkpointLocation.
-        delivery: "staged": rows are committed with the state and redelivered identically, exactly
-            once for a sink that honours the batch id.  "direct": one Spark job less, at least once.
-        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: the
-            number of cores.
-        maxParallelism: Number of key groups; fixed for the life of the state.
-        operatorId: Name of the operator; state of another one is refused.
-        restore: "latest", "empty" (insist on starting without state), or the id of an older
-            checkpoint.
-        adopt: Go on from state that another query wrote.
-        retained: Checkpoints to keep, >= 1.
-        inlineBytes: Deltas and rows of one task up to this size travel through the driver into the
-            one object of the micro-batch; larger ones go to files of their own.
-        memoryBudget: Memory of a Python worker, in bytes or as "512 mb"; at least 64 MiB.  State that
-            does not fit goes to local disk.
-        stateBackend: "auto": in memory while it fits, else on local disk; "memory"; or "disk".
-        localDirectory: Folder on each host for state on local disk; default: one of the user's in
-            the system's temporary directory.
-        storeOptions: Client options of the object store (credentials, endpoint, ...).
-        fsync: On local disk, make objects durable before they count.
-        materialization: When to write snapshots.
-        onProgress: Called on the driver with a `BatchProgress` after each micro-batch.
-        metrics: Where the driver counts checkpoints and snapshots; see `statelog.exporters`.
+        settings: See `OperatorSettings`.
 
     Returns:
-        A stream whose `writeStream ... start()` gives a real `StreamingQuery`.
+        For a stream a `StatefulStream`, whose `writeStream ... start()` gives a real
+        `StreamingQuery`; for a batch frame a plain lazy frame.
 
     Raises:
-        UsageError: An argument is wrong, or asks for what is not offered.
+        UsageError: An argument or setting is wrong, or asks for what is not offered.
         ProcessorError: The processor's `init` failed.
     """
-    if initialState is not None:
-        raise UsageError("initialState is not offered yet; leave it out")
-    if eventTimeColumnName or timeMode.lower() == "eventtime":
+    if eventTimeColumnName or str(timeMode).lower() == "eventtime":
         raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
-    _one_of("timeMode", timeMode, _TIME_MODES)
-    _one_of("outputMode", outputMode, _OUTPUT_MODES)
-    _one_of("delivery", delivery, tuple(mode.value for mode in Delivery))
-    if not isinstance(restore, int) and restore not in ("latest", "empty"):
-        raise UsageError(f"restore is 'latest', 'empty' or a checkpoint id, not {restore!r}")
-    keyed = keyed_frame(grouped, maxParallelism)
-    if not keyed.frame.isStreaming:
-        raise UsageError("transform_with_state takes a streaming frame; this one is a batch frame")
-    session = keyed.frame.sparkSession
-    _use_this_python(session)
-    output = _parse(session, outputStructType)
-    time_mode = timeMode.lower()
-    schema = operator_schema(
+    return _stateful_frame(
+        grouped,
         statefulProcessor,
-        operatorId,
-        arrow_schema(keyed.key_schema),
-        lambda ddl: _parse(session, ddl),
-        has_timers=time_mode != "none",
+        outputStructType,
+        outputMode,
+        timeMode,
+        initialState,
+        lambda session, output: RowFlavour(),
+        settings,
     )
-    config = EngineConfig(
-        location="",
-        store_options=dict(storeOptions or {}),
-        fsync=fsync,
-        schema=schema,
-        processor=statefulProcessor,
-        output=output,
-        arrow_output=arrow_schema(output),
+
+
+def transform_with_state_in_pandas(
+    grouped: GroupedData,
+    statefulProcessor: StatefulProcessor,
+    outputStructType: StructType | str,
+    outputMode: str = "Update",
+    timeMode: str = "None",
+    initialState: GroupedData | None = None,
+    eventTimeColumnName: str = "",
+    **settings: Unpack[OperatorSettings],
+) -> DataFrame:
+    """
+    Run an unmodified `StatefulProcessor` of the pandas flavour, its state in statelog.
+
+    Args:
+        grouped: As for `transform_with_state`.
+        statefulProcessor: The processor; it takes each key's rows as an iterator of DataFrames and
+            yields DataFrames, as for Spark's transformWithStateInPandas.
+        outputStructType: Schema of the output rows, also as DDL text.
+        outputMode: As for `transform_with_state`.
+        timeMode: As for `transform_with_state`.
+        initialState: As for `transform_with_state`; `handleInitialState` gets DataFrames.
+        eventTimeColumnName: As for `transform_with_state`.
+        settings: See `OperatorSettings`.
+
+    Returns:
+        A stream or frame, see `transform_with_state`.
+
+    Raises:
+        UsageError: An argument or setting is wrong, or asks for what is not offered.
+        ProcessorError: The processor's `init` failed.
+    """
+    if eventTimeColumnName or str(timeMode).lower() == "eventtime":
+        raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
+    return _stateful_frame(
+        grouped,
+        statefulProcessor,
+        outputStructType,
+        outputMode,
+        timeMode,
+        initialState,
+        _pandas_flavour,
+        settings,
+    )
+
+
+def _pandas_flavour(session: SparkSession, output: StructType) -> Flavour:
+    # pandas is imported where it is needed: its import takes time.
+    from statelog.spark.pandas_rows import PandasSettings
+
+    return PandasFlavour(PandasSettings.of(session), output)
+
+
+def _stateful_frame(
+    grouped: GroupedData,
+    processor: StatefulProcessor,
+    output: StructType | str,
+    output_mode: str,
+    time_mode: str,
+    initial: GroupedData | None,
+    flavour: Callable[[SparkSession, StructType], Flavour],
+    settings: OperatorSettings,
+) -> DataFrame:
+    """Return the output of a stateful operator: what the flavours share."""
+    refuse_connect("transform_with_state", grouped)
+    _one_of("timeMode", time_mode, _TIME_MODES)
+    _one_of("outputMode", output_mode, _OUTPUT_MODES)
+    unknown = set(settings) - set(OperatorSettings.__annotations__)
+    if unknown:
+        raise UsageError(
+            f"transform_with_state takes no argument {', '.join(sorted(unknown))}; it takes Spark's "
+            f"and {', '.join(OperatorSettings.__annotations__)}"
+        )
+    arguments = cast("dict[str, Any]", dict(settings))
+    on_progress = arguments.pop("onProgress", None)
+    metrics = arguments.pop("metrics", None)
+    session = session_of(grouped)
+    settled = settle(session.conf.getAll, arguments)
+    # The number of key groups shapes the frame, so the settings come first.
+    keyed = keyed_frame(grouped, settled.max_parallelism)
+    use_this_python(session)
+    config = _config(session, keyed, processor, output, time_mode.lower(), settled)
+    config = replace(
+        config,
+        flavour=flavour(session, config.output),
+        initial=initial_state(initial, keyed, settled.max_parallelism),
+        on_progress=on_progress,
+        metrics=metrics or Metrics(),
+    )
+    if not keyed.frame.isStreaming:
+        return batch_frame(keyed.frame, config, settled.tasks)
+    return StatefulStream(
+        StatefulOperator(frame=keyed.frame, config=config, arguments=arguments),
+        RecordedPlan.of(session, config.output),
+    )
+
+
+def _config(
+    session: SparkSession,
+    keyed: KeyedFrame,
+    processor: StatefulProcessor,
+    output: StructType | str,
+    time_mode: str,
+    settings: QuerySettings,
+) -> EngineConfig:
+    output_schema = parse_schema(session, output)
+    return EngineConfig(
+        location="",  # known when the query starts
+        schema=operator_schema(
+            processor,
+            settings.operator_id or _OPERATOR_ID,
+            arrow_schema(keyed.key_schema),
+            lambda ddl: parse_schema(session, ddl),
+            has_timers=time_mode != "none",
+        ),
+        processor=processor,
+        output=output_schema,
+        arrow_output=arrow_schema(output_schema),
         key_positions=keyed.key_positions,
         first_input=keyed.first_input,
         time_mode=time_mode,
-        delivery=Delivery(delivery.lower()),
-        tasks=_tasks(session, tasks, maxParallelism),
-        max_parallelism=maxParallelism,
-        inline_bytes=inlineBytes,
-        backend=StateBackend(
-            stateBackend, parse_size(memoryBudget, key="memoryBudget"), localDirectory
-        ),
-        checkpoints=CheckpointOptions(retained=retained),
-        materialization=materialization or MaterializationPolicy(),
-        restore=restore,
-        adopt=adopt,
-        on_progress=onProgress,
-        metrics=metrics if metrics is not None else Metrics(),
+        on_progress=None,
+        metrics=Metrics(),
+        **engine_fields(settings, session.sparkContext.defaultParallelism),
     )
-    return StatefulStream(keyed, config, stateLocation)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value.lower() not in allowed:
         raise UsageError(f"{name} is one of {', '.join(allowed)}; got {value!r}")
-
-
-def _use_this_python(session: SparkSession) -> None:
-    """Let local workers run on the driver's interpreter where nobody chose another."""
-    context = session.sparkContext
-    chosen = "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python")
-    if not chosen and str(context.master).startswith("local"):
-        context.pythonExec = sys.executable
-
-
-def _tasks(session: SparkSession, tasks: int | None, max_parallelism: int) -> int:
-    if tasks is None:
-        return min(session.sparkContext.defaultParallelism, max_parallelism)
-    if not 1 <= tasks <= max_parallelism:
-        raise UsageError(f"tasks is 1 to maxParallelism ({max_parallelism}); got {tasks}")
-    return tasks
-
-
-def _parse(session: SparkSession, schema: StructType | str) -> StructType:
-    if isinstance(schema, StructType):
-        return schema
-    parsed = session._parse_ddl(schema)
-    if not isinstance(parsed, StructType):
-        raise UsageError(f"a schema of named columns is needed, not {schema!r}")
-    return parsed
-
-
-class StatefulStream:
-    """The output of a stateful operator: a stream to be written."""
-
-    def __init__(self, keyed: KeyedFrame, config: EngineConfig, state_location: str | None) -> None:
-        self._keyed = keyed
-        self._config = config
-        self._state_location = state_location
-
-    @property
-    def schema(self) -> StructType:
-        """Schema of the output rows."""
-        return self._config.output
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the output columns."""
-        return list(self._config.output.names)
-
-    @property
-    def isStreaming(self) -> bool:
-        """True: only streams are transformed."""
-        return True
-
-    @property
-    def sparkSession(self) -> SparkSession:
-        """The session of the input."""
-        return self._keyed.frame.sparkSession
-
-    @property
-    def writeStream(self) -> StatefulStreamWriter:
-        """Return a writer that works like Spark's `DataStreamWriter`."""
-        return StatefulStreamWriter(self._keyed, self._config, self._state_location)
-
-
-@dataclass
-class _Target:
-    """Where the output goes."""
-
-    source: str | None = None
-    sink: Sink | None = None
-    query_name: str | None = None
-    partition_by: tuple[str, ...] = ()
-
-
-class StatefulStreamWriter:
-    """Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`."""
-
-    def __init__(self, keyed: KeyedFrame, config: EngineConfig, state_location: str | None) -> None:
-        self._keyed = keyed
-        self._config = config
-        self._state_location = state_location
-        self._options: dict[str, Any] = {}
-        self._trigger: dict[str, Any] = {}
-        self._target = _Target()
-
-    def outputMode(self, outputMode: str) -> StatefulStreamWriter:
-        """Accept "update" or "append"; both hand on what the processor yields."""
-        _one_of("outputMode", outputMode, _OUTPUT_MODES)
-        return self
-
-    def format(self, source: str) -> StatefulStreamWriter:
-        """Write each micro-batch in this format (also "console", "memory", "noop")."""
-        self._target.source = source
-        return self
-
-    def option(self, key: str, value: Any) -> StatefulStreamWriter:
-        """Set an option; `checkpointLocation` is the query's, the others are the sink's."""
-        self._options[key] = value
-        return self
-
-    def options(self, **options: Any) -> StatefulStreamWriter:
-        """Set several options."""
-        self._options.update(options)
-        return self
-
-    def partitionBy(self, *cols: str) -> StatefulStreamWriter:
-        """Partition the files or table that is written."""
-        self._target.partition_by = cols
-        return self
-
-    def queryName(self, queryName: str) -> StatefulStreamWriter:
-        """Name the query."""
-        self._target.query_name = queryName
-        return self
-
-    def trigger(self, **trigger: Any) -> StatefulStreamWriter:
-        """Set the trigger, with the arguments of Spark's `trigger`."""
-        self._trigger = trigger
-        return self
-
-    def foreachBatch(self, func: Callable[[DataFrame, int], Any]) -> StatefulStreamWriter:
-        """Give each micro-batch's output and id to *func*."""
-        self._target.sink = func
-        return self
-
-    def start(self, path: str | None = None, **options: Any) -> StreamingQuery:
-        """
-        Start the query.
-
-        Args:
-            path: Where a file format writes.
-            options: More options, as with `option`.
-
-        Raises:
-            CheckpointError: The state location cannot be used by this query.
-            StoreError: It cannot be read or written.
-        """
-        self._options.update(options)
-        location = self._checkpoint_location()
-        sink_options = {k: v for k, v in self._options.items() if k.lower() != "checkpointlocation"}
-        target = self._target
-        sink = target.sink or format_sink(
-            target.source or "parquet",
-            sink_options,
-            path if path is not None else sink_options.pop("path", None),
-            target.partition_by,
-            target.query_name,
-        )
-        return self._start(location, sink)
-
-    def toTable(self, tableName: str, **options: Any) -> StreamingQuery:
-        """Start the query, appending each micro-batch to a table."""
-        self._options.update(options)
-        location = self._checkpoint_location()
-        sink_options = {k: v for k, v in self._options.items() if k.lower() != "checkpointlocation"}
-        return self._start(location, table_sink(tableName, sink_options, self._target.partition_by))
-
-    def _checkpoint_location(self) -> str:
-        for key, value in self._options.items():
-            if key.lower() == "checkpointlocation":
-                return str(value)
-        session = self._keyed.frame.sparkSession
-        base = session.conf.get("spark.sql.streaming.checkpointLocation", None)
-        if base and self._target.query_name:
-            return f"{base.rstrip('/')}/{self._target.query_name}"
-        raise UsageError(
-            "a stateful query needs .option('checkpointLocation', ...), so that its state can be "
-            "found again"
-        )
-
-    def _start(self, checkpoint_location: str, sink: Sink) -> StreamingQuery:
-        location = self._state_location or f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
-        config = replace(self._config, location=normalize_url(location))
-        engine = MicroBatchEngine(config, sink)
-        engine.open()
-        writer = self._keyed.frame.writeStream.foreachBatch(engine).option(
-            "checkpointLocation", checkpoint_location
-        )
-        if self._target.query_name:
-            writer = writer.queryName(self._target.query_name)
-        if self._trigger:
-            writer = writer.trigger(**self._trigger)
-        return writer.start()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Row
 
 from statelog.errors import ProcessorError
 
@@ -25,6 +26,7 @@ class RowOutput:
         self._schema = schema
         self._batch_id = batch_id
         self._names = list(schema.names)
+        self._nested = [at for at, field in enumerate(schema) if _may_hold_struct(field.type)]
         self._rows: list[Any] = []
         self.extend = self._rows.extend  # called once a key: no method of ours in between
 
@@ -59,7 +61,10 @@ class RowOutput:
                 f"{wrong!r:.100}"
             ) from None
         if fields.count(self._names) == len(rows):
-            return list(zip(*rows, strict=True))
+            columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+            for at in self._nested:
+                columns[at] = [_by_name(value) for value in columns[at]]
+            return columns
         values = [row.asDict(recursive=True) for row in rows]
         return [[value.get(name) for value in values] for name in self._names]
 
@@ -83,6 +88,23 @@ class RowOutput:
             "the last checkpoint is valid",
             batch_id=self._batch_id,
         )
+
+
+def _may_hold_struct(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return True
+    return any(_may_hold_struct(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _by_name(value: Any) -> Any:
+    """Return a value whose Rows are dicts, as `Row.asDict(True)` does; Arrow goes by position."""
+    if isinstance(value, Row):
+        return value.asDict(recursive=True) if hasattr(value, "__fields__") else value
+    if isinstance(value, list):
+        return [_by_name(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _by_name(part) for key, part in value.items()}
+    return value
 
 
 def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:

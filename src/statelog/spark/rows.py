@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from statelog.spark.spec import TaskSpec
 from statelog.spark.types import row_factory
 from statelog.state.codec import KeyCodec
 from statelog.state.tables import Key
+
+
+@dataclass(frozen=True, slots=True)
+class InputLayout:
+    """
+    What stands where in the batches of a task: key group, computed key columns, input columns.
+
+    Args:
+        key_positions: Where the key columns stand.
+        first_input: Where the columns begin that the processor sees.
+    """
+
+    key_positions: tuple[int, ...]
+    first_input: int
 
 
 class RowInput:
@@ -18,12 +32,12 @@ class RowInput:
     The input rows of one task, by key group and key; arrival order within a key is kept.
 
     Args:
-        spec: The layout of the input.
+        layout: The layout of the input.
         key_codec: The operator's key.
     """
 
-    def __init__(self, spec: TaskSpec, key_codec: KeyCodec) -> None:
-        self._spec = spec
+    def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
+        self._layout = layout
         self._codec = key_codec
         self._grouped: dict[int, dict[Key, list[Any]]] = {}
         self._shown_keys: dict[Key, Key] = {}
@@ -31,17 +45,17 @@ class RowInput:
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Take in all rows: key group, computed key columns, input columns."""
-        spec = self._spec
+        layout = self._layout
         plain = self._codec.is_plain
         grouped = self._grouped
         make = None
         for batch in batches:
             if make is None:
-                make = row_factory(batch.schema.names[spec.first_input :])
+                make = row_factory(batch.schema.names[layout.first_input :])
             columns = [column.to_pylist() for column in batch.columns]
             self.row_count += batch.num_rows
-            inputs = zip(*columns[spec.first_input :], strict=True)
-            keys: Iterable[Key] = zip(*(columns[at] for at in spec.key_positions), strict=True)
+            inputs = zip(*columns[layout.first_input :], strict=True)
+            keys: Iterable[Key] = zip(*(columns[at] for at in layout.key_positions), strict=True)
             if not plain:
                 keys = self._freeze(keys)
             for key_group, key, row in zip(columns[0], keys, map(make, inputs), strict=True):
@@ -66,6 +80,6 @@ class RowInput:
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
         """Yield each key as tables hold it, as the processor sees it, and its rows."""
-        keyed = self._grouped[key_group]
+        keyed = self._grouped.get(key_group, {})
         shown = keyed if self._codec.is_plain else map(self._shown_keys.__getitem__, keyed)
         return zip(keyed, shown, map(iter, keyed.values()), strict=True)

@@ -1,8 +1,9 @@
 """
 One run of a processor over the keys of a task, whatever form its rows have.
 
-Source: PySpark's transformWithState: for each key `handleInputRows` once; then every timer that is
-due, in the order of time; a processor is initialized once per task and closed at its end.
+Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
+initial state in a first batch, then `handleInputRows` once if there are input rows; then every timer
+that is due, in the order of time; a processor is initialized once per task and closed at its end.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class ProcessorRun:
         key_group_range: The task's key groups.
         rows: The task's input.
         output: Takes what the processor yields.
+        initial: Initial state by key; None for none.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class ProcessorRun:
         key_group_range: KeyGroupRange,
         rows: KeyedInput,
         output: Output,
+        initial: KeyedInput | None = None,
     ) -> None:
         self._spec = spec
         self._state = state
         self._range = key_group_range
         self._rows = rows
+        self._initial = initial
         self._codec = state.codec
         self._cursor = Cursor(spec.now_ms)
         self._timers_id: int | None = None
@@ -86,7 +90,7 @@ class ProcessorRun:
             self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
             timers_codec = self._codec.states[self._timers_id].value
             self._timers = Timers(self._cursor, self._timers_id, timers_codec)
-        self._times = TimerValues(spec.now_ms, -1)
+        self._times = TimerValues(spec.now_ms, spec.watermark_ms)
         self.output = output
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
@@ -108,6 +112,8 @@ class ProcessorRun:
         if self._state.is_columnar:
             rows = self._rows
             self._state.prepare({group: rows.table_keys(group) for group in rows.key_groups()})
+        if self._initial is not None:
+            self._initialize_groups(self._initial)
         for key_group in self._rows.key_groups():
             self._enter(key_group)
             self._process_group(key_group)
@@ -117,6 +123,22 @@ class ProcessorRun:
             processor.close()
         except Exception as error:
             raise self._failed("close", None, error) from error
+
+    def _initialize_groups(self, initial: KeyedInput) -> None:
+        """Hand the initial state over, key by key; keys without input rows count as well."""
+        initialize = self._spec.processor.handleInitialState
+        key: Key = ()
+        for key_group in initial.key_groups():
+            self._enter(key_group)
+            with_rows = {key for key, _, _ in self._rows.keys(key_group)}
+            try:
+                for key, shown, rows in initial.keys(key_group):
+                    self._cursor.key = key
+                    for row in rows:
+                        initialize(shown, row, self._times)
+                    self.key_count += key not in with_rows
+            except Exception as error:
+                raise self._failed("handleInitialState", key, error) from error
 
     def _process_group(self, key_group: int) -> None:
         handle_rows = self._spec.processor.handleInputRows
@@ -143,6 +165,8 @@ class ProcessorRun:
     def _fire_timers(self, timers_id: int) -> None:
         until = self._spec.now_ms
         self._state.prepare_due(self._range, timers_id, until)
+        spec = self._spec
+        until = spec.watermark_ms if spec.time_mode == "eventtime" else spec.now_ms
         due = []
         for key_group in self._range:
             overlay = self.overlays.get(key_group)

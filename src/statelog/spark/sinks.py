@@ -1,23 +1,51 @@
-"""Sinks for `writeStream.format(...)`: each micro-batch written as a batch."""
+"""Sinks for what `writeStream` is told: each micro-batch written as a batch."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.delivery import Sink
 
 
-def format_sink(
-    source: str,
-    options: Mapping[str, Any],
-    path: str | None,
-    partition_by: Sequence[str],
-    query_name: str | None,
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    Where output is written, and how.
+
+    Args:
+        source: The format; None for the session's default.
+        table: Name of a table, or None.
+        partition_by, cluster_by: Columns to lay it out by.
+        settings: The sink's options: lower-case key -> key and value.
+    """
+
+    source: str | None = None
+    table: str | None = None
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def with_option(self, key: str, value: Any) -> Target:
+        """Return the target with one more option; keys differ by more than case."""
+        return replace(self, settings={**self.settings, key.lower(): (key, value)})
+
+    def option(self, key: str, default: Any) -> Any:
+        """Return the value of an option."""
+        return self.settings.get(key.lower(), (key, default))[1]
+
+
+def batch_sink(
+    session: SparkSession, schema: StructType, target: Target, query_name: str | None
 ) -> Sink:
     """
     Return a sink that appends each micro-batch with Spark's batch writer.
@@ -25,39 +53,57 @@ def format_sink(
     A batch that is replayed is written again, so only `foreachBatch` with a sink that honours the
     batch id is exactly once.
 
+    Args:
+        session: The user's session, where a table in memory can be seen.
+        schema: Columns of the output.
+        target: Where to write.
+        query_name: Name of the query; that of the table in memory.
+
     Raises:
         UsageError: `memory` without a query name.
     """
-    if source == "console":
-        return _Console(int(options.get("numRows", 20)), _is_true(options.get("truncate", "true")))
-    if source == "memory":
+    source = (target.source or "").lower()
+    if target.table is None and source == "console":
+        truncate = str(target.option("truncate", "true")).lower() == "true"
+        return _Console(int(target.option("numRows", 20)), truncate)
+    if target.table is None and source == "memory":
         if not query_name:
-            raise UsageError("the memory sink needs a queryName")
-        return _Memory(query_name)
+            raise UsageError("the memory sink needs a queryName: the table is called so")
+        return _Memory(session, query_name, schema)
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        writer = frame.write.format(source).mode("append").options(**dict(options))
-        if partition_by:
-            writer = writer.partitionBy(*partition_by)
-        writer.save(path)
+        writer = frame.write.mode("append").options(**dict(target.settings.values()))
+        if target.source is not None:
+            writer = writer.format(target.source)
+        if target.partition_by:
+            writer = writer.partitionBy(*target.partition_by)
+        if target.cluster_by:
+            writer = writer.clusterBy(*target.cluster_by)
+        if target.table is not None:
+            writer.saveAsTable(target.table)
+        else:
+            writer.save()
 
     return write
 
 
-def table_sink(name: str, options: Mapping[str, Any], partition_by: Sequence[str]) -> Sink:
-    """Return a sink that appends each micro-batch to a table."""
+def foreach_sink(f: Any) -> Sink:
+    """
+    Return a sink that gives each row to *f*, in the tasks.
+
+    Args:
+        f: A function of a row, or an object with `process(row)` and, if it likes,
+            `open(partition_id, epoch_id)` and `close(error)`.
+
+    Raises:
+        PySparkAttributeError: *f* is neither.
+    """
+    process: Any = DataStreamWriter._construct_foreach_function(f)
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        writer = frame.write.mode("append").options(**dict(options))
-        if partition_by:
-            writer = writer.partitionBy(*partition_by)
-        writer.saveAsTable(name)
+        frame.rdd.mapPartitionsWithIndex(process).count()
 
     return write
-
-
-def _is_true(value: Any) -> bool:
-    return str(value).lower() == "true"
 
 
 class _Console:
@@ -76,12 +122,18 @@ class _Console:
 class _Memory:
     """Gathers all rows in the driver, as a temporary view; for tests and small results."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, session: SparkSession, name: str, schema: StructType) -> None:
+        self._session = session  # that of a micro-batch is a copy, whose views nobody sees
         self._name = name
-        self._batches: dict[int, list[Any]] = {}
+        self._schema = schema
+        self._batches: dict[int, pa.Table] = {}
+        self._show()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        self._batches[batch_id] = frame.collect()
-        rows = [row for batch in self._batches.values() for row in batch]
-        view = frame.sparkSession.createDataFrame(rows, frame.schema)
+        self._batches[batch_id] = frame.toArrow()
+        self._show()
+
+    def _show(self) -> None:
+        rows: Any = pa.concat_tables(self._batches.values()) if self._batches else []
+        view = self._session.createDataFrame(rows, self._schema)
         view.createOrReplaceTempView(self._name)

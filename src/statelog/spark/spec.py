@@ -10,6 +10,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.spark.flavour import Flavour, RowFlavour
+from statelog.spark.initial_state import InitialLayout
 from statelog.state.backend import StateBackend
 from statelog.state.keyed_state import CatchUp
 
@@ -38,8 +40,11 @@ class TaskSpec:
         now_ms: Processing time of the batch.
         snapshots: Partitions that write a snapshot this time.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
-        backend: Where the worker keeps the state.
         staged: Whether output rows go into the answer (else they are the task's result).
+        flavour: The form in which the processor sees rows.
+        initial: Layout of the input of a first batch that carries initial state.
+        watermark_ms: Event time up to which timers fire, in the time mode EventTime.
+        backend: Where the worker keeps the state.
     """
 
     location: str
@@ -60,8 +65,11 @@ class TaskSpec:
     now_ms: int
     snapshots: frozenset[int]
     inline_bytes: int
-    backend: StateBackend
     staged: bool
+    flavour: Flavour = field(default_factory=RowFlavour)
+    initial: InitialLayout | None = None
+    watermark_ms: int = -1
+    backend: StateBackend = field(default_factory=StateBackend)
 
 
 @dataclass(slots=True)

@@ -22,16 +22,17 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError
+from statelog.errors import InvariantError, UsageError
 from statelog.format.change_set import checksum
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
-from statelog.spark.outputs import RowOutput, to_ipc
-from statelog.spark.rows import RowInput
-from statelog.spark.run import ProcessorRun
+from statelog.spark.initial_state import split_batches
+from statelog.spark.outputs import to_ipc
+from statelog.spark.rows import InputLayout
+from statelog.spark.run import KeyedInput, ProcessorRun
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.types import make_row
@@ -116,6 +117,8 @@ def _run(
 ) -> pa.RecordBatch:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
+    if partition >= len(spec.ranges):
+        raise changed_partitions()
     watch = Stopwatch()
     worker = _worker(spec)
     key_group_range = spec.ranges[partition]
@@ -124,12 +127,11 @@ def _run(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
     watch.lap("catch_up")
-    rows = RowInput(spec, worker.state.codec.key)
-    rows.read(batches)
+    rows, initial = read_input(spec, worker.state.codec, batches)
+    _check_range(partition, spec, rows)
     watch.lap("input")
-    run = ProcessorRun(
-        spec, worker.state, key_group_range, rows, RowOutput(spec.output, spec.batch_id)
-    )
+    output_rows = spec.flavour.output(spec.output, spec.batch_id)
+    run = ProcessorRun(spec, worker.state, key_group_range, rows, output_rows, initial)
     run.process()
     ack.rows, ack.keys = rows.row_count, run.key_count
     watch.lap("process")
@@ -151,6 +153,41 @@ def _run(
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output
+
+
+def _check_range(partition: int, spec: TaskSpec, rows: KeyedInput) -> None:
+    """
+    Check that the task has the rows of its own key groups, and no others.
+
+    Raises:
+        UsageError: A sink of direct delivery has changed the partitions.
+    """
+    key_group_range = spec.ranges[partition]
+    if any(key_group not in key_group_range for key_group in rows.key_groups()):
+        raise changed_partitions()
+
+
+def changed_partitions() -> UsageError:
+    """Return the error for a sink of direct delivery that tears the tasks apart."""
+    return UsageError(
+        "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
+        "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
+        "Nothing of this batch was committed"
+    )
+
+
+def read_input(
+    spec: TaskSpec, codec: OperatorCodec, batches: Iterable[pa.RecordBatch]
+) -> tuple[KeyedInput, KeyedInput | None]:
+    """Return the input rows and, in a first batch that carries them, those of initial state."""
+    initial = None
+    if spec.initial is not None:
+        batches, initial_batches = split_batches(batches, spec.initial)
+        initial = spec.flavour.input(spec.initial.layout, codec.key)
+        initial.read(initial_batches)
+    rows = spec.flavour.input(InputLayout(spec.key_positions, spec.first_input), codec.key)
+    rows.read(batches)
+    return rows, initial
 
 
 def _load(

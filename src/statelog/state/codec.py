@@ -293,20 +293,30 @@ def _date(value: Any) -> dt.date:
     return value
 
 
-def _datetime(value: Any) -> dt.datetime:
+def _datetime(value: Any) -> dt.datetime | None:
     to_datetime = getattr(value, "to_pydatetime", None)
     value = value if to_datetime is None else to_datetime()
+    if value != value:  # pandas' NaT, which is how a frame shows a null
+        return None
     if not isinstance(value, dt.datetime):
         raise TypeError("a datetime is needed")
     return value
 
 
-def _local_datetime(value: Any) -> dt.datetime:
+def _local_datetime(value: Any) -> dt.datetime | None:
     moment = _datetime(value)
-    return moment if moment.tzinfo is None else moment.astimezone().replace(tzinfo=None)
+    return (
+        moment
+        if moment is None or moment.tzinfo is None
+        else moment.astimezone().replace(tzinfo=None)
+    )
 
 
-def _duration(value: Any) -> dt.timedelta:
+def _duration(value: Any) -> dt.timedelta | None:
+    to_timedelta = getattr(value, "to_pytimedelta", None)
+    value = value if to_timedelta is None else to_timedelta()
+    if value != value:
+        return None
     if not isinstance(value, dt.timedelta):
         raise TypeError("a timedelta is needed")
     return value

@@ -227,7 +227,7 @@ class World:
             assert base is not None
             return self.store, base.for_range(part)
 
-        columnar, _ = pair
+        columnar, dicts = pair
         done = columnar.catch_up(part, base_id, committed, load)
         self.local += done.local
         self.compacted += done.compacted

@@ -1,0 +1,97 @@
+"""
+A stateful operator over a batch frame: every key once, its state thrown away at the end.
+
+The same run of the processor as in a stream, over state that lives in the task alone: no store, no
+changelog, no checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from statelog.model import KeyGroupRange
+from statelog.spark.config import EngineConfig
+from statelog.spark.grouping import partition_of
+from statelog.spark.initial_state import with_initial_rows
+from statelog.spark.location import now_ms
+from statelog.spark.run import ProcessorRun
+from statelog.spark.spec import TaskSpec
+from statelog.spark.task import read_input
+from statelog.spark.types import make_row
+from statelog.state.changes import OperatorCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.schema import OperatorStateSchema
+from statelog.state.tables import KeyGroupState
+
+_NOTHING = -1
+
+
+def batch_frame(frame: DataFrame, config: EngineConfig, tasks: int | None) -> DataFrame:
+    """
+    Return the output of the operator over a batch frame, lazily.
+
+    Args:
+        frame: The input with its key groups.
+        config: The operator; what it says of the store does not matter.
+        tasks: Number of tasks; None for `spark.sql.shuffle.partitions`, since a task holds all rows
+            of its keys.
+    """
+    if tasks is None:
+        partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+        tasks = min(partitions, config.max_parallelism)
+    spec = TaskSpec(
+        location="",
+        store_options={},
+        fsync=False,
+        epoch=0,
+        batch_id=0,
+        checkpoint_id=0,
+        base_id=_NOTHING,
+        committed=(),
+        # Any task may meet any partition, and several: the frame can be coalesced or united.
+        ranges=(KeyGroupRange(0, config.max_parallelism - 1),),
+        schema=config.schema.to_json(),
+        key_positions=config.key_positions,
+        first_input=config.first_input,
+        output=config.arrow_output,
+        processor=config.processor,
+        time_mode=config.time_mode,
+        now_ms=now_ms() if config.time_mode != "none" else -1,
+        snapshots=frozenset(),
+        inline_bytes=0,
+        staged=False,
+        flavour=config.flavour,
+        initial=None if config.initial is None else config.initial.task_layout,
+    )
+    if config.initial is not None:
+        frame = with_initial_rows(frame, config.initial)
+    partitioned = frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
+    return partitioned.mapInArrow(partial(batch_task, spec), config.output)
+
+
+def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """
+    Run the processor over one partition, beginning without state.
+
+    Raises:
+        ProcessorError: The processor failed, or what it yielded or kept does not fit.
+    """
+    (every_group,) = spec.ranges
+    codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
+    state = KeyedState(codec)
+    state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
+    rows, initial = read_input(spec, codec, batches)
+    output_rows = spec.flavour.output(spec.output, spec.batch_id)
+    run = ProcessorRun(spec, state, every_group, rows, output_rows, initial)
+    run.process()
+    try:
+        codec.encode(run.overlays)  # as in a stream, a value that does not fit is an error
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise run.explain_unfit(error) from error
+    output = run.output.batch()
+    if output.num_rows:
+        yield output

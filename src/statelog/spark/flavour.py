@@ -1,0 +1,72 @@
+"""
+The two forms in which a processor sees rows: PySpark's `Row`s, or pandas DataFrames.
+
+All that differs between them is how rows come in and go out; keys, state, timers and failures are
+the run loop's (`ProcessorRun`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statelog.spark.outputs import RowOutput
+from statelog.spark.rows import InputLayout, RowInput
+from statelog.state.codec import KeyCodec
+
+if TYPE_CHECKING:
+    from statelog.spark.pandas_rows import PandasSettings
+    from statelog.spark.run import KeyedInput, Output
+
+
+class Flavour(Protocol):
+    """Makes the input and the output of one task; travels to it pickled."""
+
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
+        """Return an input that has read nothing yet."""
+
+    def output(self, schema: pa.Schema, batch_id: int) -> Output:
+        """Return an output that holds nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFlavour:
+    """Rows as `pyspark.sql.Row`."""
+
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
+        """Return an input that has read nothing yet."""
+        return RowInput(layout, key_codec)
+
+    def output(self, schema: pa.Schema, batch_id: int) -> Output:
+        """Return an output that holds nothing yet."""
+        return RowOutput(schema, batch_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PandasFlavour:
+    """
+    Rows as pandas DataFrames.
+
+    Args:
+        settings: What the session says about frames.
+        columns: Names and types of the output.
+    """
+
+    settings: PandasSettings
+    columns: StructType
+
+    # pandas is imported where it is needed: its import takes longer than a task.
+    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
+        """Return an input that has read nothing yet."""
+        from statelog.spark.pandas_rows import FrameInput
+
+        return FrameInput(layout, key_codec, self.settings)
+
+    def output(self, schema: pa.Schema, batch_id: int) -> Output:
+        """Return an output that holds nothing yet."""
+        from statelog.spark.pandas_outputs import FrameOutput
+
+        return FrameOutput(schema, self.columns, batch_id, self.settings)

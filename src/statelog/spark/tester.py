@@ -1,0 +1,407 @@
+"""
+Run a `StatefulProcessor` in a plain unit test: no Spark session, no JVM, no files.
+
+It is the real thing on a small scale.  Each call is one micro-batch of the run loop that tasks run, on
+real keyed state: changes are encoded, appended to a changelog on a store in memory, and folded in as
+in a worker.  `restart` reads the state back from the log, then from a snapshot.
+Source: PySpark's TwsTester, whose methods it has.  Deviations: every batch runs a fresh copy of the
+processor, as tasks do, so that what it keeps on `self` is lost here too; timers that are due fire at
+the end of every batch, not only when time moves; time to live counts; values go through the types of
+their state; a tuple as key is a key of several columns; failures are statelog's errors.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.model import DEFAULT_MAX_PARALLELISM, KeyGroupRange
+from statelog.spark.ddl import parse_ddl
+from statelog.spark.handle import TaskHandle, operator_schema
+from statelog.spark.outputs import RowOutput
+from statelog.spark.run import KeyedInput, ProcessorRun
+from statelog.spark.spec import TaskSpec
+from statelog.spark.tester_log import TesterLog
+from statelog.spark.types import arrow_schema, make_row
+from statelog.state.api import Cursor, Timers
+from statelog.state.changes import OperatorCodec
+from statelog.state.key_groups import key_group_of
+from statelog.state.schema import TIMERS_NAME, StateKind
+from statelog.state.tables import Key, Overlay
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TIME_MODES = ("none", "processingtime", "eventtime")
+_OUTPUT_MODES = ("append", "update", "complete")
+
+
+@dataclass
+class _Rows:
+    """The rows of a few keys, for the run loop."""
+
+    by_group: dict[int, dict[Key, tuple[Key, list[Any]]]] = field(default_factory=dict)
+    row_count: int = 0
+
+    def add(self, key_group: int, key: Key, shown: Key, rows: Iterable[Any]) -> None:
+        """Add rows (or frames) of one key."""
+        keyed = self.by_group.setdefault(key_group, {})
+        keyed.setdefault(key, (shown, []))[1].extend(rows)
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Read nothing: the rows were given to `add`."""
+
+    def key_groups(self) -> list[int]:
+        """Return the key groups that have rows, ascending."""
+        return sorted(self.by_group)
+
+    def table_keys(self, key_group: int) -> list[Key]:
+        """Return the keys as tables hold them."""
+        return [key for key, _, _ in self.keys(key_group)]
+
+    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Any]]:
+        """Yield each key as tables hold it, as the processor sees it, and its rows."""
+        for key, (shown, rows) in self.by_group.get(key_group, {}).items():
+            yield key, shown, iter(rows)
+
+
+class _Collected:
+    """Keeps what a processor yields as it is."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def extend(self, produced: Iterable[Any]) -> None:
+        """Take what one call of the processor yields."""
+        self.rows.extend(produced)
+
+    def batch(self) -> pa.RecordBatch:
+        """Return a batch without columns: the rows stay objects."""
+        return pa.RecordBatch.from_arrays([], names=[])
+
+
+class ProcessorTester:
+    """
+    Tests a `StatefulProcessor` key by key; see the module for what is real and what is not.
+
+    Args:
+        processor: The processor, Row or pandas flavour.  It is pickled, as Spark does.
+        initialStateRow: (key, Row) pairs given to `handleInitialState` at once.
+        initialStatePandas: (key, DataFrame) pairs instead.
+        timeMode: "None", "ProcessingTime" or "EventTime".
+        outputMode: "Append", "Update" or "Complete"; makes no difference.
+        eventTimeExtractor: Returns the event time of a row in milliseconds; EventTime needs it, to
+            drop late rows.
+        keySchema: Types of the key, also as DDL text; default: told from the first key.
+        outputStructType: Schema of the output, also as DDL text: what Rows do not fit is an error.
+
+    Raises:
+        UsageError: An argument is wrong, or the processor cannot be pickled.
+        ProcessorError: `init` or `handleInitialState` failed.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        initialStateRow: Sequence[tuple[Any, Row]] | None = None,
+        initialStatePandas: Sequence[tuple[Any, pd.DataFrame]] | None = None,
+        timeMode: str = "None",
+        outputMode: str = "Append",
+        eventTimeExtractor: Callable[[Any], int] | None = None,
+        *,
+        keySchema: StructType | str | None = None,
+        outputStructType: StructType | str | None = None,
+    ) -> None:
+        self._time_mode = _one_of("timeMode", timeMode, _TIME_MODES)
+        _one_of("outputMode", outputMode, _OUTPUT_MODES)
+        if self._time_mode == "eventtime" and eventTimeExtractor is None:
+            raise UsageError("the time mode EventTime needs an eventTimeExtractor")
+        if initialStateRow is not None and initialStatePandas is not None:
+            raise UsageError("give initialStateRow or initialStatePandas, not both")
+        self._extractor = eventTimeExtractor
+        self._pickled = _pickled(processor)
+        self._processor = processor
+        self._keys = None if keySchema is None else arrow_schema(_schema(keySchema))
+        self._output = None if outputStructType is None else arrow_schema(_schema(outputStructType))
+        self._range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
+        self._now_ms = 0
+        self._watermark_ms = 0
+        self._in_pandas = initialStatePandas is not None
+        self._batch_id = -1
+        self._log: TesterLog | None = None
+        self._operator(pa.schema([]))  # what init asks for is checked at once
+        initial = initialStatePandas if initialStateRow is None else initialStateRow
+        if initial:
+            rows = _Rows()
+            for key, row in initial:
+                rows.add(*self._place(key), [row])
+            self._run(_Rows(), rows)
+
+    # ---------------------------------------------------------------------------------- batches
+
+    def test(self, key: Any, input: list[Row]) -> list[Row]:
+        """
+        Run one micro-batch of *input*, all of one key, through a Row-flavour processor.
+
+        Args:
+            key: The key: one value, or a tuple of the values of several key columns.
+            input: The rows.
+
+        Returns:
+            What the processor yields, that of timers which were due included.
+
+        Raises:
+            ProcessorError: The processor failed; its own error is the `__cause__`.
+        """
+        self._in_pandas = False
+        extractor = self._extractor
+        if self._time_mode == "eventtime" and extractor is not None:
+            input = [row for row in input if extractor(row) > self._watermark_ms]
+        return self._run(self._rows_of(key, input))
+
+    def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
+        """Run one micro-batch through a pandas-flavour processor; as `test`, with frames."""
+        self._in_pandas = True
+        extractor = self._extractor
+        if self._time_mode == "eventtime" and extractor is not None:
+            late = [extractor(row) <= self._watermark_ms for _, row in input.iterrows()]
+            input = input[[not one for one in late]].reset_index(drop=True)
+        return self._in_form(self._run(self._rows_of(key, [input])))
+
+    def setProcessingTime(self, currentTimeMs: int) -> Any:
+        """
+        Move processing time forward, and fire the timers that are due.
+
+        Args:
+            currentTimeMs: The new time in milliseconds; 0 at the beginning.
+
+        Returns:
+            What the processor yields: rows, or a frame after `testInPandas`.
+
+        Raises:
+            UsageError: The time mode is another one, or time would not move forward.
+        """
+        self._now_ms = self._moved("setProcessingTime", self._now_ms, currentTimeMs)
+        return self._in_form(self._run(_Rows()))
+
+    def setWatermark(self, currentWatermarkMs: int) -> Any:
+        """Move the watermark forward, and fire the timers that are due; as `setProcessingTime`."""
+        self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
+        return self._in_form(self._run(_Rows()))
+
+    def restart(self) -> None:
+        """Forget all state in memory and read it back: from the log, then from a snapshot of it."""
+        if self._log is not None:
+            self._log.restart(self._codec(), self._now())
+
+    # ------------------------------------------------------------------------------------ state
+
+    def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
+        """Set a value state of *key*."""
+        handle, commit = self._open(key)
+        handle.getValueState(stateName, "").update(value)
+        commit()
+
+    def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
+        """Return a value state of *key*, or None if there is none or its time is over."""
+        handle, _ = self._open(key)
+        value: tuple[Any, ...] | None = handle.getValueState(stateName, "").get()
+        return value
+
+    def updateListState(self, stateName: str, key: Any, value: list[tuple[Any, ...]]) -> None:
+        """Set a list state of *key*."""
+        handle, commit = self._open(key)
+        handle.getListState(stateName, "").put(value)
+        commit()
+
+    def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
+        """Return the elements of a list state of *key*."""
+        handle, _ = self._open(key)
+        return list(handle.getListState(stateName, "").get())
+
+    def updateMapState(self, stateName: str, key: Any, value: Mapping[Any, Any]) -> None:
+        """Set all entries of a map state of *key*."""
+        handle, commit = self._open(key)
+        state = handle.getMapState(stateName, "", "")
+        state.clear()
+        for user_key, entry in value.items():
+            state.updateValue(user_key, entry)
+        commit()
+
+    def peekMapState(self, stateName: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the entries of a map state of *key*."""
+        handle, _ = self._open(key)
+        return dict(handle.getMapState(stateName, "", "").iterator())
+
+    def peekTimers(self, key: Any) -> list[int]:
+        """Return the timers of *key*, ascending."""
+        handle, _ = self._open(key)
+        return list(handle.listTimers())
+
+    def deleteState(self, stateName: str, key: Any) -> None:
+        """Delete a state variable of *key*; raises `UsageError` if there is no such variable."""
+        handle, commit = self._open(key)
+        kinds = {state.name: state.kind for state in self._codec().schema.states}
+        match kinds.get(stateName):
+            case StateKind.LIST:
+                handle.getListState(stateName, "").clear()
+            case StateKind.MAP:
+                handle.getMapState(stateName, "", "").clear()
+            case _:
+                handle.getValueState(stateName, "").clear()
+        commit()
+
+    # ---------------------------------------------------------------------------------- inside
+
+    def _operator(self, keys: pa.Schema) -> OperatorCodec:
+        schema = operator_schema(
+            self._processor, "tester", keys, parse_ddl, has_timers=self._time_mode != "none"
+        )
+        return OperatorCodec(schema, make_row)
+
+    def _codec(self) -> OperatorCodec:
+        return self._opened(()).state.codec
+
+    def _opened(self, key: Key) -> TesterLog:
+        """Return the log, opened with the types of the first key."""
+        if self._log is None:
+            if self._keys is None:
+                if not key or None in key:
+                    raise UsageError(f"the key's types cannot be told from {key!r}: give keySchema")
+                names = [f"key{position}" for position in range(len(key))]
+                self._keys = pa.schema(
+                    [(name, pa.infer_type([part])) for name, part in zip(names, key, strict=True)]
+                )
+            self._log = TesterLog(self._operator(self._keys), self._range)
+        return self._log
+
+    def _place(self, key: Any) -> tuple[int, Key, Key]:
+        """Return a key's group, the key as tables hold it, and as the processor sees it."""
+        shown: Key = key if type(key) is tuple else (key,)
+        codec = self._opened(shown).state.codec
+        group = key_group_of(shown, codec.key.schema, len(self._range))
+        return group, codec.key.freeze(shown), shown
+
+    def _rows_of(self, key: Any, rows: Iterable[Any]) -> _Rows:
+        found = _Rows()
+        found.add(*self._place(key), rows)
+        return found
+
+    def _run(self, rows: KeyedInput, initial: KeyedInput | None = None) -> list[Any]:
+        if self._log is None:
+            return []  # no key was ever named: no timers, no rows
+        self._batch_id += 1
+        state = self._log.current()
+        output = _Collected()
+        spec = self._spec()
+        run = ProcessorRun(spec, state, self._range, rows, output, initial)
+        run.process()
+        if self._output is not None and not self._in_pandas:
+            typed = RowOutput(self._output, self._batch_id)
+            typed.extend(output.rows)
+            typed.batch()
+        try:
+            self._log.commit(run.overlays)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise run.explain_unfit(error) from error
+        return output.rows
+
+    def _now(self) -> int:
+        return -1 if self._time_mode == "none" else self._now_ms
+
+    def _spec(self) -> TaskSpec:
+        return TaskSpec(
+            location="",
+            store_options={},
+            fsync=False,
+            epoch=0,
+            batch_id=self._batch_id,
+            checkpoint_id=self._batch_id,
+            base_id=self._batch_id - 1,
+            committed=(),
+            ranges=(self._range,),
+            schema={},
+            key_positions=(),
+            first_input=0,
+            output=pa.schema([]),
+            processor=pickle.loads(self._pickled),
+            time_mode=self._time_mode,
+            now_ms=self._now(),
+            snapshots=frozenset(),
+            inline_bytes=0,
+            staged=False,
+            watermark_ms=self._watermark_ms if self._time_mode == "eventtime" else -1,
+        )
+
+    def _open(self, key: Any) -> tuple[Any, Callable[[], None]]:
+        """Return a handle at *key*, and a function that commits what was done with it."""
+        group, frozen, _ = self._place(key)
+        log = self._opened(())
+        state = log.current()
+        codec = state.codec
+        overlay: Overlay = [{} for _ in codec.states]
+        cursor = Cursor(self._now())
+        timers = None
+        if self._time_mode != "none":
+            timers_id = codec.schema.state_id(TIMERS_NAME)
+            timers = Timers(cursor, timers_id, codec.states[timers_id].value)
+        cursor.enter(state.groups[group], overlay)
+        cursor.key = frozen
+        handle = _KnownStates(cursor, codec, timers, lambda state_id: None)
+        return handle, lambda: log.commit({group: overlay})
+
+    def _moved(self, method: str, old: int, new: int) -> int:
+        mode = "EventTime" if method == "setWatermark" else "ProcessingTime"
+        if self._time_mode != mode.lower():
+            raise UsageError(f"{method} needs the time mode {mode}; this is {self._time_mode}")
+        if new <= old:
+            raise UsageError(f"{method}: time moves forward; it is {old} ms, {new} ms was given")
+        return new
+
+    def _in_form(self, produced: list[Any]) -> Any:
+        """Return rows as they are, frames as one."""
+        if not self._in_pandas:
+            return produced
+        import pandas as pd
+
+        return pd.concat(produced, ignore_index=True) if produced else pd.DataFrame()
+
+
+class _KnownStates(TaskHandle):
+    """A handle that says which states there are when asked for another one."""
+
+    def _find(self, name: str, kind: StateKind) -> tuple[int, Any]:
+        known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
+        if name not in known:
+            raise UsageError(f"init creates no state {name!r}; it creates {', '.join(known)}")
+        return super()._find(name, kind)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value.lower() not in allowed:
+        raise UsageError(f"{name} is one of {', '.join(allowed)}; got {value!r}")
+    return value.lower()
+
+
+def _schema(schema: StructType | str) -> StructType:
+    return parse_ddl(schema) if isinstance(schema, str) else schema
+
+
+def _pickled(processor: StatefulProcessor) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(processor)
+    except Exception as error:
+        raise UsageError(
+            f"{type(processor).__name__} cannot be pickled, so Spark could not ship it to its "
+            f"workers: {error}. Open what cannot be pickled in init()"
+        ) from error
+    return data

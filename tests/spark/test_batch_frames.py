@@ -1,0 +1,54 @@
+"""A stateful operator over a batch frame does what Spark's does."""
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame
+from tests.spark import processors, test_differential
+from tests.spark.processors import Totals
+from tests.spark.streams import ROCKSDB, workers_get_by_value
+from tests.spark.test_differential import OUTPUT, Interpreter, by_key, program
+
+from statelog.spark import transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(test_differential.__name__)
+workers_get_by_value(processors.__name__)
+
+
+def test_random_programs_over_a_batch_frame_do_what_they_do_on_spark(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    import json
+
+    rng = random.Random(7)
+    rows = [(f"k{rng.randrange(20)}", at, json.dumps(program(rng))) for at in range(80)]
+    frame = spark.createDataFrame(rows, "key string, at int, program string")
+    grouped = frame.groupBy("key")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    try:
+        theirs = grouped.transformWithState(Interpreter(), OUTPUT, "Update", "ProcessingTime")
+        expected = by_key(theirs.collect())
+    finally:
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    for tasks in (1, 3):
+        ours = transform_with_state(
+            grouped, Interpreter(), OUTPUT, "Complete", "ProcessingTime", tasks=tasks
+        )
+        assert type(frame) is type(ours)
+        # Its partitions are an ordinary frame's: they may be merged, and met again.
+        assert expected == by_key(ours.coalesce(1).collect())
+        assert ours.union(ours).count() == 2 * ours.count()
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_processor_that_fails_over_a_batch_frame_is_named(spark: "SparkSession") -> None:
+    frame: DataFrame = spark.createDataFrame([(1, 2)], "key bigint, amount bigint")
+    out = transform_with_state(frame.groupBy("key"), Totals(poison=2), "key bigint")
+    with pytest.raises(PythonException, match=r"Totals\.handleInputRows failed for key"):
+        out.collect()

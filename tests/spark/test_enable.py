@@ -1,0 +1,89 @@
+"""Spark's own transformWithState on statelog, for the sessions that were enabled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame, GroupedData, Row
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, wait, workers_get_by_value
+
+from statelog.checkpoint.history import find_newest
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.spark import StatefulStream, disable, enable
+from statelog.store import LocationPaths, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+
+LOCATION = "spark.statelog.stateLocation"
+
+
+@pytest.fixture
+def session(spark: "SparkSession") -> "Iterator[SparkSession]":
+    """A session of its own."""
+    own = spark.newSession()
+    yield own
+    disable(own)
+
+
+def totals(source: BatchSource) -> DataFrame:
+    """The user's code, which knows nothing of statelog."""
+    return source.frame().groupBy("key").transformWithState(Totals(), TOTALS, "Update", "None")
+
+
+def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any) -> list[Row]:
+    rows: list[Row] = []
+    writer = frame.writeStream.outputMode("update").queryName(name).options(**options)
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    wait(writer.foreachBatch(lambda batch, _: rows.extend(batch.collect())).start())
+    return sorted(rows)
+
+
+def test_an_enabled_session_runs_sparks_own_call_on_statelog(
+    session: "SparkSession", spark: "SparkSession", tmp_path: Path
+) -> None:
+    sparks_own = GroupedData.transformWithState
+    source = BatchSource(session, tmp_path / "in", INPUT)
+    enable(session)
+    assert not isinstance(totals(source), StatefulStream)  # no location: Spark's state goes on
+    for key, value in ((LOCATION, str(tmp_path / "states")), ("spark.statelog.tasks", "3")):
+        session.conf.set(key, value)
+    enable(session)
+    model = TotalsModel()
+    for rows in ([(1, 2), (2, 5)], [(1, 3), (7, 0)]):
+        source.add(rows)
+        stream = totals(source)
+        assert isinstance(stream, StatefulStream)
+        assert model.apply(rows) == run(stream.where("rows > 0"), tmp_path / "query")
+    state = open_store(str(tmp_path / "states" / "totals"))
+    newest = find_newest(state, LocationPaths()).newest
+    assert newest is not None and (1, 3) == (newest.checkpoint_id, newest.properties["tasks"])
+    with pytest.raises(UsageError, match="Give the query a queryName"):
+        totals(source).writeStream.format("noop").option(
+            "checkpointLocation", str(tmp_path / "x")
+        ).start()
+    own = {"statelog.stateLocation": str(tmp_path / "own"), "statelog.delivery": "direct"}
+    assert [(1, 5, 2), (2, 5, 1), (7, 0, 1)] == run(totals(source), tmp_path / "other", **own)[-3:]
+    assert (tmp_path / "own" / "chk-1" / "_metadata").exists()
+
+    batch = session.createDataFrame([(1, 2)], INPUT).groupBy("key")
+    assert [(1, 2, 1)] == batch.transformWithState(Totals(), TOTALS, "Update", "None").collect()
+    assert not isinstance(totals(BatchSource(spark, tmp_path / "in2", INPUT)), StatefulStream)
+    keyed = source.frame().groupBy("key")
+    pandas = keyed.transformWithStateInPandas(Totals(), TOTALS, "Update", "None")
+    assert isinstance(pandas, StatefulStream)
+    session.conf.set("spark.statelog.delivry", "direct")
+    with pytest.raises(InvalidOptionsError, match="did you mean 'delivery'"):
+        totals(source)
+    with pytest.raises(InvalidOptionsError, match="did you mean 'delivery'"):
+        enable(session)
+
+    disable(session)
+    disable(session)
+    assert sparks_own is GroupedData.transformWithState
+    assert not isinstance(totals(source), StatefulStream)

@@ -1,0 +1,155 @@
+"""What follows a stateful operator in the plan does the same as on a plain frame."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import AnalysisException, PySparkAttributeError, PythonException
+from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import functions as fn
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, wait, workers_get_by_value
+
+from statelog.errors import UsageError
+from statelog.spark import StatefulStream, transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+workers_get_by_value(__name__)
+
+BATCHES = [[(1, 5), (2, 7), (3, -20)], [(1, 1), (4, 100), (9, 0)]]
+
+
+def doubled(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield frame.assign(value=frame["value"] * 2)
+
+
+def plan(totals: DataFrame, names: DataFrame) -> DataFrame:
+    """A plan of all sorts, written with columns held from several of its steps."""
+    named = totals.alias("t").join(names, totals.key == names.key, "left").drop(names.key)
+    wide = named.withColumn("half", totals.total / 2).withColumns({"one": fn.lit(1)})
+    kept = wide.filter(wide.half > -9).where("one = 1")[["key", "name", "total", "half", "rows"]]
+    filled = kept.na.fill({"name": "nobody"}).withColumnRenamed("half", "a.b").drop("nothing")
+    typed = filled.select(
+        "key", filled.name, filled["`a.b`"].cast("decimal(9,1)").alias("d"), "rows"
+    )
+    long = typed.unpivot(
+        ["key", "name"], [typed.d, typed.rows.cast("decimal(9,1)").alias("n")], "w", "v"
+    )
+    spread = long.selectExpr("key", "name", "w", "explode(array(v, -v)) AS x").hint("rebalance")
+    cast = spread.select(spread.key, "name", spread.x.cast("double").alias("value"))
+    final = cast.mapInPandas(doubled, cast.schema).transform(
+        lambda frame: frame.toDF("k", "n", "v")
+    )
+    return final.replace("nobody", "none").repartition(3)
+
+
+def names_of(spark: "SparkSession") -> DataFrame:
+    # A batch frame with an aggregation of its own may be joined.
+    rows = spark.createDataFrame([(1, "one"), (2, "two"), (2, "two")], "key bigint, name string")
+    return rows.groupBy("key").agg(fn.max("name").alias("name"))
+
+
+def totals_of(source: BatchSource, **settings: Any) -> DataFrame:
+    grouped = source.frame().groupBy("key")
+    return transform_with_state(grouped, Totals(), TOTALS, tasks=2, **settings)
+
+
+@pytest.fixture
+def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+    return BatchSource(spark, tmp_path / "in", INPUT)
+
+
+def deliver(frame: DataFrame, folder: Path, sink: Callable[[DataFrame, int], Any]) -> None:
+    writer = frame.writeStream.option("checkpointLocation", str(folder / "query"))
+    wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
+
+
+def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
+    spark: "SparkSession", tmp_path: Path, source: BatchSource
+) -> None:
+    names = names_of(spark)
+    model, due, delivered = TotalsModel(), [], []
+    for rows, delivery in zip(BATCHES, ("staged", "direct"), strict=True):
+        source.add(rows)
+        totals = totals_of(source, delivery=delivery)
+        due += model.apply(rows)
+        planned = plan(totals, names)
+        assert isinstance(planned, StatefulStream) and isinstance(planned, DataFrame)
+        deliver(planned, tmp_path, lambda frame, _: delivered.extend(frame.collect()))
+    plain = plan(spark.createDataFrame(due, TOTALS), names)
+    assert (plain.schema, plain.columns, plain.dtypes) == (
+        planned.schema,
+        planned.columns,
+        planned.dtypes,
+    )
+    assert sorted(plain.collect()) == sorted(delivered)
+    assert 20 == len(delivered)
+    # The plan may change at a restart; the state stays.
+    del delivered[:]
+    source.add([(1, 2), (2, -7)])
+    totals = totals_of(source)
+    deliver(
+        totals.filter(totals.total > 5).select("key", totals["total"]),
+        tmp_path,
+        lambda frame, _: delivered.extend(frame.collect()),
+    )
+    assert [Row(key=1, total=8)] == delivered
+
+
+def test_what_spark_refuses_of_a_stream_is_refused_when_it_is_typed(
+    spark: "SparkSession", source: BatchSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    totals = totals_of(source)
+    other, names = spark.readStream.format("rate").load(), names_of(spark)
+    for wrong, error, said in (
+        (lambda: totals.select("totl"), AnalysisException, "totl"),
+        (lambda: totals.totl, PySparkAttributeError, "totl"),
+        (lambda: totals["totl"], AnalysisException, "totl"),
+        (lambda: totals.filter("total >"), AnalysisException, "PARSE_SYNTAX_ERROR"),
+        (lambda: totals.select(fn.sum("total")), UsageError, "an aggregation needs state"),
+        (lambda: totals.join(other, fn.lit(True)), UsageError, "another stream"),
+        (lambda: totals.join(totals, "key"), UsageError, "another stream"),
+        (lambda: names.join(totals, "key"), UsageError, r"stateful\.join"),
+        (lambda: totals.join(names, "key", "right"), AnalysisException, "not supported"),
+        (
+            lambda: totals.select(fn.monotonically_increasing_id()),
+            AnalysisException,
+            "not supported",
+        ),
+        (
+            lambda: totals.select(fn.row_number().over(Window.orderBy("key"))),
+            AnalysisException,
+            "NON_TIME_WINDOW",
+        ),
+        (lambda: totals.transform(lambda frame: 3), UsageError, "returns a frame, not int"),
+    ):
+        with pytest.raises(error, match=said):
+            wrong()
+    assert totals.isStreaming and totals.key is not None and "total" in dir(totals)
+    assert "StatefulStream[key: bigint, total: bigint, rows: bigint]" == repr(totals)
+    totals.printSchema()
+    assert "|-- total: long" in capsys.readouterr().out
+
+
+def test_a_direct_sink_that_merges_tasks_is_refused_and_nothing_is_lost(
+    tmp_path: Path, source: BatchSource
+) -> None:
+    source.add([(key, 1) for key in range(20)])
+    totals = totals_of(source, delivery="direct")
+    delivered: list[tuple[Any, ...]] = []
+
+    def sink(frame: DataFrame, batch_id: int) -> None:
+        for merged in (frame.coalesce(1), frame.union(frame)):
+            with pytest.raises(PythonException, match="changes the partitions"):
+                merged.collect()
+        delivered.extend(map(tuple, frame.repartition(1).collect()))
+
+    deliver(totals, tmp_path, sink)
+    assert [(key, 1, 1) for key in range(20)] == sorted(delivered)

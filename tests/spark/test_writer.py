@@ -1,0 +1,156 @@
+"""The writer of a stateful stream takes what Spark's takes, and refuses what Spark's refuses."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import IllegalArgumentException, PySparkAttributeError, PySparkValueError
+from pyspark.sql import Row
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, wait, workers_get_by_value
+
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.spark import StatefulStreamWriter, transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+workers_get_by_value(__name__)
+
+ROWS = [(1, 5), (2, 7), (3, 9)]
+DUE = [(1, 5, 1), (2, 7, 1), (3, 9, 1)]
+
+
+class Rows:
+    """A writer of rows that notes its calls in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        self.seen: list[Any] = ["open", epoch_id]
+        self.file = self.folder / f"{partition_id}-{epoch_id}-{os.getpid()}"
+        return True
+
+    def process(self, row: Row) -> None:
+        self.seen.append(row.asDict())
+
+    def close(self, error: Exception | None) -> None:
+        self.file.write_text(json.dumps([*self.seen, repr(error)]))
+
+
+@pytest.fixture
+def writer_of(spark: "SparkSession", tmp_path: Path) -> Callable[..., StatefulStreamWriter]:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add(ROWS)
+    grouped = source.frame().groupBy("key")
+
+    def make(name: str | None = None, **settings: Any) -> StatefulStreamWriter:
+        out = transform_with_state(grouped, Totals(), TOTALS, tasks=2, **settings)
+        writer = out.writeStream.trigger(availableNow=True)
+        if name is not None:
+            writer = writer.option("checkpointLocation", str(tmp_path / name))
+        assert isinstance(writer, StatefulStreamWriter)
+        return writer
+
+    return make
+
+
+def finished(query: StreamingQuery) -> None:
+    wait(query)
+    assert query.exception() is None
+
+
+def test_rows_reach_every_kind_of_sink(
+    spark: "SparkSession", tmp_path: Path, writer_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = str(tmp_path / "files")
+    finished(writer_of("a").partitionBy(["key"]).start(files, format="json", queryName="files"))
+    assert {"key=1", "key=2", "key=3"} <= set(os.listdir(files))
+    assert DUE == sorted(
+        map(tuple, spark.read.json(files).select("key", "total", "rows").collect())
+    )
+
+    finished(writer_of("b").option("COMPRESSION", "none").option("path", files + "2").start())
+    assert DUE == sorted(map(tuple, spark.read.parquet(files + "2").collect()))
+
+    finished(
+        writer_of("c").toTable("written", format="orc", outputMode="append", partitionBy="key")
+    )
+    table = spark.table("written")
+    assert DUE == sorted(map(tuple, table.select("key", "total", "rows").collect()))
+    detail = {row.col_name: row.data_type for row in spark.sql("DESC EXTENDED written").collect()}
+    assert "orc" == detail["Provider"].lower()
+
+    finished(writer_of("d").format("memory").queryName("remembered").start())
+    assert DUE == sorted(map(tuple, spark.table("remembered").collect()))
+    finished(writer_of("e").format("console").option("numRows", 1).start())
+    assert "only showing top 1 row" in capsys.readouterr().out
+
+    for delivery in ("staged", "direct"):
+        folder = tmp_path / f"rows-{delivery}"
+        folder.mkdir()
+        finished(writer_of(f"f-{delivery}", delivery=delivery).foreach(Rows(folder)).start())
+        calls = [json.loads(path.read_text()) for path in folder.iterdir()]
+        assert {("open", 0, "None")} == {(call[0], call[1], call[-1]) for call in calls}
+        seen = [tuple(row.values()) for call in calls for row in call[2:-1]]
+        assert DUE == sorted(seen)
+
+
+def test_the_checkpoint_is_found_as_spark_finds_it(
+    spark: "SparkSession", tmp_path: Path, writer_of: Any
+) -> None:
+    with pytest.raises(UsageError, match=r"needs \.option\('checkpointLocation'"):
+        writer_of().format("noop").start()
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
+    try:
+        finished(writer_of().format("noop").queryName("mine").start())
+        finished(writer_of().format("noop").start())
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert (tmp_path / "all" / "mine" / "statelog" / "chk-0" / "_metadata").exists()
+    assert 2 == len(list((tmp_path / "all").iterdir()))
+
+
+def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any) -> None:
+    for wrong, error, said in (
+        (lambda: writer_of().outputMode("Complete"), UsageError, "streaming aggregation"),
+        (lambda: writer_of().outputMode("some"), UsageError, "append or update; got 'some'"),
+        (lambda: writer_of().trigger(), PySparkValueError, "ONLY_ALLOW_SINGLE_TRIGGER"),
+        (lambda: writer_of().trigger(once=True, availableNow=True), PySparkValueError, "SINGLE"),
+        (lambda: writer_of().trigger(availableNow=False), PySparkValueError, "VALUE_NOT_ALLOWED"),
+        (lambda: writer_of().trigger(processingTime="soon"), IllegalArgumentException, "soon"),
+        (lambda: writer_of().trigger(processingTime=5), PySparkValueError, "NON_EMPTY_STR"),
+        (lambda: writer_of().trigger(continuous="1 s"), UsageError, "no micro-batches"),
+        (lambda: writer_of().trigger(realTime="1 min"), UsageError, "no micro-batches"),
+        (lambda: writer_of().trigger(sometimes=True), TypeError, "sometimes"),
+        (lambda: writer_of().queryName(" "), PySparkValueError, "NON_EMPTY_STR"),
+        (lambda: writer_of().format(""), PySparkValueError, "NON_EMPTY_STR"),
+        (lambda: writer_of().foreach(3), PySparkAttributeError, "process"),
+        (lambda: writer_of().foreachBatch(3), UsageError, "takes a function"),
+        (lambda: writer_of("m").format("memory").start(), UsageError, "needs a queryName"),
+        (lambda: writer_of("m").option("statelog.taks", 2).start(), InvalidOptionsError, "tasks"),
+        (lambda: writer_of("m").option("statelog.tasks", 999).start(), InvalidOptionsError, "999"),
+    ):
+        with pytest.raises(error, match=said):
+            wrong()
+
+
+def test_a_second_start_goes_on_where_the_first_one_was(tmp_path: Path, writer_of: Any) -> None:
+    batches: list[tuple[int, list[Row]]] = []
+    writer = writer_of("job").trigger(processingTime="100 milliseconds")
+    writer = writer.foreachBatch(lambda frame, batch: batches.append((batch, frame.collect())))
+    first = writer.start()
+    first.processAllAvailable()
+    second = writer.start()
+    second.processAllAvailable()
+    assert (False, True) == (first.isActive, second.isActive)
+    second.stop()
+    assert [0] == [batch for batch, _ in batches]
+    assert DUE == sorted(map(tuple, batches[0][1]))

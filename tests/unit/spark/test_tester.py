@@ -1,0 +1,268 @@
+"""`ProcessorTester`: PySpark's examples, and what it does beyond them, without Spark."""
+
+import datetime as dt
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from statelog.errors import ProcessorError, UsageError
+from statelog.testing import ProcessorTester
+
+
+class RunningCount(StatefulProcessor):
+    """The processor of the examples: counts rows by key."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "count long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        count = initialState["initial_count"]
+        self.count.update((count if isinstance(count, int) else count.iloc[0],))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        (count,) = self.count.get() or (0,)
+        count += sum(1 for _ in rows)
+        self.count.update((count,))
+        yield Row(key=key[0], count=count)
+
+    def close(self) -> None:
+        pass
+
+
+class RunningCountInPandas(RunningCount):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        (count,) = self.count.get() or (0,)
+        count += sum(len(frame) for frame in rows)
+        self.count.update((count,))
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+
+
+class RunningCountStatefulProcessorFactory:
+    """Named as in the examples."""
+
+    def row(self) -> StatefulProcessor:
+        return RunningCount()
+
+    def pandas(self) -> StatefulProcessor:
+        return RunningCountInPandas()
+
+
+def examples() -> list[tuple[str, str]]:
+    """The code of each example in TwsTester's docstring, and the result that its comment promises."""
+    found = []
+    text = TwsTester.__doc__ or ""
+    for part in re.split(r"\*\*Example \d+", text)[1:]:
+        code = "\n".join(
+            line.strip()[4:] for line in part.splitlines() if line.strip()[:4] in (">>> ", "... ")
+        )
+        promised = re.search(r"# (?:Result|Returns): (.*)", code)
+        assert promised is not None
+        found.append((code, promised.group(1)))
+    return found
+
+
+@pytest.mark.parametrize(("code", "promised"), examples())
+@pytest.mark.parametrize("tester", [TwsTester, ProcessorTester])
+def test_the_examples_of_pysparks_tester(tester: Any, code: str, promised: str) -> None:
+    names: dict[str, Any] = {
+        "TwsTester": tester,
+        "RunningCountStatefulProcessorFactory": RunningCountStatefulProcessorFactory,
+        "Row": Row,
+        "DataFrame": pd.DataFrame,
+    }
+    lines = [line for line in code.splitlines() if not line.startswith("#")]
+    exec("\n".join(lines), names)
+    wanted = eval(promised, names)
+    if isinstance(wanted, tuple):
+        assert eval(lines[-1], names) == wanted
+    elif isinstance(wanted, pd.DataFrame):
+        pd.testing.assert_frame_equal(names["result"], wanted)
+    else:
+        assert names["result"] == wanted
+
+
+class Everything(StatefulProcessor):
+    """Value, list and map state, some with a time to live; a timer for each row."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.runs = 0
+        self.last = handle.getValueState("last", "at timestamp, tags array<string>")
+        self.recent = handle.getListState("recent", "n int", 100)
+        self.by_name = handle.getMapState("by_name", "name string", "n int", 100)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.handle.registerTimer(initialState.due)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.runs += 1
+        for row in rows:
+            self.last.update((pd.Timestamp("2024-07-01 12:00:00"), np.array(["a", "b"])))
+            self.recent.appendValue((row.n,))
+            self.by_name.updateValue((row.name,), (row.n,))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + row.n)
+        yield Row(key=key, runs=self.runs)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(key=key, fired=expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        pass
+
+
+def row(n: int, name: str | None = "x") -> Row:
+    return Row(n=n, name=name)
+
+
+def test_state_timers_and_time_to_live_over_restarts() -> None:
+    tester = ProcessorTester(
+        Everything(),
+        initialStateRow=[("z", Row(due=30)), ("a", Row(due=90))],
+        timeMode="processingTime",
+    )
+    assert tester.peekTimers("z") == [30]
+    for again in range(2):
+        assert tester.test("a", [row(20), row(40 + again, None)]) == [Row(key=("a",), runs=1)]
+        tester.restart()
+    now = (dt.datetime(2024, 7, 1, 12), ["a", "b"])
+    assert tester.peekValueState("last", "a") == now
+    assert tester.peekListState("recent", "a") == [(20,), (40,), (20,), (41,)]
+    assert tester.peekMapState("by_name", "a") == {("x",): (20,), (None,): (41,)}
+    assert tester.peekTimers("a") == [20, 40, 41, 90]
+    assert tester.setProcessingTime(35) == [Row(key=("a",), fired=20), Row(key=("z",), fired=30)]
+    tester.restart()
+    assert tester.test("a", [row(0, "late")])[1:] == [Row(key=("a",), fired=35)]  # due at once
+    assert [fired.fired for fired in tester.setProcessingTime(100)] == [40, 41, 90]
+    # Written at 0: over. Written at 35: until 135.
+    assert tester.peekListState("recent", "a") == [(0,)]
+    assert tester.peekMapState("by_name", "a") == {("late",): (0,)}
+    tester.restart()
+    assert tester.setProcessingTime(135) == []
+    assert tester.peekListState("recent", "a") == []
+    assert tester.peekValueState("last", "a") == now
+
+
+def test_states_are_set_and_deleted_from_outside() -> None:
+    tester = ProcessorTester(
+        Everything(), timeMode="ProcessingTime", keySchema="region string, id int"
+    )
+    key = ("eu", None)
+    tester.updateListState("recent", key, [(1,), (2,)])
+    tester.updateMapState("by_name", key, {("old",): (1,)})
+    tester.updateMapState("by_name", key, {("new",): (2,)})
+    tester.updateValueState("last", key, (None, ["x"]))
+    tester.restart()
+    tester.test(key, [row(3)])
+    assert tester.peekListState("recent", key) == [(1,), (2,), (3,)]
+    assert tester.peekMapState("by_name", key) == {("new",): (2,), ("x",): (3,)}
+    for name in ("recent", "by_name", "last"):
+        tester.deleteState(name, key)
+    tester.restart()
+    assert tester.peekListState("recent", key) == []
+    assert tester.peekMapState("by_name", key) == {}
+    assert tester.peekValueState("last", key) is None
+    with pytest.raises(UsageError, match="no state 'other'; it creates last, recent, by_name"):
+        tester.peekValueState("other", key)
+    with pytest.raises(UsageError, match="is a list state"):
+        tester.peekValueState("recent", key)
+    with pytest.raises(UsageError, match="takes int32, not str"):
+        tester.updateListState("recent", key, [("one",)])
+    with pytest.raises(UsageError, match=r"a key of \(region, id\)"):
+        tester.test("eu", [row(1)])
+
+
+class Sessions(StatefulProcessor):
+    """A timer in event time."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        (n,) = self.n.get() or (0,)
+        for one in rows:
+            events = one["at"] if isinstance(one, pd.DataFrame) else [one.at]
+            n += len(events)
+            for at in events:
+                self.handle.registerTimer(int(at) + 10)
+        self.n.update((n,))
+        return iter(())
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Any]:
+        shown = (timerValues.getCurrentWatermarkInMs(), expiredTimerInfo.getExpiryTimeInMs())
+        if self.n.get()[0] > 2:
+            yield pd.DataFrame([shown], columns=["watermark", "at"])
+        else:
+            yield Row(watermark=shown[0], at=shown[1])
+
+    def close(self) -> None:
+        pass
+
+
+def test_event_time() -> None:
+    tester = ProcessorTester(
+        Sessions(), timeMode="EventTime", eventTimeExtractor=lambda one: one["at"]
+    )
+    tester.test("a", [Row(at=5), Row(at=7)])
+    assert tester.setWatermark(15) == [Row(watermark=15, at=15)]
+    frame = pd.DataFrame({"at": [15, 20]})  # 15 is late
+    assert tester.testInPandas("a", frame).empty
+    fired = tester.setWatermark(40)
+    assert fired.to_dict("list") == {"watermark": [40, 40], "at": [17, 30]}
+    assert tester.peekValueState("n", "a") == (3,)
+    with pytest.raises(UsageError, match="setWatermark: time moves forward; it is 40 ms"):
+        tester.setWatermark(40)
+    with pytest.raises(UsageError, match="setProcessingTime needs the time mode ProcessingTime"):
+        tester.setProcessingTime(1)
+    with pytest.raises(UsageError, match="eventTimeExtractor"):
+        ProcessorTester(Sessions(), timeMode="EventTime")
+
+
+class Broken(RunningCount):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self.count.update((2**70 if key == (2,) else 1,))
+        yield Row(key="not a number" if key == (3,) else 1)
+        if key == (4,):
+            raise ArithmeticError("four")
+
+
+def test_failures_are_those_of_a_task_and_leave_no_trace() -> None:
+    tester = ProcessorTester(Broken(), outputStructType="key int")
+    assert tester.test(1, [Row(x=1)]) == [Row(key=1)]
+    with pytest.raises(ProcessorError, match=r"state 'count' of key \(2,\) .* does not fit"):
+        tester.test(2, [])
+    with pytest.raises(ProcessorError, match=r"'key' \(int32\) cannot hold 'not a number'"):
+        tester.test(3, [])
+    with pytest.raises(ProcessorError, match=r"handleInputRows failed for key \(4,\)") as raised:
+        tester.test(4, [])
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+    assert [tester.peekValueState("count", key) for key in (1, 2, 3, 4)] == [(1,), None, None, None]
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(UsageError, match="timeMode is one of"):
+        ProcessorTester(RunningCount(), timeMode="Never")
+    with pytest.raises(UsageError, match="not both"):
+        ProcessorTester(RunningCount(), initialStateRow=[], initialStatePandas=[])
+    with pytest.raises(UsageError, match="give keySchema"):
+        ProcessorTester(RunningCount()).test(None, [])
+    unpicklable = RunningCount()
+    unpicklable.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        ProcessorTester(unpicklable)
+    tester = ProcessorTester(RunningCount())
+    tester.restart()
+    with pytest.raises(UsageError, match="timers need the time mode"):
+        tester.peekTimers("a")
