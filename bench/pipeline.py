@@ -1,8 +1,9 @@
 """
 The pipeline beside Spark's own state, in one run on the same input.
 
-Question: how many events a second does an unmodified Row-flavour `StatefulProcessor` handle on
-statelog, and on Spark's transformWithState with the RocksDB provider, and what does each write?
+Question: how many events a second does an unmodified `StatefulProcessor` handle on statelog, and on
+Spark's transformWithState with the RocksDB provider, and what does each write?  In the Row flavour
+and, with the configurations that have `pandas` in their name, in the pandas flavour.
 
 Workload `w1zipf`: micro-batches of 100,000 events in two Parquet files, keys drawn from 200,000 by
 a Zipf law (exponent 0.9: about 39,000 distinct keys a batch); the processor keeps a running count
@@ -29,19 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog.runtime.java import prepare_environment
-from statelog.spark import transform_with_state
+from statelog.spark import transform_with_state, transform_with_state_in_pandas
 
 KEYS = 200_000
 ZIPF_EXPONENT = 0.9
 OUTPUT = "key long, n long, total double"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CONFIGURATIONS = ("spark", "statelog-staged", "statelog-direct")
+PANDAS_CONFIGURATIONS = ("spark-pandas", "statelog-pandas-staged", "statelog-pandas-direct")
 
 
 class RunningTotal(StatefulProcessor):
@@ -63,6 +66,20 @@ class RunningTotal(StatefulProcessor):
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class RunningTotalInPandas(RunningTotal):
+    """The same with frames, as one would write it."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        """Add the rows of one key."""
+        state = self._total.get()
+        n, total = state if state is not None else (0, 0.0)
+        for frame in rows:
+            n += len(frame)
+            total += frame["value"].sum()
+        self._total.update((n, total))
+        yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
 def write_input(folder: Path, batches: int, events: int) -> None:
@@ -90,18 +107,22 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
     events = session.readStream.schema("key long, value double").option("maxFilesPerTrigger", 2)
     grouped = events.parquet(str(data)).groupBy("key")
     progress: list[Any] = []
-    if configuration == "spark":
-        frame = grouped.transformWithState(RunningTotal(), OUTPUT, "Update", "None")
+    in_pandas = configuration in PANDAS_CONFIGURATIONS
+    processor = RunningTotalInPandas() if in_pandas else RunningTotal()
+    if configuration.startswith("spark"):
+        transform = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
+        frame = transform(processor, OUTPUT, "Update", "None")
         writer = frame.writeStream.outputMode("update").format("noop")
         state = work / "state"
     else:
-        stream = transform_with_state(
+        transform = transform_with_state_in_pandas if in_pandas else transform_with_state
+        stream = transform(
             grouped,
-            RunningTotal(),
+            processor,
             OUTPUT,
             "Update",
             "None",
-            delivery=configuration.removeprefix("statelog-"),
+            delivery=configuration.rsplit("-", 1)[1],
             tasks=2,
             onProgress=progress.append,
         )
@@ -170,7 +191,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS))
+    parser.add_argument(
+        "--configurations",
+        default=",".join(CONFIGURATIONS),
+        help="also " + ", ".join(PANDAS_CONFIGURATIONS),
+    )
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     arguments = parser.parse_args()
     prepare_environment()
@@ -211,17 +236,18 @@ def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) ->
             print(f"round {number} {name}: {median:.0f} ms a batch", file=sys.stderr, flush=True)
     table = {name: summary(one) for name, one in runs.items()}
     print(
-        f"{'configuration':18} {'events/s':>9} {'ms a batch (quartiles; best)':>32} "
+        f"{'configuration':22} {'events/s':>9} {'ms a batch (quartiles; best)':>32} "
         f"{'vs Spark':>8} {'files':>6} {'KiB':>8} {'of it output':>12}"
     )
-    base = table.get("spark", {}).get("ms_median")
     for name, row in table.items():
+        beside = "spark-pandas" if name in PANDAS_CONFIGURATIONS else "spark"
+        base = table.get(beside, {}).get("ms_median")
         low, high = row["ms_quartiles"]
         spread = f"{row['ms_median']:.0f} ({low:.0f}-{high:.0f}; {row['ms_best']:.0f})"
         ratio = f"{base / row['ms_median']:.1f}x" if base else "-"
         row["ratio_to_spark"] = ratio
         print(
-            f"{name:18} {row['events_per_s_median']:9,} {spread:>32} {ratio:>8} "
+            f"{name:22} {row['events_per_s_median']:9,} {spread:>32} {ratio:>8} "
             f"{row['files_per_batch']:6} {row['kib_per_batch']:8} "
             f"{row['kib_staged_output_per_batch']:12}"
         )

@@ -151,7 +151,7 @@ class Wider(Totals):
     ("changes", "message"),
     [
         ({"operatorId": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
-        ({"processor": Wider()}, "state 'total' has the type .*int64.* there, .*double.* here"),
+        ({"processor": Wider()}, "state 'total': field 'total' is int64 there, double here"),
         ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
         ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
         ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),

@@ -71,14 +71,13 @@ def test_rows_reach_every_kind_of_sink(
     spark: "SparkSession", tmp_path: Path, writer_of: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = str(tmp_path / "files")
-    finished(writer_of("a").partitionBy(["key"]).start(files, format="json", queryName="files"))
+    writer = writer_of("a").partitionBy(["key"]).option("COMPRESSION", "gzip").option("Path", files)
+    finished(writer.start(format="json", queryName="files"))
     assert {"key=1", "key=2", "key=3"} <= set(os.listdir(files))
+    assert 3 == len(list((tmp_path / "files").glob("*/*.json.gz")))
     assert DUE == sorted(
         map(tuple, spark.read.json(files).select("key", "total", "rows").collect())
     )
-
-    finished(writer_of("b").option("COMPRESSION", "none").option("path", files + "2").start())
-    assert DUE == sorted(map(tuple, spark.read.parquet(files + "2").collect()))
 
     finished(
         writer_of("c").toTable("written", format="orc", outputMode="append", partitionBy="key")
@@ -135,8 +134,18 @@ def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any) -> None:
         (lambda: writer_of().foreach(3), PySparkAttributeError, "process"),
         (lambda: writer_of().foreachBatch(3), UsageError, "takes a function"),
         (lambda: writer_of("m").format("memory").start(), UsageError, "needs a queryName"),
-        (lambda: writer_of("m").option("statelog.taks", 2).start(), InvalidOptionsError, "tasks"),
-        (lambda: writer_of("m").option("statelog.tasks", 999).start(), InvalidOptionsError, "999"),
+        (lambda: writer_of("m").start(), UsageError, "parquet needs a path"),
+        (lambda: writer_of("m").partitionBy("kay").start("x"), UsageError, "columns key, total"),
+        (
+            lambda: writer_of("m").format("noop").option("statelog.taks", 2).start(),
+            InvalidOptionsError,
+            "tasks",
+        ),
+        (
+            lambda: writer_of("m").format("noop").option("statelog.tasks", 999).start(),
+            InvalidOptionsError,
+            "999",
+        ),
     ):
         with pytest.raises(error, match=said):
             wrong()

@@ -3,10 +3,15 @@ The handle and state objects that an unmodified `StatefulProcessor` is given.
 
 They are PySpark's classes by type and by method names, and statelog's state by content: no socket,
 no serialization per call.
-Where Spark 4.3 and statelog differ: a value that does not fit its type is an error that names it
-(Spark stores null instead, and lets integers wrap around); a tuple of the wrong length is a
-`UsageError` (Spark's query fails); `put([])` and `appendList([])` are allowed (Spark's query
-fails); map entries come in no promised order; arrays and maps cannot be part of a map key.
+Where Spark 4.3 and statelog differ: a value that does not fit its type, or is None in a NOT NULL
+field, is an error that names it (Spark stores null instead, and lets integers wrap around); a
+tuple of the wrong length, or no tuple at all, is a `UsageError` (Spark's query fails); a Row in a
+struct field is taken by its field names (Spark: by position); `put([])` and `appendList([])` are
+allowed (Spark's query fails); map entries come in the order of their last write (Spark: of their
+encoded keys); arrays and maps cannot be part of a map key; a state name is not empty, does not
+begin with `$` or `key.`, and is not `key_group`.  docs/state.md has the table.
+Extras that Spark does not have: `getReducingState`, `getAggregatingState`; a processor that asks
+for them runs here only.
 Source: pyspark.sql.streaming.stateful_processor.
 """
 
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -24,11 +29,25 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueState
 from pyspark.sql.types import StructType
 
-from statelog.errors import ProcessorError, UsageError
+from statelog.errors import InvariantError, ProcessorError, UsageError
 from statelog.spark.types import arrow_schema, row_factory
 from statelog.state import api
+from statelog.state.aggregates import (
+    AggregateFunction,
+    AggregatingState,
+    ReduceFunction,
+    ReducingState,
+)
 from statelog.state.changes import OperatorCodec
-from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.materialization import KEY_GROUP_COLUMN
+from statelog.state.schema import (
+    TIMERS_NAME,
+    Aggregation,
+    OperatorStateSchema,
+    StateDescriptor,
+    StateKind,
+)
+from statelog.state.state_codec import StateCodec
 
 SchemaLike = StructType | str
 
@@ -120,22 +139,57 @@ class TaskHandle(StatefulProcessorHandle):
         """End the time in which state variables may be created."""
         self._initialized = True
 
-    def _find(self, name: str, kind: StateKind) -> tuple[int, Any]:
-        if self._initialized:
-            raise UsageError(f"state {name!r}: state variables are created in init() only")
-        state_id = self._codec.schema.state_id(name)
+    def _find(
+        self, name: str, kind: StateKind, aggregation: Aggregation | None = None
+    ) -> tuple[int, StateCodec]:
+        self._only_in_init(name, "created")
+        try:
+            state_id = self._codec.schema.state_id(name)
+        except KeyError:
+            raise UsageError(
+                f"init() asks for state {name!r} in a task, but did not on the driver; it must ask "
+                "for the same state everywhere"
+            ) from None
         state = self._codec.states[state_id]
-        if state.descriptor.kind is not kind:
-            raise UsageError(f"state {name!r} is a {state.descriptor.kind.value} state")
+        descriptor = state.descriptor
+        if descriptor.kind is not kind or descriptor.aggregation is not aggregation:
+            raise UsageError(f"state {name!r} is a {descriptor.kind_text} state")
         return state_id, state
+
+    def _only_in_init(self, name: str, what: str) -> None:
+        if self._initialized:
+            raise UsageError(f"state {name!r}: state variables are {what} in init() only")
+
+    def _value(self, name: str, aggregation: Aggregation | None) -> ValueState | ExpiringValueState:
+        state_id, state = self._find(name, StateKind.VALUE, aggregation)
+        kind = ExpiringValueState if state.expires else ValueState
+        return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
 
     def getValueState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkValueState:
         """Return the value state *stateName*."""
-        state_id, state = self._find(stateName, StateKind.VALUE)
-        kind = ExpiringValueState if state.expires else ValueState
-        return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+        return self._value(stateName, None)
+
+    def getReducingState(
+        self,
+        stateName: str,
+        schema: SchemaLike,
+        reduce: ReduceFunction,
+        ttlDurationMs: int | None = None,
+    ) -> ReducingState:
+        """Return the reducing state *stateName*; *reduce* makes one tuple of two."""
+        return ReducingState(self._value(stateName, Aggregation.REDUCING), reduce)
+
+    def getAggregatingState(
+        self,
+        stateName: str,
+        accumulatorSchema: SchemaLike,
+        aggregateFunction: AggregateFunction,
+        ttlDurationMs: int | None = None,
+    ) -> AggregatingState:
+        """Return the aggregating state *stateName*, with accumulators of the given schema."""
+        return AggregatingState(self._value(stateName, Aggregation.AGGREGATING), aggregateFunction)
 
     def getListState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
@@ -155,7 +209,10 @@ class TaskHandle(StatefulProcessorHandle):
         """Return the map state *stateName*."""
         state_id, state = self._find(stateName, StateKind.MAP)
         kind = ExpiringMapState if state.expires else MapState
-        found = kind(self._cursor, state_id, state.value, state.user_key, state.descriptor.ttl_ms)
+        user_key = state.user_key
+        if user_key is None:
+            raise InvariantError("a map state has a map key")
+        found = kind(self._cursor, state_id, state.value, user_key, state.descriptor.ttl_ms)
         found.as_row = row_factory(state.value.schema.names)  # only getValue: so does Spark
         return found
 
@@ -177,11 +234,32 @@ class TaskHandle(StatefulProcessorHandle):
         return iter(self._timers_or_error().times())
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state variable for all keys."""
+        """
+        Delete a state variable for all keys; in `init` only.
+
+        Where `init` asks for the variable too, each batch begins without what was in it.
+        """
+        self._only_in_init(stateName, "deleted")
+        _not_reserved(stateName)
         try:
             self._drop(self._codec.schema.state_id(stateName))
         except KeyError:
             return
+
+
+class _NotYet:
+    """A state variable on the driver: there is no key, so nothing can be read or written."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise UsageError(
+            f"state {self._name!r} belongs to a key: read and write it while rows or timers are "
+            "handled, not in init() or close()"
+        )
 
 
 class DriverHandle(StatefulProcessorHandle):
@@ -197,6 +275,7 @@ class DriverHandle(StatefulProcessorHandle):
         self._parse = parse
         self._has_timers = has_timers
         self.states: list[StateDescriptor] = []
+        self.deleted: set[str] = set()
 
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
         return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
@@ -208,9 +287,13 @@ class DriverHandle(StatefulProcessorHandle):
         value: SchemaLike,
         user_key: SchemaLike | None,
         ttl_ms: int | None,
-    ) -> None:
-        if not name or name.startswith("$") or any(state.name == name for state in self.states):
+        aggregation: Aggregation | None = None,
+    ) -> Any:
+        reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
+        if reserved or any(state.name == name for state in self.states):
             raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
+        if ttl_ms is not None and type(ttl_ms) is not int:
+            raise UsageError(f"state {name!r}: a time to live is an int in ms, not {ttl_ms!r}")
         if ttl_ms is not None and (ttl_ms <= 0 or not self._has_timers):
             raise UsageError(
                 f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
@@ -223,22 +306,62 @@ class DriverHandle(StatefulProcessorHandle):
                 value_schema=self._arrow(value),
                 user_key_schema=None if user_key is None else self._arrow(user_key),
                 ttl_ms=ttl_ms,
+                aggregation=aggregation,
             )
         )
+        return _NotYet(name)
 
     def getValueState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkValueState:
         """Note a value state."""
-        self._add(stateName, StateKind.VALUE, schema, None, ttlDurationMs)
-        return PySparkValueState(None, stateName)  # type: ignore[arg-type]
+        state: PySparkValueState = self._add(
+            stateName, StateKind.VALUE, schema, None, ttlDurationMs
+        )
+        return state
+
+    def getReducingState(
+        self,
+        stateName: str,
+        schema: SchemaLike,
+        reduce: ReduceFunction,
+        ttlDurationMs: int | None = None,
+    ) -> ReducingState:
+        """Note a reducing state."""
+        if not callable(reduce):
+            raise UsageError(f"state {stateName!r}: reduce is a function, not {reduce!r:.100}")
+        state: ReducingState = self._add(
+            stateName, StateKind.VALUE, schema, None, ttlDurationMs, Aggregation.REDUCING
+        )
+        return state
+
+    def getAggregatingState(
+        self,
+        stateName: str,
+        accumulatorSchema: SchemaLike,
+        aggregateFunction: AggregateFunction,
+        ttlDurationMs: int | None = None,
+    ) -> AggregatingState:
+        """Note an aggregating state."""
+        for method in ("create_accumulator", "add", "get_result", "merge"):
+            if not callable(getattr(aggregateFunction, method, None)):
+                raise UsageError(f"state {stateName!r}: its function has no method {method}()")
+        state: AggregatingState = self._add(
+            stateName,
+            StateKind.VALUE,
+            accumulatorSchema,
+            None,
+            ttlDurationMs,
+            Aggregation.AGGREGATING,
+        )
+        return state
 
     def getListState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkListState:
         """Note a list state."""
-        self._add(stateName, StateKind.LIST, schema, None, ttlDurationMs)
-        return PySparkListState(None, stateName)  # type: ignore[arg-type]
+        state: PySparkListState = self._add(stateName, StateKind.LIST, schema, None, ttlDurationMs)
+        return state
 
     def getMapState(
         self,
@@ -248,11 +371,15 @@ class DriverHandle(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> PySparkMapState:
         """Note a map state."""
-        self._add(stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs)
-        return PySparkMapState(None, stateName)  # type: ignore[arg-type]
+        state: PySparkMapState = self._add(
+            stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs
+        )
+        return state
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Do nothing: the tasks delete."""
+        """Note a deletion; where `init` asks for the variable too, the tasks empty it."""
+        _not_reserved(stateName)
+        self.deleted.add(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Refuse: there is no key yet."""
@@ -263,6 +390,11 @@ class DriverHandle(StatefulProcessorHandle):
     def listTimers(self) -> Iterator[int]:
         """Refuse: there is no key yet."""
         raise UsageError("timers belong to a key; list them while rows are handled")
+
+
+def _not_reserved(name: str) -> None:
+    if name.startswith("$"):
+        raise UsageError(f"state name {name!r} is reserved; it cannot be deleted")
 
 
 def operator_schema(
@@ -277,20 +409,24 @@ def operator_schema(
     Return what *processor* keeps, by running `init` and `close` of a copy of it.
 
     Raises:
-        ProcessorError: `init` failed.
+        ProcessorError: `init` or `close` failed.
         UsageError: A state variable has a type that cannot be kept.
     """
     handle = DriverHandle(parse, has_timers)
     trial = copy.deepcopy(processor)
+    method = "init"
     try:
         trial.init(handle)
+        method = "close"
         trial.close()
     except Exception as error:
         raise ProcessorError(
-            f"{type(processor).__name__}.init failed: {type(error).__name__}: {error}"
+            f"{type(processor).__name__}.{method} failed: {type(error).__name__}: {error}"
         ) from error
     if has_timers:
         handle.states.append(StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])))
-    schema = OperatorStateSchema(operator_id, key_schema, tuple(handle.states))
+    schema = OperatorStateSchema(
+        operator_id, key_schema, tuple(handle.states), deleted=frozenset(handle.deleted)
+    )
     OperatorCodec(schema)  # a type that cannot be kept is better refused here than in a task
     return schema

@@ -8,6 +8,7 @@ the location, which fences whoever had it before.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import os
@@ -16,14 +17,21 @@ import time
 
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.core.materialization_policy import LogDistance
-from statelog.errors import CheckpointError, StatelogError, StoreError
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    StatelogError,
+    StoreError,
+)
 from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
+from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import LocationPaths, open_store
 
@@ -103,6 +111,8 @@ class StateLocation:
                 self._check_query(newest, query_id)
         present = self._present()
         wanted = self._checkpoint_to_go_back_to()
+        if isinstance(config.restore, int):
+            self._check_fits(wanted)
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
         if self.base is not None:
@@ -234,8 +244,20 @@ class StateLocation:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._config.location)
 
     def _evolve(self, base: CompletedCheckpoint) -> None:
-        stored = OperatorStateSchema.from_json(BatchRecord.of(base).schema)
-        self.schema = stored.evolved(self._config.schema)
+        record = BatchRecord.of(base)
+        stored = OperatorStateSchema.from_json(record.schema)
+        self.schema = evolve(stored, self._config.schema, now_ms=max(now_ms(), record.now_ms))
+
+    def _check_fits(self, checkpoint_id: int | None) -> None:
+        """Refuse a checkpoint (None: the newest) that does not fit before anything is claimed."""
+        # What cannot be read is told by the restore, which says more.
+        with contextlib.suppress(StoreError, CorruptionError, IncompatibleFormatError):
+            if checkpoint_id is None:
+                found = find_newest(self._store, self._paths).newest
+            else:
+                found = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
+            if found is not None:
+                self._evolve(found)
 
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
         if newest.max_parallelism != self._config.max_parallelism:

@@ -21,8 +21,8 @@ from statelog.spark.handle import TaskHandle
 from statelog.spark.spec import TaskSpec
 from statelog.state.api import Cursor, Timers
 from statelog.state.keyed_state import KeyedState
-from statelog.state.schema import TIMERS_NAME, StateKind
-from statelog.state.tables import Key, ListDelta, MapDelta, Overlay
+from statelog.state.schema import TIMERS_NAME
+from statelog.state.tables import Key, Overlay, nothing
 
 _BY_TIME = itemgetter(0)
 
@@ -119,6 +119,7 @@ class ProcessorRun:
             self._process_group(key_group)
         if self._timers_id is not None:
             self._fire_timers(self._timers_id)
+        self._cursor.leave()
         try:
             processor.close()
         except Exception as error:
@@ -156,11 +157,14 @@ class ProcessorRun:
             raise self._failed("handleInputRows", key, error) from error
         self.key_count += count
 
-    def _enter(self, key_group: int) -> None:
+    def _overlay(self, key_group: int) -> Overlay:
         overlay = self.overlays.get(key_group)
         if overlay is None:
             overlay = self.overlays[key_group] = [{} for _ in self._codec.states]
-        self._cursor.enter(self._state.groups[key_group], overlay)
+        return overlay
+
+    def _enter(self, key_group: int) -> None:
+        self._cursor.enter(self._state.groups[key_group], self._overlay(key_group))
 
     def _fire_timers(self, timers_id: int) -> None:
         until = self._spec.now_ms
@@ -203,13 +207,9 @@ class ProcessorRun:
         for key_group in self._range:
             table = self._state.groups[key_group].tables[state_id]
             if table:
-                self._enter(key_group)
-                nothing: Any = None
-                if kind is StateKind.LIST:
-                    nothing = ListDelta(replaced=True)
-                elif kind is StateKind.MAP:
-                    nothing = MapDelta(cleared=True)
-                self._cursor.overlay[state_id].update(dict.fromkeys(table, nothing))
+                deltas = self._overlay(key_group)[state_id]
+                for key in table:
+                    deltas[key] = nothing(kind)
 
     def _failed(self, method: str, key: Key | None, error: Exception) -> ProcessorError:
         name = type(self._spec.processor).__name__

@@ -16,6 +16,8 @@ from pyspark.sql.types import StructType
 from statelog.errors import UsageError
 from statelog.spark.delivery import Sink
 
+_FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -60,9 +62,10 @@ def batch_sink(
         query_name: Name of the query; that of the table in memory.
 
     Raises:
-        UsageError: `memory` without a query name.
+        UsageError: `memory` without a query name, files without a path, or a column to lay the
+            output out by that is not there.
     """
-    source = (target.source or "").lower()
+    source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
     if target.table is None and source == "console":
         truncate = str(target.option("truncate", "true")).lower() == "true"
         return _Console(int(target.option("numRows", 20)), truncate)
@@ -70,6 +73,15 @@ def batch_sink(
         if not query_name:
             raise UsageError("the memory sink needs a queryName: the table is called so")
         return _Memory(session, query_name, schema)
+    if target.table is None and source in _FILE_FORMATS and target.option("path", None) is None:
+        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+    columns = {name.lower() for name in schema.names}
+    for name in (*target.partition_by, *target.cluster_by):
+        if name.lower() not in columns:
+            raise UsageError(
+                f"cannot lay the output out by {name!r}: it has the columns "
+                f"{', '.join(schema.names)}"
+            )
 
     def write(frame: DataFrame, batch_id: int) -> None:
         writer = frame.write.mode("append").options(**dict(target.settings.values()))

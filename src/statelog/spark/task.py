@@ -126,6 +126,7 @@ def _run(
     ack.caught_up = worker.state.catch_up(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
+    worker.state.sweep(key_group_range, spec.now_ms)
     watch.lap("catch_up")
     rows, initial = read_input(spec, worker.state.codec, batches)
     _check_range(partition, spec, rows)

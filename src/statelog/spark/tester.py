@@ -35,7 +35,7 @@ from statelog.spark.types import arrow_schema, make_row
 from statelog.state.api import Cursor, Timers
 from statelog.state.changes import OperatorCodec
 from statelog.state.key_groups import key_group_of
-from statelog.state.schema import TIMERS_NAME, StateKind
+from statelog.state.schema import TIMERS_NAME, Aggregation, StateKind
 from statelog.state.tables import Key, Overlay
 
 if TYPE_CHECKING:
@@ -379,11 +379,13 @@ class ProcessorTester:
 class _KnownStates(TaskHandle):
     """A handle that says which states there are when asked for another one."""
 
-    def _find(self, name: str, kind: StateKind) -> tuple[int, Any]:
+    def _find(
+        self, name: str, kind: StateKind, aggregation: Aggregation | None = None
+    ) -> tuple[int, Any]:
         known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
         if name not in known:
             raise UsageError(f"init creates no state {name!r}; it creates {', '.join(known)}")
-        return super()._find(name, kind)
+        return super()._find(name, kind, aggregation)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

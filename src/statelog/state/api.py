@@ -5,7 +5,8 @@ They stand on a *cursor*, which says whose state they show: the current key, and
 overlay of its key group.  A read looks into the overlay first, then into the table; a write goes
 to the overlay only.  Elements are tuples, and behave as copies.
 Source: Flink's ValueState, ListState, MapState; the rules of time to live are Spark's (expired
-values are hidden at once, a write starts the time anew).
+values are hidden at once, a write starts the time anew).  Deviation: a map's entries come in the
+order of their last write, in Spark in that of their encoded keys.
 """
 
 from __future__ import annotations
@@ -19,6 +20,21 @@ from statelog.state.codec import StructCodec
 from statelog.state.tables import Key, KeyGroupState, ListDelta, MapDelta, Overlay, Values
 
 _MISSING = object()
+
+
+class _NoKey(dict[Any, Any]):
+    """Stands for table and overlay where no key is current."""
+
+    def _refuse(self, *_arguments: Any) -> Any:
+        raise UsageError(
+            "state belongs to a key: read and write it while rows or timers are handled, not in "
+            "init() or close()"
+        )
+
+    get = __getitem__ = __setitem__ = _refuse
+
+
+_NO_KEY = _NoKey()
 
 
 class Cursor:
@@ -50,6 +66,12 @@ class Cursor:
         for state in self._bound:
             state.enter(group, overlay)
 
+    def leave(self) -> None:
+        """Have no current key any more; reads and writes are refused from now on."""
+        self.group, self.overlay = None, []
+        for state in self._bound:
+            state.leave()
+
 
 class BoundState:
     """
@@ -71,14 +93,18 @@ class BoundState:
         # What a processor does to a list or dict it was given must not reach the tables.
         self._copy = codec.normalize if codec.is_mutable else None
         self._ttl_ms = ttl_ms
-        self._base: dict[Key, Any] = {}
-        self._overlay: dict[Key, Any] = {}
+        self._base: dict[Key, Any] = _NO_KEY
+        self._overlay: dict[Key, Any] = _NO_KEY
         cursor.bind(self)
 
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
         """Show the tables of *group* under *overlay*."""
         self._base = group.tables[self._state_id]
         self._overlay = overlay[self._state_id]
+
+    def leave(self) -> None:
+        """Show no key any more."""
+        self._base = self._overlay = _NO_KEY
 
     def _expires(self) -> int:
         return self._cursor.now_ms + (self._ttl_ms or 0)
@@ -92,13 +118,11 @@ class ValueState(BoundState):
 
     def get(self) -> Values | None:
         """Return the value, or None if there is none."""
-        value = self._stored()
-        return value if value is None or self._copy is None else self._copy(value)
-
-    def _stored(self) -> Any:
         key = self._cursor.key
         value: Any = self._overlay.get(key, _MISSING)
-        return self._base.get(key) if value is _MISSING else value
+        if value is _MISSING:
+            value = self._base.get(key)
+        return value if value is None or self._copy is None else self._copy(value)
 
     def exists(self) -> bool:
         """Return whether there is a value."""
@@ -120,8 +144,11 @@ class ExpiringValueState(ValueState):
 
     def get(self) -> Values | None:
         """Return the value, or None if there is none or its time is over."""
-        stored = self._stored()
-        if stored is None or not self._live(stored):
+        cursor = self._cursor
+        stored: Any = self._overlay.get(cursor.key, _MISSING)
+        if stored is _MISSING:
+            stored = self._base.get(cursor.key)
+        if stored is None or stored[0] <= cursor.now_ms:
             return None
         return stored[1] if self._copy is None else self._copy(stored[1])
 
@@ -238,7 +265,10 @@ class MapState(BoundState):
         cleared = delta is not None and delta.cleared
         entries = {} if cleared else dict(self._base.get(self._cursor.key, {}))
         if delta is not None:
-            entries.update(delta.entries)
+            for user_key, stored in delta.entries.items():
+                entries.pop(user_key, None)
+                if stored is not None:
+                    entries[user_key] = stored
         return entries
 
     def _delta(self) -> MapDelta:
@@ -263,17 +293,20 @@ class MapState(BoundState):
     def put(self, user_key: Values, value: Values) -> None:
         """Set the value under *user_key*."""
         entry = self._entry(value)
-        self._delta().entries[self._normalize_key(user_key)] = entry
+        key = self._normalize_key(user_key)
+        entries = self._delta().entries
+        entries.pop(key, None)
+        entries[key] = entry
 
     def remove(self, user_key: Values) -> None:
         """Remove the value under *user_key*, if there is one."""
         self._delta().entries[self._normalize_key(user_key)] = None
 
     def iterator(self) -> Iterator[tuple[Values, Values]]:
-        """Return an iterator over the entries as they are now."""
+        """Return an iterator over the entries as they are now, in the order of their last write."""
         pairs = []
         for user_key, stored in self._entries().items():
-            value = None if stored is None else self._shown(stored)
+            value = self._shown(stored)
             if value is not None:
                 pairs.append((user_key, value))
         return iter(pairs)

@@ -1,24 +1,23 @@
 """
 Changes of state as bytes: what a task appends to the log, and what a replay reads.
 
-A metadata change (key group -1) carries the operator's schema as JSON; it stands in every change
-set, so that each file explains itself.  A data change holds what one micro-batch did to one
-variable in one key group, as an Arrow record batch without its schema::
+A metadata change (key group -1) carries the operator's schema as JSON; it stands first in every
+change set, so that each file explains itself, and is read by its own schema whatever the present
+one is.  A data change holds what one micro-batch did to one variable in one key group, as an
+Arrow record batch without its schema::
 
     change := kind:1  state_id:2 (big-endian)  Arrow IPC record batch message
     kind   := 01 deltas
 
-The columns are the key's (`key.<name>`), `op`, then `value.<name>`, for maps `user_key.<name>`
-before it, and `expires_at_ms` where the variable has a time to live.  One row is one operation;
-`op` takes Flink's codes (StateChangeOperation).  Deviation from Flink: many operations to a
-change, in columns, instead of one each.
+The columns are those of `StateCodec`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,213 +25,13 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.state.codec import (
-    KeyCodec,
-    MapKeyCodec,
-    StructCodec,
-    StructFactory,
-    Values,
-    tuple_factory,
-)
-from statelog.state.schema import OperatorStateSchema, StateDescriptor, StateKind
-from statelog.state.tables import Key, ListDelta, MapDelta, Overlay
+from statelog.state.codec import KeyCodec, StructFactory, tuple_factory
+from statelog.state.schema import OperatorStateSchema, schema_text
+from statelog.state.state_codec import Rows, StateCodec, WrittenStateCodec
+from statelog.state.tables import Overlay
 
 DELTAS: Final = 1
 _HEADER: Final = struct.Struct(">BH")
-
-# Flink's codes, StateChangeOperation.
-OP_CLEAR: Final = 0
-OP_SET: Final = 1
-OP_ADD_ELEMENT: Final = 5
-OP_PUT: Final = 6
-OP_REMOVE: Final = 7
-
-_TIMES: Final = pa.schema([("times", pa.list_(pa.int64()))])
-_Rows = tuple[list[Key], list[int], list[Values | None], list[int], list[Values | None]]
-
-
-class StateCodec:
-    """
-    Encodes and decodes the deltas of one variable.
-
-    Args:
-        key_codec: The operator's key.
-        descriptor: The variable.
-        struct_factory: Builds nested structs, see `StructCodec`.
-    """
-
-    def __init__(
-        self,
-        key_codec: KeyCodec,
-        descriptor: StateDescriptor,
-        struct_factory: StructFactory = tuple_factory,
-    ) -> None:
-        what = f"state {descriptor.name!r}"
-        self.descriptor = descriptor
-        self.key = key_codec
-        timers = descriptor.kind is StateKind.TIMER
-        self.value = StructCodec(
-            _TIMES if timers else descriptor.value_schema, struct_factory=struct_factory, what=what
-        )
-        self.user_key = (
-            None
-            if descriptor.user_key_schema is None
-            else MapKeyCodec(
-                descriptor.user_key_schema, struct_factory=struct_factory, what=f"{what}, map key"
-            )
-        )
-        self.expires = descriptor.ttl_ms is not None
-        self.schema = self._arrow_schema()
-
-    def _arrow_schema(self) -> pa.Schema:
-        fields = [pa.field(f"key.{f.name}", f.type) for f in self.key.schema]
-        fields.append(pa.field("op", pa.int8()))
-        if self.user_key is not None:
-            fields += [pa.field(f"user_key.{f.name}", f.type) for f in self.user_key.schema]
-        fields += [pa.field(f"value.{f.name}", f.type) for f in self.value.schema]
-        if self.expires:
-            fields.append(pa.field("expires_at_ms", pa.int64()))
-        return pa.schema(fields)
-
-    def rows(self, deltas: Mapping[Key, Any]) -> _Rows:
-        """Return the operations of *deltas* as parallel lists: keys, ops, values, expiry, map keys."""
-        keys: list[Key] = []
-        ops: list[int] = []
-        values: list[Any] = []
-        user_keys: list[Values | None] = []
-        match self.descriptor.kind:
-            case StateKind.VALUE | StateKind.TIMER:
-                keys = list(deltas)
-                values = [value or None for value in deltas.values()]
-                ops = [OP_CLEAR if value is None else OP_SET for value in values]
-                if self.descriptor.kind is StateKind.TIMER:
-                    values = [None if value is None else (list(value),) for value in values]
-            case StateKind.LIST:
-                for key, delta in deltas.items():
-                    if delta.replaced:
-                        keys.append(key)
-                        ops.append(OP_CLEAR)
-                        values.append(None)
-                    keys += [key] * len(delta.tail)
-                    ops += [OP_ADD_ELEMENT] * len(delta.tail)
-                    values += delta.tail
-            case StateKind.MAP:
-                for key, delta in deltas.items():
-                    if delta.cleared:
-                        keys.append(key)
-                        ops.append(OP_CLEAR)
-                        values.append(None)
-                        user_keys.append(None)
-                    for user_key, value in delta.entries.items():
-                        keys.append(key)
-                        ops.append(OP_REMOVE if value is None else OP_PUT)
-                        values.append(value)
-                        user_keys.append(user_key)
-        expires: list[int] = []
-        if self.expires:
-            expires = [0 if value is None else value[0] for value in values]
-            values = [None if value is None else value[1] for value in values]
-        return keys, ops, values, expires, user_keys
-
-    def batch(self, rows: _Rows) -> pa.RecordBatch:
-        """Return the operations as a record batch; raises Arrow's errors if a value does not fit."""
-        keys, ops, values, expires, user_keys = rows
-        columns = self.key.encode(keys)
-        columns.append(pa.array(ops, pa.int8()))
-        if self.user_key is not None:
-            columns += self.user_key.encode(_filled(user_keys, len(self.user_key.schema)))
-        columns += self.value.encode(_filled(values, len(self.value.schema)))
-        if self.expires:
-            columns.append(pa.array(expires, pa.int64()))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[dict[Key, Any]]:
-        """
-        Return the deltas that *batch* holds; the inverse of `rows` and `batch`.
-
-        Args:
-            batch: The operations of several key groups, one after another.
-            counts: How many operations each key group has.
-        """
-        position = len(self.key.schema)
-        keys = self.key.decode(batch.columns[:position])
-        ops = batch.column(position).to_pylist()
-        position += 1
-        user_keys: list[Values] = []
-        if self.user_key is not None:
-            width = len(self.user_key.schema)
-            user_keys = self.user_key.decode(batch.columns[position : position + width])
-            position += width
-        width = len(self.value.schema)
-        values: list[Any] = self.value.decode(batch.columns[position : position + width])
-        if not width:
-            values = [()] * len(keys)
-        if self.expires:
-            values = list(zip(batch.column(position + width).to_pylist(), values, strict=True))
-        deltas = []
-        end = 0
-        for count in counts:
-            start, end = end, end + count
-            part = slice(start, end)
-            deltas.append(self._deltas(keys[part], ops[part], user_keys[part], values[part]))
-        return deltas
-
-    def _deltas(
-        self, keys: list[Key], ops: list[int], user_keys: list[Values], values: list[Any]
-    ) -> dict[Key, Any]:
-        match self.descriptor.kind:
-            case StateKind.VALUE:
-                if OP_CLEAR not in ops:
-                    return dict(zip(keys, values, strict=True))
-                return {
-                    key: None if op == OP_CLEAR else value
-                    for key, op, value in zip(keys, ops, values, strict=True)
-                }
-            case StateKind.TIMER:
-                return {
-                    key: () if op == OP_CLEAR else tuple(value[0])
-                    for key, op, value in zip(keys, ops, values, strict=True)
-                }
-            case StateKind.LIST:
-                return _list_deltas(keys, ops, values)
-            case StateKind.MAP:
-                return _map_deltas(keys, ops, user_keys, values)
-
-
-def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
-    """Return *values* with a row of nulls for each None."""
-    if None not in values:
-        return values  # type: ignore[return-value]
-    nothing = (None,) * width
-    return [nothing if value is None else value for value in values]
-
-
-def _list_deltas(keys: list[Key], ops: list[int], values: list[Any]) -> dict[Key, Any]:
-    deltas: dict[Key, Any] = {}
-    for key, op, value in zip(keys, ops, values, strict=True):
-        if op == OP_CLEAR:
-            deltas[key] = ListDelta(replaced=True)
-        else:
-            delta = deltas.get(key)
-            if delta is None:
-                delta = deltas[key] = ListDelta()
-            delta.tail.append(value)
-    return deltas
-
-
-def _map_deltas(
-    keys: list[Key], ops: list[int], user_keys: list[Values], values: list[Any]
-) -> dict[Key, Any]:
-    deltas: dict[Key, Any] = {}
-    for key, op, user_key, value in zip(keys, ops, user_keys, values, strict=True):
-        if op == OP_CLEAR:
-            deltas[key] = MapDelta(cleared=True)
-            continue
-        delta = deltas.get(key)
-        if delta is None:
-            delta = deltas[key] = MapDelta()
-        delta.entries[user_key] = None if op == OP_REMOVE else value
-    return deltas
 
 
 class OperatorCodec:
@@ -253,10 +52,71 @@ class OperatorCodec:
             StateCodec(self.key, descriptor, struct_factory) for descriptor in schema.states
         ]
         self.kinds = tuple(state.kind for state in schema.states)
+        self.live = tuple(index for index, state in enumerate(schema.states) if not state.dropped)
+        self._struct_factory = struct_factory
+        self._metadata = msgspec.json.encode(schema.to_json())
+        self._written: dict[bytes, WrittenStates] = {}
 
     def metadata_change(self) -> bytes:
         """Return the metadata change that explains the data changes."""
-        return msgspec.json.encode(self.schema.to_json())
+        return self._metadata
+
+    def written_by(self, metadata: bytes) -> WrittenStates:
+        """
+        Return how to read what the schema in a metadata change wrote.
+
+        Raises:
+            CorruptionError: It is no schema, or one that this one did not come from.
+            IncompatibleFormatError: A newer statelog wrote it.
+        """
+        found = self._written.get(metadata)
+        if found is None:
+            if metadata == self._metadata:
+                codecs: list[StateCodec | None] = [
+                    None if codec.descriptor.dropped else codec for codec in self.states
+                ]
+                found = WrittenStates(self.schema, codecs, range(len(codecs)))
+            else:
+                found = self._earlier(schema_of_changes(metadata))
+            self._written[metadata] = found
+        return found
+
+    def _earlier(self, written: OperatorStateSchema) -> WrittenStates:
+        if written.generation > self.schema.generation:
+            raise CorruptionError(
+                f"state of generation {written.generation} of the schema lies among state of "
+                f"generation {self.schema.generation}"
+            )
+        if written.key_schema.types != self.schema.key_schema.types:
+            raise CorruptionError(
+                f"state changes of the key ({schema_text(written.key_schema)}) lie among those of "
+                f"({schema_text(self.schema.key_schema)})"
+            )
+        key_codec = KeyCodec(written.key_schema)
+        ids = {self.schema.states[at].identity: at for at in self.live}
+        codecs: list[StateCodec | None] = []
+        present_ids = []
+        for state in written.states:
+            at = -1 if state.dropped else ids.get(state.identity, -1)
+            present_ids.append(at)
+            codecs.append(
+                None
+                if at < 0
+                else WrittenStateCodec(
+                    key_codec, state, written.generation, self.states[at], self._struct_factory
+                )
+            )
+        return WrittenStates(written, codecs, present_ids)
+
+    def reader(self) -> ChangesReader:
+        """Return a reader of change sets, each by the schema it carries."""
+        return ChangesReader(self)
+
+    def present_reader(self) -> ChangesReader:
+        """Return a reader that takes what it reads first for changes of this schema."""
+        reader = self.reader()
+        reader.schema_is(self._metadata)
+        return reader
 
     def encode(self, overlays: Mapping[int, Overlay]) -> ChangeBatch:
         """
@@ -272,7 +132,7 @@ class OperatorCodec:
         changes: list[bytes] = []
         for state_id, codec in enumerate(self.states):
             header = _HEADER.pack(DELTAS, state_id)
-            rows: _Rows = ([], [], [], [], [])
+            rows: Rows = ([], [], [], [], [])
             bounds: list[tuple[int, int, int]] = []
             for key_group in sorted(overlays):
                 deltas = overlays[key_group][state_id]
@@ -294,7 +154,59 @@ class OperatorCodec:
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
         """
-        Return the overlays that changes hold; metadata changes are passed over.
+        Return the overlays that one change set holds.
+
+        Args:
+            key_groups: Of each change.
+            values: The changes; without a metadata change they are of this schema.
+
+        Raises:
+            IncompatibleFormatError: A newer statelog wrote a change.
+            CorruptionError: A change cannot be read.
+        """
+        return self.present_reader().decode(key_groups, values)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStates:
+    """
+    How to read what one schema wrote.
+
+    Args:
+        schema: That schema.
+        codecs: By its state ids; None for a variable that is gone.
+        present_ids: The state ids of today, by its own; -1 for a variable that is gone.
+    """
+
+    schema: OperatorStateSchema
+    codecs: Sequence[StateCodec | None]
+    present_ids: Sequence[int]
+
+
+class ChangesReader:
+    """
+    Reads change sets in the order of the log; each is read by the schema it carries.
+
+    Args:
+        codec: The operator's codec, whose state the changes are to become.
+    """
+
+    def __init__(self, codec: OperatorCodec) -> None:
+        self._codec = codec
+        self._written: WrittenStates | None = None
+
+    def schema_is(self, metadata: bytes) -> None:
+        """Read what follows by the schema in *metadata*; see `OperatorCodec.written_by`."""
+        self._written = self._codec.written_by(metadata)
+
+    @property
+    def is_present(self) -> bool:
+        """Whether what was read last is of the schema that the codec has now."""
+        return self._written is self._codec.written_by(self._codec.metadata_change())
+
+    def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
+        """
+        Return the overlays that changes of one set hold, or of a part of it.
 
         Raises:
             IncompatibleFormatError: A newer statelog wrote a change.
@@ -305,11 +217,18 @@ class OperatorCodec:
     def batches(
         self, key_groups: Iterable[int], values: Iterable[bytes]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return changes as (key group, operations) by state id; raises what `decode` raises."""
+        """Return changes as (key group, operations) by written state id; raises as `decode`."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
-            if key_group != METADATA_KEY_GROUP:
-                state_id, batch = self._decode_one(key_group, value)
+            if key_group == METADATA_KEY_GROUP:
+                self.schema_is(value)
+                continue
+            if self._written is None:
+                raise CorruptionError(
+                    f"a state change in key group {key_group} stands before any state schema"
+                )
+            state_id, batch = self._decode_one(self._written, key_group, value)
+            if batch is not None:
                 found.setdefault(state_id, []).append((key_group, batch))
         return found
 
@@ -319,25 +238,43 @@ class OperatorCodec:
         """Return what `batches` returned as overlays; no key group has two for one variable."""
         overlays: dict[int, Overlay] = {}
         for state_id, parts in changes.items():
-            # One conversion for all key groups: far fewer Arrow calls.
-            whole = pa.Table.from_batches([batch for _, batch in parts]).combine_chunks()
-            batch = next(iter(whole.to_batches()), parts[0][1])
-            deltas = self.states[state_id].deltas(batch, [part.num_rows for _, part in parts])
-            for (key_group, _), delta in zip(parts, deltas, strict=True):
-                overlay = overlays.get(key_group)
-                if overlay is None:
-                    overlay = overlays[key_group] = [{} for _ in self.states]
-                overlay[state_id] = delta
+            self._decode_state(state_id, parts, overlays)
         return overlays
 
-    def _decode_one(self, key_group: int, value: bytes) -> tuple[int, pa.RecordBatch]:
+    def _decode_state(
+        self,
+        state_id: int,
+        parts: Sequence[tuple[int, pa.RecordBatch]],
+        overlays: dict[int, Overlay],
+    ) -> None:
+        written = self._written
+        codec = written.codecs[state_id] if written is not None else None
+        if written is None or codec is None:
+            return
+        # One conversion for all key groups: far fewer Arrow calls.
+        whole = pa.Table.from_batches([batch for _, batch in parts]).combine_chunks()
+        batch = next(iter(whole.to_batches()), parts[0][1])
+        deltas = codec.deltas(batch, [part.num_rows for _, part in parts])
+        for (key_group, _), delta in zip(parts, deltas, strict=True):
+            overlay = overlays.get(key_group)
+            if overlay is None:
+                overlay = overlays[key_group] = [{} for _ in self._codec.states]
+            overlay[written.present_ids[state_id]] = delta
+
+    @staticmethod
+    def _decode_one(
+        written: WrittenStates, key_group: int, value: bytes
+    ) -> tuple[int, pa.RecordBatch | None]:
+        """Return state id and operations of a change; None for a variable that is gone."""
         kind, state_id = _HEADER.unpack_from(value)
-        if kind != DELTAS or state_id >= len(self.states):
+        if kind != DELTAS or state_id >= len(written.codecs):
             raise IncompatibleFormatError(
                 f"a change of kind {kind} for state {state_id} in key group {key_group} is "
                 "unknown to this statelog; upgrade it"
             )
-        codec = self.states[state_id]
+        codec = written.codecs[state_id]
+        if codec is None:
+            return state_id, None
         try:
             message = pa.py_buffer(value)[_HEADER.size :]
             return state_id, pa.ipc.read_record_batch(message, codec.schema)

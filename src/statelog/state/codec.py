@@ -45,8 +45,11 @@ class StructCodec:
         self, schema: pa.Schema, *, struct_factory: StructFactory = tuple_factory, what: str = ""
     ) -> None:
         self.schema = schema
+        self.stored = stored_schema(schema)
         self._what = what
-        self._canonical = [_canonical(field.type, struct_factory) for field in schema]
+        self._canonical = [
+            _optional(_canonical(field.type, struct_factory), field.nullable) for field in schema
+        ]
         self._to_arrow = [_to_arrow(field.type) for field in schema]
         self._from_arrow = [_from_arrow(field.type, struct_factory) for field in schema]
         self._width = len(schema)
@@ -62,12 +65,20 @@ class StructCodec:
         Raises:
             UsageError: Wrong number of fields, or a field has the wrong type.
         """
-        values = value if value.__class__ is tuple else tuple(value)
+        values = value if value.__class__ is tuple else self._tuple(value)
         # A row of plain values of types that passed once needs no second look.
         signature = tuple(map(type, values))
         if signature in self._accepted:
             return values
         return self._normalize_slowly(values, signature)
+
+    def _tuple(self, value: Any) -> Values:
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            raise UsageError(
+                f"{self._what}: takes a tuple of ({', '.join(self.schema.names)}), not "
+                f"{type(value).__name__} {value!r:.100}"
+            )
+        return tuple(value)
 
     def _normalize_slowly(self, values: Values, signature: tuple[type, ...]) -> Values:
         if len(values) != self._width:
@@ -78,7 +89,7 @@ class StructCodec:
         result = []
         for field, convert, value in zip(self.schema, self._canonical, values, strict=True):
             try:
-                result.append(None if value is None else convert(value))
+                result.append(convert(value))
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise UsageError(
                     f"{self._what}: field {field.name!r} takes {field.type}, not "
@@ -109,7 +120,7 @@ class StructCodec:
                 else [None if value is None else convert(value) for value in column],
                 type=field.type,
             )
-            for field, convert, column in zip(self.schema, self._to_arrow, columns, strict=True)
+            for field, convert, column in zip(self.stored, self._to_arrow, columns, strict=True)
         ]
 
     def decode(self, columns: Sequence[pa.Array[Any]]) -> list[Values]:
@@ -125,6 +136,29 @@ class StructCodec:
                 strict=True,
             )
         )
+
+
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """
+    Return *schema* as files have it: every field may be null.
+
+    A key without a value has nulls even in the columns of a NOT NULL field.
+    """
+    return pa.schema([_stored_field(field) for field in schema])
+
+
+def _stored_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_stored_type(field.type)).with_nullable(True)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_stored_field(field) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_stored_field(kind.value_field))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, _stored_field(kind.item_field))
+    return kind
 
 
 class MapKeyCodec(StructCodec):
@@ -176,17 +210,19 @@ def _canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
     """Return a converter to the value's one true form; it raises if the type is wrong."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
-        inner = [_nullable(_canonical(field.type, factory)) for field in kind]
+        if not names:
+            raise UsageError("a struct without fields cannot be kept in state")
+        inner = [_optional(_canonical(field.type, factory), field.nullable) for field in kind]
         return lambda value: factory(
             names,
             [convert(part) for convert, part in zip(inner, _parts(value, names), strict=True)],
         )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = _nullable(_canonical(kind.value_type, factory))
+        element = _optional(_canonical(kind.value_type, factory), kind.value_field.nullable)
         return lambda value: [element(part) for part in _iterable(value)]
     if pa.types.is_map(kind):
         key = _canonical(kind.key_type, factory)
-        item = _nullable(_canonical(kind.item_type, factory))
+        item = _optional(_canonical(kind.item_type, factory), kind.item_field.nullable)
         return lambda value: {key(k): item(v) for k, v in dict(value).items()}
     if pa.types.is_decimal(kind):
         return _decimal(kind.precision, kind.scale)
@@ -196,8 +232,12 @@ def _canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
     raise UsageError(f"state of type {kind} is not supported")
 
 
-def _nullable(convert: Converter) -> Converter:
-    return lambda value: None if value is None else convert(value)
+def _optional(convert: Converter, nullable: bool) -> Converter:
+    return lambda value: (None if nullable else _missing()) if value is None else convert(value)
+
+
+def _missing() -> None:
+    raise TypeError("it is NOT NULL")
 
 
 def _iterable(value: Any) -> Iterable[Any]:
@@ -288,14 +328,17 @@ def _decimal(precision: int, scale: int) -> Converter:
 
 
 def _date(value: Any) -> dt.date:
+    value = _unwrapped(value)
     if isinstance(value, dt.datetime) or not isinstance(value, dt.date):
         raise TypeError("a date is needed")
     return value
 
 
 def _datetime(value: Any) -> dt.datetime | None:
+    if type(value) is dt.datetime:
+        return value
     to_datetime = getattr(value, "to_pydatetime", None)
-    value = value if to_datetime is None else to_datetime()
+    value = _unwrapped(value) if to_datetime is None else to_datetime()
     if value != value:  # pandas' NaT, which is how a frame shows a null
         return None
     if not isinstance(value, dt.datetime):
@@ -314,7 +357,7 @@ def _local_datetime(value: Any) -> dt.datetime | None:
 
 def _duration(value: Any) -> dt.timedelta | None:
     to_timedelta = getattr(value, "to_pytimedelta", None)
-    value = value if to_timedelta is None else to_timedelta()
+    value = _unwrapped(value) if to_timedelta is None else to_timedelta()
     if value != value:
         return None
     if not isinstance(value, dt.timedelta):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
-from statelog.state.changes import OP_CLEAR, OperatorCodec, StateCodec
+from statelog.state.changes import OperatorCodec
 from statelog.state.columnar_table import (
     ColumnarRun,
     RowLayout,
@@ -26,7 +26,9 @@ from statelog.state.columnar_table import (
     order_of,
     run_of,
 )
+from statelog.state.materialization import EXPIRES_FIELD
 from statelog.state.schema import StateKind
+from statelog.state.state_codec import OP_CLEAR, StateCodec
 
 Changes = list[tuple[int, pa.RecordBatch]]
 """Changes of one variable in the order of the log: key group, operations."""
@@ -37,7 +39,7 @@ _NONE: Final = -1
 
 def can_replay_columns(codec: OperatorCodec) -> bool:
     """Return whether every change of the operator replaces what was there."""
-    return all(kind in _REPLACING for kind in codec.kinds)
+    return all(codec.kinds[state_id] in _REPLACING for state_id in codec.live)
 
 
 def replay_columns(
@@ -90,8 +92,8 @@ def replay_columns(
     base_row[key_of_row[: base.num_rows]] = np.arange(base.num_rows)
     columns, some = [], np.zeros(len(first), np.bool_)
     start = base.num_rows
-    for state_id in range(len(layout.codec.states)):
-        column = base.column(layout.first_state + state_id)
+    for state_id, position in layout.columns.items():
+        column = base.column(position)
         source = base_row.copy()
         part = parts.get(state_id)
         if part is not None:
@@ -131,9 +133,9 @@ def _cells(state: StateCodec, columns: Sequence[pa.Array[Any]]) -> pa.Array[Any]
     """Return operations as the column of a snapshot; what a cleared one holds is not looked at."""
     if state.descriptor.kind is StateKind.TIMER:
         return columns[0]
-    fields = list(state.value.schema)
+    fields = list(state.value.stored)
     if state.expires:
-        fields.append(pa.field("expires_at_ms", pa.int64()))
+        fields.append(pa.field(EXPIRES_FIELD, pa.int64()))
     return pa.StructArray.from_arrays(columns, fields=fields)
 
 

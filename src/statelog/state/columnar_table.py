@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
-from statelog.state.changes import OperatorCodec, StateCodec
+from statelog.state.changes import OperatorCodec
+from statelog.state.expiry import CLOCK_STEP_MS
 from statelog.state.key_hash import Hashes, hash_columns
 from statelog.state.materialization import (
     EXPIRES_FIELD,
@@ -29,6 +30,7 @@ from statelog.state.materialization import (
     snapshot_table,
 )
 from statelog.state.schema import StateKind
+from statelog.state.state_codec import StateCodec
 from statelog.state.tables import Key, KeyGroupState, Overlay
 
 HASH_COLUMN: Final = "$hash"
@@ -50,6 +52,8 @@ class RowLayout:
         self.table_schema: pa.Schema = empty.schema
         self.schema = self.table_schema.append(pa.field(HASH_COLUMN, pa.uint64()))
         self.first_state = 1 + len(codec.key.schema)
+        self.columns = {state_id: self.first_state + at for at, state_id in enumerate(codec.live)}
+        """Where the column of each variable stands, by state id."""
 
     def hashes(self, columns: Sequence[pa.Array[Any]]) -> Hashes:
         """Return the hash of each key, given its columns."""
@@ -222,8 +226,9 @@ def _admit(
 ) -> None:
     """Put decoded rows into the tables."""
     key_groups: list[int] = batch.column(0).to_pylist()
-    for state_id, state in enumerate(layout.codec.states):
-        cells = decode_cells(state, batch.column(layout.first_state + state_id))
+    for state_id, at in layout.columns.items():
+        state = layout.codec.states[state_id]
+        cells = decode_cells(state, batch.column(at))
         tables = {kg: groups[kg].tables[state_id] for kg in set(key_groups)}
         if state.descriptor.kind is StateKind.TIMER:  # folded, for the index of times
             deltas: dict[int, dict[Key, Any]] = {kg: {} for kg in tables}
@@ -236,7 +241,7 @@ def _admit(
                 groups[key_group].fold(overlay)
             continue
         for key_group, key, cell in zip(key_groups, keys, cells, strict=True):
-            if cell is not None:
+            if cell:
                 tables[key_group][key] = cell
 
 
@@ -305,7 +310,7 @@ def whole_table(
         runs: The runs, and which of their key groups to take.
         overlays: Deltas on top; their keys have been moved out of the runs.
         key_group_range: Which key groups.
-        now_ms: What expired before is left out; -1 keeps everything.
+        now_ms: What expired long before is left out; -1 keeps everything.
     """
     parts = [_without_expired(layout, run.live_table(part), now_ms) for run, part in runs]
     parts.append(snapshot_table(layout.codec, groups, overlays, key_group_range, now_ms=now_ms))
@@ -319,26 +324,27 @@ def whole_table(
 
 
 def _without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table:
-    if now_ms < 0 or not any(state.expires for state in layout.codec.states):
+    states = [(at, layout.codec.states[state_id]) for state_id, at in layout.columns.items()]
+    if now_ms < 0 or not any(state.expires for _, state in states):
         return table
     batch = one_batch(table)
     columns = list(batch.columns)
     some = np.zeros(batch.num_rows, np.bool_)
-    for at, state in enumerate(layout.codec.states, layout.first_state):
+    for at, state in states:
         if state.expires:
-            columns[at] = _live_cells(state, columns[at], now_ms)
+            columns[at] = _live_cells(state, columns[at], now_ms - CLOCK_STEP_MS)
         some |= columns[at].is_valid().to_numpy(zero_copy_only=False)
     live = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
     return pa.Table.from_batches([live if some.all() else live.filter(pa.array(some))])
 
 
-def _live_cells(state: StateCodec, column: pa.Array[Any], now_ms: int) -> pa.Array[Any]:
-    """Return the column with what expired as null, or out of its lists."""
+def _live_cells(state: StateCodec, column: pa.Array[Any], until_ms: int) -> pa.Array[Any]:
+    """Return the column with what expired by *until_ms* as null, or out of its lists."""
     if state.descriptor.kind not in (StateKind.LIST, StateKind.MAP):
-        live = _expiry(column) > now_ms
+        live = _expiry(column) > until_ms
         return column.take(pa.array(np.arange(len(column)), mask=~live))
     entries = column.values
-    keep = _expiry(entries if state.user_key is None else entries.field(1)) > now_ms
+    keep = _expiry(entries if state.user_key is None else entries.field(1)) > until_ms
     kept = np.concatenate(([0], np.cumsum(keep)))[column.offsets.to_numpy()].astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(kept),

@@ -22,11 +22,13 @@ from statelog.checkpoint.restore import read_materialized
 from statelog.errors import check
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.state.changes import OperatorCodec
+from statelog.state.changes import ChangesReader, OperatorCodec
 from statelog.state.columnar_replay import Changes, can_replay_columns, replay_columns
 from statelog.state.columnar_table import ColumnarRun, RowLayout, build_run
+from statelog.state.expiry import ExpirySweep
 from statelog.state.local_runs import LocalRuns
 from statelog.state.materialization import (
+    is_of_schema,
     parquet_of,
     read_snapshot,
     snapshot_row_count,
@@ -101,6 +103,18 @@ class KeyedState:
         if limits is not None:
             layout = RowLayout(codec)
             self._runs = Runs(layout, self.groups, limits, local(layout))
+        states = codec.schema.states
+        self._sweep = ExpirySweep(codec.kinds, [state.ttl_ms for state in states])
+
+    def sweep(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
+        """
+        Take some expired entries of a task's key groups out of memory; return how many.
+
+        What expired in columns goes when its block is rewritten.
+        """
+        if self._runs is not None:
+            self._runs.now_ms = now_ms
+        return self._sweep.sweep({kg: self.groups[kg] for kg in key_group_range}, now_ms)
 
     def stage(
         self,
@@ -165,7 +179,7 @@ class KeyedState:
         self.prepare({kg: _keys(overlay) for kg, overlay in overlays.items()})
 
         def tables() -> Iterator[pa.Table]:
-            for part in _blocks(key_group_range):
+            for part in blocks(key_group_range):
                 table = runs.table(part, overlays, now_ms)
                 runs.begin_snapshot(table, part)
                 yield table
@@ -292,18 +306,27 @@ class KeyedState:
             if self._runs is not None:
                 rows += snapshot_row_count(data, wanted)
                 if rows > self._runs.limits.dict_rows:
-                    self._restore_columns(self._runs, data, old)
+                    self._restore_columns(self._runs, data, contiguous(old))
                     continue
             tables = read_snapshot(self.codec, data, wanted)
             for key_group in old:
                 if key_group in tables:
                     self.groups[key_group].tables = tables[key_group]
 
-    def _restore_columns(self, runs: Runs, data: memoryview, key_groups: Sequence[int]) -> None:
-        for wanted in contiguous(key_groups):
-            schema = runs.layout.table_schema
-            for part, table in snapshot_tables(data, wanted, schema, BLOCK):
-                runs.place(build_run(runs.layout, part, table))
+    def _restore_columns(
+        self, runs: Runs, data: memoryview, key_groups: Iterable[KeyGroupRange]
+    ) -> None:
+        """Read a snapshot into runs, a few key groups at a time."""
+        if is_of_schema(self.codec, data):
+            for wanted in key_groups:
+                schema = runs.layout.table_schema
+                for part, table in snapshot_tables(data, wanted, schema, BLOCK):
+                    runs.place(build_run(runs.layout, part, table))
+            return
+        for part in (block for wanted in key_groups for block in blocks(wanted)):
+            for key_group, tables in read_snapshot(self.codec, data, part).items():
+                self.groups[key_group].tables = tables
+            runs.place(build_run(runs.layout, part, runs.table(part)))
 
 
 class _Replay:
@@ -345,25 +368,31 @@ class _Replay:
             old = {kg for kg in wanted if groups[kg].version < log.checkpoint_id}
             if not old:
                 continue
+            reader = self._state.codec.reader()
             for batch in read_change_batches(store, log, key_group_range=wanted):
                 self._done.replayed += 1
-                changes = self._state.codec.batches(
-                    batch.column(0).to_pylist(), batch.column(1).to_pylist()
-                )
-                kept = {
-                    state_id: [change for change in part if change[0] in old]
-                    for state_id, part in changes.items()
-                }
-                if in_columns:
-                    self._collect(kept)
-                else:
-                    self._fold(kept)
+                self._take(reader, batch, old, in_columns)
             for key_group in old:
                 self._reached[key_group] = log.checkpoint_id, log.state_handle_id
             if not in_columns or self._pending_bytes > self._limit:
                 self._flush()
         self._flush()
         self._settle()
+
+    def _take(
+        self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
+    ) -> None:
+        """Take changes of the key groups in *old*, now or with the next flush."""
+        changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
+        kept = {
+            state_id: [change for change in part if change[0] in old]
+            for state_id, part in changes.items()
+        }
+        if in_columns and reader.is_present:
+            self._collect(kept)
+        else:
+            self._flush()  # what stands before this in the log
+            self._fold(reader, kept)
 
     @property
     def _limit(self) -> int:
@@ -385,8 +414,8 @@ class _Replay:
             self._pending.setdefault(state_id, []).extend(part)
             self._pending_bytes += sum(batch.nbytes for _, batch in part)
 
-    def _fold(self, changes: Mapping[int, Changes]) -> None:
-        overlays = self._state.codec.overlays({s: part for s, part in changes.items() if part})
+    def _fold(self, reader: ChangesReader, changes: Mapping[int, Changes]) -> None:
+        overlays = reader.overlays({s: part for s, part in changes.items() if part})
         if self._state.is_columnar:
             self._state.prepare({kg: _keys(overlay) for kg, overlay in overlays.items()})
         for key_group, overlay in overlays.items():
@@ -394,6 +423,8 @@ class _Replay:
 
     def _flush(self) -> None:
         """Apply what is pending, and note how far the key groups have come."""
+        if not self._reached and not self._pending:
+            return
         reached, self._reached = self._reached, {}
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         touched = sorted({kg for part in pending.values() for kg, _ in part})
@@ -401,7 +432,7 @@ class _Replay:
             self._state._reached(key_group, version, tip)
         if self._runs is None:
             return
-        for part in (block for run in contiguous(touched) for block in _blocks(run)):
+        for part in (block for run in contiguous(touched) for block in blocks(run)):
             self._merge(self._runs, part, _of_block(pending, part))
         if not touched:
             self._done.compacted += self._runs.bound()
@@ -409,9 +440,10 @@ class _Replay:
     def _merge(self, runs: Runs, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
         run = replay_columns(runs.layout, part, runs.table(part), changes)
         if run is None:
+            reader = self._state.codec.present_reader()
             for state_id, some in changes.items():
                 for change in some:  # one by one: a key group may have several
-                    self._fold({state_id: [change]})
+                    self._fold(reader, {state_id: [change]})
             return
         self._rows += run.rows.num_rows
         if self._rows > runs.limits.dict_rows:
@@ -441,7 +473,7 @@ def _of_block(changes: Mapping[int, Changes], part: KeyGroupRange) -> dict[int, 
     }
 
 
-def _blocks(key_group_range: KeyGroupRange) -> Iterator[KeyGroupRange]:
+def blocks(key_group_range: KeyGroupRange) -> Iterator[KeyGroupRange]:
     """Yield the range in the pieces that are rewritten together."""
     start = key_group_range.start
     while start <= key_group_range.end:

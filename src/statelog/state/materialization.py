@@ -4,7 +4,8 @@ Snapshots: the state of some key groups as one Parquet file that any tool opens.
 One row is one key.  The columns are `key_group`, the key's (`key.<name>`), and one for each state
 variable: a struct for a value, a list of structs for a list, a list of {key, value} for a map, and
 a list of times for timers.  What has a time to live carries `expires_at_ms` beside its value.
-Rows stand in the order of key groups, so that a task reads only the row groups of its range.
+Rows stand in the order of key groups, so that a task reads only the row groups of its range.  The
+file carries the operator's schema, by which it is read whatever the present one is.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ import pyarrow.parquet as pq
 
 from statelog.errors import CorruptionError, InvariantError
 from statelog.model import KeyGroupRange
-from statelog.state.changes import OperatorCodec, StateCodec
+from statelog.state.changes import OperatorCodec
+from statelog.state.expiry import without_expired
 from statelog.state.schema import StateKind
+from statelog.state.state_codec import StateCodec
 from statelog.state.tables import Key, KeyGroupState, Overlay, Table, merged
 
 KEY_GROUP_COLUMN: Final = "key_group"
 ROW_GROUP_SIZE: Final = 65_536
+SCHEMA_METADATA: Final = b"statelog.schema"
+"""Key under which the file's metadata holds the operator's schema, as in a metadata change."""
 EXPIRES_FIELD: Final = "expires_at_ms"
 
 
@@ -75,11 +80,11 @@ def snapshot_table(
         groups: Tables by key group.
         overlays: Deltas on top of them; they and the tables stay as they are.
         key_group_range: What to write.
-        now_ms: What expired before is left out; -1 keeps everything.
+        now_ms: What expired long before is left out; -1 keeps everything.
     """
     key_groups: list[int] = []
     keys: list[Key] = []
-    columns: list[list[Any]] = [[] for _ in codec.states]
+    columns: list[list[Any]] = [[] for _ in codec.live]
     for key_group in key_group_range:
         if key_group not in groups:
             continue
@@ -91,37 +96,27 @@ def snapshot_table(
             column += [table.get(key) for key in present]
     arrays: list[pa.Array[Any]] = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
-    for state, column in zip(codec.states, columns, strict=True):
+    for state_id, column in zip(codec.live, columns, strict=True):
+        state = codec.states[state_id]
         arrays.append(encode_cells(state, column))
         names.append(state.descriptor.name)
-    return pa.Table.from_arrays(arrays, names=names)
+    table = pa.Table.from_arrays(arrays, names=names)
+    return table.replace_schema_metadata({SCHEMA_METADATA: codec.metadata_change()})
 
 
 def _tables(
     codec: OperatorCodec, group: KeyGroupState, overlay: Overlay | None, now_ms: int
 ) -> list[Table]:
     tables = []
-    for state_id, state in enumerate(codec.states):
+    for state_id in codec.live:
+        state = codec.states[state_id]
         table = group.tables[state_id]
         if overlay is not None and overlay[state_id]:
             table = merged(table, overlay[state_id], state.descriptor.kind)
         if state.expires and now_ms >= 0:
-            table = _without_expired(table, state.descriptor.kind, now_ms)
+            table = without_expired(table, state.descriptor.kind, now_ms)
         tables.append(table)
     return tables
-
-
-def _without_expired(table: Table, kind: StateKind, now_ms: int) -> Table:
-    match kind:
-        case StateKind.LIST:
-            live: Table = {key: [e for e in old if e[0] > now_ms] for key, old in table.items()}
-        case StateKind.MAP:
-            live = {
-                key: {k: e for k, e in old.items() if e[0] > now_ms} for key, old in table.items()
-            }
-        case _:
-            return {key: entry for key, entry in table.items() if entry[0] > now_ms}
-    return {key: entries for key, entries in live.items() if entries}
 
 
 def encode_cells(state: StateCodec, cells: Sequence[Any]) -> pa.Array[Any]:
@@ -156,7 +151,7 @@ def _lists(cells: Sequence[Any], elements: pa.Array[Any]) -> pa.Array[Any]:
 def _struct(codec: Any, rows: Sequence[Any], mask: Sequence[bool] | None = None) -> pa.Array[Any]:
     return pa.StructArray.from_arrays(
         codec.encode(rows),
-        fields=list(codec.schema),
+        fields=list(codec.stored),
         mask=None if mask is None else pa.array(mask, pa.bool_()),
     )
 
@@ -171,7 +166,7 @@ def _entries(state: StateCodec, entries: Sequence[Any]) -> pa.Array[Any]:
         return _struct(codec, rows, missing)
     columns = codec.encode([nothing if entry is None else entry[1] for entry in entries])
     columns.append(pa.array([0 if entry is None else entry[0] for entry in entries], pa.int64()))
-    fields = [*codec.schema, pa.field(EXPIRES_FIELD, pa.int64())]
+    fields = [*codec.stored, pa.field(EXPIRES_FIELD, pa.int64())]
     return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(missing, pa.bool_()))
 
 
@@ -181,10 +176,11 @@ def read_snapshot(
     """
     Return the tables of a snapshot by key group, for the groups in *key_group_range*.
 
-    Variables that the snapshot does not have stay empty.
+    Variables that the snapshot does not have stay empty; those that are gone are passed over.
 
     Raises:
         CorruptionError: The bytes are no snapshot.
+        IncompatibleFormatError: A newer statelog wrote it.
     """
     bounds = [
         (KEY_GROUP_COLUMN, ">=", key_group_range.start),
@@ -192,23 +188,30 @@ def read_snapshot(
     ]
     try:
         table = pq.read_table(pa.BufferReader(pa.py_buffer(data)), filters=bounds).combine_chunks()
+        written = codec.written_by((table.schema.metadata or {})[SCHEMA_METADATA])
         key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
         keys = codec.key.decode(
-            [_whole(table, f"key.{name}") for name in codec.schema.key_schema.names]
+            [_whole(table, f"key.{name}") for name in written.schema.key_schema.names]
         )
     except (pa.ArrowException, KeyError, OSError) as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
     tables: dict[int, list[Table]] = {
         key_group: [{} for _ in codec.states] for key_group in dict.fromkeys(key_groups)
     }
-    for state_id, state in enumerate(codec.states):
-        if state.descriptor.name not in table.column_names:
+    for state, state_id in zip(written.codecs, written.present_ids, strict=True):
+        if state is None or state.descriptor.name not in table.column_names:
             continue
-        cells = decode_cells(state, _whole(table, state.descriptor.name))
+        cells = state.cells(decode_cells(state, _whole(table, state.descriptor.name)))
         for key_group, key, cell in zip(key_groups, keys, cells, strict=True):
-            if cell is not None:
+            if cell:
                 tables[key_group][state_id][key] = cell
     return tables
+
+
+def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
+    """Return whether a snapshot was written with the schema that *codec* has now."""
+    written: bytes | None = (_parquet(data).schema_arrow.metadata or {}).get(SCHEMA_METADATA)
+    return written == codec.metadata_change()
 
 
 def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
@@ -228,7 +231,7 @@ def snapshot_tables(
     Args:
         data: The snapshot.
         key_group_range: Which key groups.
-        schema: The columns to return; variables that the snapshot does not have are null.
+        schema: The columns of the snapshot, which is of the present schema.
         block: Key groups of a table; those of one table have the same quotient by it.
 
     Raises:
@@ -238,7 +241,7 @@ def snapshot_tables(
     try:
         file = _parquet(data)
         for index in _row_groups(file.metadata, key_group_range):
-            table = _in_schema(file.read_row_group(index), schema)
+            table = file.read_row_group(index).cast(schema)
             key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
             start, stop = np.searchsorted(
                 key_groups, [key_group_range.start, key_group_range.end + 1]
@@ -286,16 +289,6 @@ def _row_groups(metadata: Any, key_group_range: KeyGroupRange) -> Iterator[int]:
         yield index
 
 
-def _in_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
-        else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
@@ -311,7 +304,7 @@ def decode_cells(state: StateCodec, column: pa.Array[Any]) -> Iterable[Any]:
         case StateKind.LIST:
             return _sliced(column, _values(state, column.values))
         case StateKind.MAP:
-            keys = state.user_key.decode(column.values.field(0).flatten())  # type: ignore[union-attr]
+            keys = state.user_keys(column.values.field(0).flatten())
             pairs = list(zip(keys, _values(state, column.values.field(1)), strict=True))
             return [None if cell is None else dict(cell) for cell in _sliced(column, pairs)]
 
@@ -329,7 +322,7 @@ def _sliced(column: pa.Array[Any], elements: list[Any]) -> list[Any]:
 def _values(state: StateCodec, column: pa.Array[Any]) -> list[Any]:
     fields = column.flatten()
     width = len(state.value.schema)
-    rows: list[Any] = state.value.decode(fields[:width])
+    rows: list[Any] = state.values(fields[:width])
     if state.expires:
         rows = list(zip(fields[width].to_pylist(), rows, strict=True))
     if column.null_count:

@@ -53,6 +53,7 @@ class Runs:
         self.limits = limits
         self.by_group: dict[int, ColumnarRun] = {}
         self.tips: dict[int, str] = {}
+        self.now_ms = -1
         self._groups = groups
         self._local = local
         self._pending: list[PendingRun] = []
@@ -75,7 +76,7 @@ class Runs:
         """Move every key that has a timer at or before *until_ms* into the dict tables."""
         rows = []
         for run, part in self._in(key_group_range):
-            due = run.due_rows(self.layout.first_state + state_id, until_ms)
+            due = run.due_rows(self.layout.columns[state_id], until_ms)
             start, stop = run.span(part.start).start, run.span(part.end).stop
             rows.append((run, due[(due >= start) & (due < stop)]))
         move_rows(self.layout, self._groups, rows)
@@ -147,7 +148,8 @@ class Runs:
         for block in chosen:
             present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in self._groups]
             for part in contiguous(present):
-                self.place(build_run(self.layout, part, self.table(part)))
+                table = self.table(part, now_ms=self.now_ms)
+                self.place(build_run(self.layout, part, table))
         return len(chosen)
 
     def restore_local(

@@ -10,14 +10,15 @@ from __future__ import annotations
 import base64
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError
+from statelog.errors import CorruptionError, IncompatibleFormatError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 2
+"""Version 1 knew neither generations nor dropped variables; it is read as generation 0."""
 
 
 class StateKind(enum.Enum):
@@ -29,8 +30,32 @@ class StateKind(enum.Enum):
     TIMER = "timer"
 
 
+class Aggregation(enum.Enum):
+    """What a value state is used for, if its values are gathered from many."""
+
+    REDUCING = "reducing"
+    AGGREGATING = "aggregating"
+
+
 TIMERS_NAME = "$timers"
 """Name of the variable that holds the timers of each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TtlChange:
+    """
+    A variable was given a time to live, or was relieved of it.
+
+    Args:
+        generation: The schema's generation that did so.
+        added: True: given.  Values from before expire at *at_ms*.  False: relieved.  Values that
+            had expired by *at_ms* are gone, the others stay for ever.
+        at_ms: Milliseconds since the epoch.
+    """
+
+    generation: int
+    added: bool
+    at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +69,10 @@ class StateDescriptor:
         value_schema: Fields of a value, a list element, or a map value.
         user_key_schema: Fields of a map key; None for other kinds.
         ttl_ms: Time to live in milliseconds, or None for ever.
+        aggregation: What a value state gathers, or None.
+        since: The schema's generation that brought the variable.
+        dropped: Whether it was deleted; what the log still holds of it is passed over.
+        ttl_changes: How its time to live came and went, ascending by generation.
     """
 
     name: str
@@ -51,6 +80,20 @@ class StateDescriptor:
     value_schema: pa.Schema
     user_key_schema: pa.Schema | None = None
     ttl_ms: int | None = None
+    aggregation: Aggregation | None = None
+    since: int = 0
+    dropped: bool = False
+    ttl_changes: tuple[TtlChange, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """What tells the variable from an earlier one of the same name."""
+        return self.name, self.since
+
+    @property
+    def kind_text(self) -> str:
+        """The kind as users call it."""
+        return self.kind.value if self.aggregation is None else self.aggregation.value
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; schemas are base64 of Arrow IPC, with a readable text beside."""
@@ -62,18 +105,30 @@ class StateDescriptor:
             if self.user_key_schema is None
             else _schema_to_json(self.user_key_schema),
             "ttl_ms": self.ttl_ms,
+            "aggregation": None if self.aggregation is None else self.aggregation.value,
+            "since": self.since,
+            "dropped": self.dropped,
+            "ttl_changes": [
+                {"generation": change.generation, "added": change.added, "at_ms": change.at_ms}
+                for change in self.ttl_changes
+            ],
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StateDescriptor:
         """Build a descriptor from its JSON form."""
         user_key = value["user_key"]
+        aggregation = value.get("aggregation")
         return cls(
             name=value["name"],
             kind=StateKind(value["kind"]),
             value_schema=_schema_from_json(value["value"]),
             user_key_schema=None if user_key is None else _schema_from_json(user_key),
             ttl_ms=value["ttl_ms"],
+            aggregation=None if aggregation is None else Aggregation(aggregation),
+            since=value.get("since", 0),
+            dropped=value.get("dropped", False),
+            ttl_changes=tuple(TtlChange(**change) for change in value.get("ttl_changes", ())),
         )
 
 
@@ -88,16 +143,20 @@ class OperatorStateSchema:
         operator_id: Name of the operator.
         key_schema: Fields of the grouping key.
         states: The variables by state id.
+        generation: How often the schema changed since the state location was made.
+        deleted: Names that the program deletes; a wish, not kept in the JSON form.
     """
 
     operator_id: str
     key_schema: pa.Schema
     states: tuple[StateDescriptor, ...]
+    generation: int = 0
+    deleted: frozenset[str] = field(default=frozenset(), compare=False)
 
     def state_id(self, name: str) -> int:
-        """Return the id of the variable *name*; raises `KeyError` if there is none."""
+        """Return the id of the variable *name*; raises `KeyError` if there is none, or dropped."""
         for index, state in enumerate(self.states):
-            if state.name == name:
+            if state.name == name and not state.dropped:
                 return index
         raise KeyError(name)
 
@@ -106,6 +165,7 @@ class OperatorStateSchema:
         return {
             "version": SCHEMA_VERSION,
             "operator_id": self.operator_id,
+            "generation": self.generation,
             "key": _schema_to_json(self.key_schema),
             "states": [state.to_json() for state in self.states],
         }
@@ -129,64 +189,36 @@ class OperatorStateSchema:
                 operator_id=value["operator_id"],
                 key_schema=_schema_from_json(value["key"]),
                 states=tuple(StateDescriptor.from_json(state) for state in value["states"]),
+                generation=value.get("generation", 0),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(f"not a state schema: {value!r:.200}") from error
 
-    def evolved(self, wanted: OperatorStateSchema) -> OperatorStateSchema:
-        """
-        Return the schema to go on with when a job with schema *wanted* restarts on this one.
 
-        Variables keep their ids; new ones come behind; those that the job no longer asks for stay.
-
-        Raises:
-            CheckpointError: The state belongs to another operator, or a type differs.
-        """
-        if wanted.operator_id != self.operator_id:
-            _refuse(f"it belongs to operator {self.operator_id!r}, not {wanted.operator_id!r}")
-        if wanted.key_schema.types != self.key_schema.types:
-            _refuse(
-                f"its key is ({_text(self.key_schema)}), the query's is ({_text(wanted.key_schema)})"
-            )
-        by_name = {state.name: state for state in wanted.states}
-        states = []
-        for old in self.states:
-            new = by_name.pop(old.name, old)
-            _check_same(old, new)
-            states.append(replace(old, ttl_ms=new.ttl_ms))
-        return replace(self, states=(*states, *by_name.values()))
-
-
-def _check_same(old: StateDescriptor, new: StateDescriptor) -> None:
-    if new.kind is not old.kind:
-        _refuse(f"state {old.name!r} is a {old.kind.value} state there, a {new.kind.value} here")
-    if new.value_schema != old.value_schema or new.user_key_schema != old.user_key_schema:
-        _refuse(
-            f"state {old.name!r} has the type ({_text(old.user_key_schema, old.value_schema)}) "
-            f"there, ({_text(new.user_key_schema, new.value_schema)}) here"
-        )
-    if (new.ttl_ms is None) != (old.ttl_ms is None):
-        _refuse(f"state {old.name!r} is kept with a time to live on one side only")
-
-
-def _refuse(reason: str) -> None:
-    raise CheckpointError(
-        f"the state location cannot be used by this query: {reason}. Use another stateLocation, or "
-        "the processor that wrote this one",
-        reason="incompatible",
-    )
-
-
-def _text(*schemas: pa.Schema | None) -> str:
+def schema_text(*schemas: pa.Schema | None) -> str:
+    """Return schemas as users read them: names and types, an arrow between two schemas."""
     present: Iterable[pa.Schema] = [schema for schema in schemas if schema is not None]
     return " -> ".join(
         ", ".join(f"{field.name} {field.type}" for field in schema) for schema in present
     )
 
 
+_SINCE: Final = b"statelog.since"
+
+
+def field_since(field: pa.Field) -> int:
+    """Return the schema's generation that brought a field."""
+    return int((field.metadata or {}).get(_SINCE, b"0"))
+
+
+def with_since(field: pa.Field, since: int) -> pa.Field:
+    """Return *field* with a note of the generation that brought it."""
+    return field.with_metadata({_SINCE: str(since).encode()} if since else None)
+
+
 def _schema_to_json(schema: pa.Schema) -> dict[str, str]:
     return {
-        "text": _text(schema),
+        "text": schema_text(schema),
         "arrow": base64.b64encode(schema.serialize().to_pybytes()).decode("ascii"),
     }
 

@@ -19,8 +19,8 @@ from statelog.state.schema import StateKind
 Key = tuple[Any, ...]
 Values = tuple[Any, ...]
 Table = dict[Key, Any]
-"""Value: tuple | (expires_at_ms, tuple).  List: list of those.  Map: dict user key -> those.
-Timers: ascending tuple of milliseconds."""
+"""Value: tuple | (expires_at_ms, tuple).  List: list of those.  Map: dict user key -> those, in
+the order of their last write.  Timers: ascending tuple of milliseconds."""
 
 
 class ListDelta:
@@ -57,6 +57,19 @@ Overlay = list[dict[Key, Any]]
 """By state id: key -> delta.  Value: the new value or None.  Timers: the new tuple."""
 
 
+def nothing(kind: StateKind) -> Any:
+    """Return the delta that removes what a key has of a variable."""
+    match kind:
+        case StateKind.VALUE:
+            return None
+        case StateKind.LIST:
+            return ListDelta(replaced=True)
+        case StateKind.MAP:
+            return MapDelta(cleared=True)
+        case StateKind.TIMER:
+            return ()
+
+
 class KeyGroupState:
     """
     All state of one key group.
@@ -64,20 +77,26 @@ class KeyGroupState:
     Args:
         kinds: Kind of each variable, by state id.
         version: Checkpoint up to which the tables are complete; -1 for none.
+
+    Attributes: `folded`: deltas folded in since the last look for expired entries;
+    `sweep_due_ms`: before this time no entry can be one.
     """
 
-    __slots__ = ("_timer_heap", "kinds", "tables", "version")
+    __slots__ = ("_timer_heap", "folded", "kinds", "sweep_due_ms", "tables", "version")
 
     def __init__(self, kinds: Sequence[StateKind], version: int = -1) -> None:
         self.kinds = kinds
         self.tables: list[Table] = [{} for _ in kinds]
         self.version = version
+        self.folded = 0
+        self.sweep_due_ms = -1
         self._timer_heap: list[tuple[int, _Opaque]] | None = None
 
     def fold(self, overlay: Overlay) -> None:
         """Bring the tables forward by *overlay*."""
         for state_id, deltas in enumerate(overlay):
             if deltas:
+                self.folded += len(deltas)
                 self._fold_one(state_id, deltas)
 
     def _fold_one(self, state_id: int, deltas: dict[Key, Any]) -> None:
@@ -165,9 +184,9 @@ def _fold_maps(table: Table, deltas: dict[Key, MapDelta]) -> None:
     for key, delta in deltas.items():
         entries = {} if delta.cleared else table.get(key, {})
         for user_key, value in delta.entries.items():
-            if value is None:
-                entries.pop(user_key, None)
-            else:
+            # Popped first: entries stand in the order of their last write, on every way.
+            entries.pop(user_key, None)
+            if value is not None:
                 entries[user_key] = value
         if entries:
             table[key] = entries

@@ -2,6 +2,8 @@
 
 import datetime as dt
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
+from tests.house.sources import ROOT
 
+import statelog.testing
 from statelog.errors import ProcessorError, UsageError
 from statelog.testing import ProcessorTester
 
@@ -266,3 +270,21 @@ def test_wrong_arguments() -> None:
     tester.restart()
     with pytest.raises(UsageError, match="timers need the time mode"):
         tester.peekTimers("a")
+
+
+def test_the_example_of_the_documentation() -> None:
+    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(found.group(1), names)
+    assert names["tester"].peekTimers("ann") == []
+
+
+def test_testing_needs_no_pyspark_until_it_is_asked_for() -> None:
+    code = (
+        "import sys, statelog.testing as t; assert 'pyspark' not in sys.modules; t.ProcessorTester"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        statelog.testing.Other  # noqa: B018

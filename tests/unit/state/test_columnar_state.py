@@ -46,6 +46,7 @@ from statelog.state.api import (
 )
 from statelog.state.changes import OperatorCodec
 from statelog.state.columnar_table import RowLayout
+from statelog.state.evolution import evolve
 from statelog.state.key_groups import key_group_of
 from statelog.state.keyed_state import KeyedState
 from statelog.state.local_runs import LocalRuns
@@ -55,24 +56,26 @@ from statelog.store import LocationPaths, ObjectStore, open_store
 
 GROUPS = 10
 KEYS = 24
-TTL_MS = 15
+UNIT = 10_000
+"""A batch takes several; an expired entry is kept for six of them."""
+TTL_MS = 15 * UNIT
 VALUE = pa.schema([("n", pa.int64()), ("text", pa.string())])
 ELEMENT = pa.schema([("x", pa.float64())])
 USER_KEY = pa.schema([("u", pa.string())])
 
 
-def schema_of(*, growing: bool) -> OperatorStateSchema:
+def schema_of(*, growing: bool, value: pa.Schema = VALUE) -> OperatorStateSchema:
     """With *growing*, lists and maps too, which are not replayed in columns."""
     states = [
-        StateDescriptor("value", StateKind.VALUE, VALUE),
-        StateDescriptor("value_ttl", StateKind.VALUE, VALUE, None, TTL_MS),
+        StateDescriptor("value", StateKind.VALUE, value),
+        StateDescriptor("value_ttl", StateKind.VALUE, value, None, TTL_MS),
     ]
     if growing:
         states += [
             StateDescriptor("list", StateKind.LIST, ELEMENT),
             StateDescriptor("list_ttl", StateKind.LIST, ELEMENT, None, TTL_MS),
-            StateDescriptor("map", StateKind.MAP, VALUE, USER_KEY),
-            StateDescriptor("map_ttl", StateKind.MAP, VALUE, USER_KEY, TTL_MS),
+            StateDescriptor("map", StateKind.MAP, value, USER_KEY),
+            StateDescriptor("map_ttl", StateKind.MAP, value, USER_KEY, TTL_MS),
         ]
     states.append(StateDescriptor("$timers", StateKind.TIMER, pa.schema([])))
     key = pa.schema([("k", pa.int64()), ("name", pa.string())])
@@ -102,6 +105,7 @@ class StateObjects:
     """State objects on one cursor, and what they show."""
 
     def __init__(self, codec: OperatorCodec, now: int) -> None:
+        self.more = len(codec.states[0].value.schema) - len(VALUE)
         self.cursor = Cursor(now)
         self.by_name: dict[str, Any] = {}
         for state_id, state in enumerate(codec.states):
@@ -136,8 +140,9 @@ class StateObjects:
     def change(self, rng: random.Random) -> None:
         state = rng.choice(list(self.by_name.values()))
         value = (rng.randrange(-9, 9), rng.choice(["", "text", None]))
+        value += tuple(rng.choice([None, 7]) for _ in range(self.more))
         if isinstance(state, Timers):
-            (state.register if rng.random() < 0.7 else state.delete)(rng.randrange(100))
+            (state.register if rng.random() < 0.7 else state.delete)(UNIT * rng.randrange(100))
         elif rng.random() < 0.2:
             state.clear()
         elif isinstance(state, MapState):
@@ -180,6 +185,14 @@ class World:
                 InlineStateChangeUploader(1 << 20, uploader, self.ids)
             ),
         )
+        self.workers = [self.worker() for _ in range(2)]
+
+    def evolve(self) -> None:
+        """Start the query again with one more field in each value."""
+        more = [*self.schema.states[0].value_schema, pa.field(f"f{self.next_id}", pa.int64())]
+        wanted = schema_of(growing=len(self.schema.states) > 3, value=pa.schema(more))
+        self.schema = evolve(self.schema, wanted, now_ms=self.next_id * 7 * UNIT)
+        self.codec = OperatorCodec(self.schema)
         self.workers = [self.worker() for _ in range(2)]
 
     def worker(self) -> tuple[KeyedState, KeyedState]:
@@ -273,6 +286,8 @@ class World:
             where = FileStateHandle(path, len(data), checksum([data]))
             materialized = MaterializedHandle(part, checkpoint_id, where)
             columnar.end_snapshot(materialized)
+        for state in pair:
+            state.sweep(part, now)
         return handle, materialized
 
     def process(
@@ -337,7 +352,7 @@ class World:
 def run(world: World, batches: int) -> None:
     rng = world.rng
     for number in range(batches):
-        now = number * 7
+        now = number * 7 * UNIT
         event = rng.random()
         if event < 0.15:
             world.workers[rng.randrange(2)] = world.worker()
@@ -350,12 +365,14 @@ def run(world: World, batches: int) -> None:
                 data[rng.randrange(len(data))] ^= 0x40
                 path.unlink()  # a mapped file must not change under its readers
                 path.write_bytes(data)
+        elif event < 0.32:
+            world.evolve()
         world.batch(
             now, tasks=rng.randint(1, 3), snapshot=rng.random() < 0.2, fails=rng.random() < 0.2
         )
         if rng.random() < 0.3:
             world.check(now)
-    world.check(batches * 7)
+    world.check(batches * 7 * UNIT)
 
 
 @contextlib.contextmanager

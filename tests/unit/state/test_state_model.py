@@ -63,7 +63,7 @@ CODEC = OperatorCodec(SCHEMA)
 keys = st.integers(0, 3)
 values = st.tuples(st.integers(-(2**63), 2**63 - 1) | st.none(), st.text(max_size=3) | st.none())
 elements = st.tuples(st.floats(allow_nan=False))
-user_keys = st.tuples(st.sampled_from("ab"))
+user_keys = st.tuples(st.sampled_from("abc"))
 suffix = st.sampled_from(["", "_ttl"])
 call = st.one_of(
     st.tuples(st.just("value"), suffix, st.sampled_from(["update"]), keys, values),
@@ -103,7 +103,9 @@ class Model:
             case "list", "append_all":
                 self.values.setdefault(at, []).extend((expires, element) for element in args[0])
             case "map", "put":
-                self.values.setdefault(at, {})[args[0]] = (expires, args[1])
+                entries = self.values.setdefault(at, {})
+                entries.pop(args[0], None)  # a map is read in the order of the last writes
+                entries[args[0]] = (expires, args[1])
             case "map", "remove":
                 self.values.setdefault(at, {}).pop(args[0], None)
             case "timers", "register":
@@ -122,7 +124,7 @@ class Model:
             case "list":
                 return [entry[1] for entry in stored or () if live(entry)]
             case "map":
-                return {k: entry[1] for k, entry in (stored or {}).items() if live(entry)}
+                return [(k, entry[1]) for k, entry in (stored or {}).items() if live(entry)]
             case _:
                 return tuple(sorted(stored or ()))
 
@@ -147,7 +149,7 @@ def observed(states: dict[str, Any], name: str) -> Any:
         case "list":
             return list(states[name].get())
         case "map":
-            return dict(states[name].iterator())
+            return list(states[name].iterator())
         case _:
             return states[name].times()
 
@@ -258,3 +260,50 @@ def test_a_list_read_before_an_append_does_not_see_it() -> None:
     before = state.get()
     state.append((2.0,))
     assert [(1.0,)] == list(before)
+
+
+def test_state_without_a_key_is_refused() -> None:
+    cursor = Cursor()
+    states = bind(cursor)
+
+    def refused() -> None:
+        for call in (
+            states["value"].get,
+            lambda: states["value"].update((1, "x")),
+            states["list_ttl"].exists,
+            lambda: states["list"].append((1.0,)),
+            lambda: list(states["map"].keys()),
+            lambda: states["map_ttl"].put(("a",), (1, "x")),
+            states["map"].clear,
+            lambda: states["timers"].register(5),
+        ):
+            with pytest.raises(UsageError, match="belongs to a key"):
+                call()
+
+    refused()
+    cursor.enter(KeyGroupState(CODEC.kinds), empty_overlay())
+    states["value"].update((1, "x"))
+    cursor.leave()
+    refused()
+
+
+def test_not_null_fields_survive_keys_that_have_no_value() -> None:
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    states = (
+        StateDescriptor("a", StateKind.VALUE, schema),
+        StateDescriptor("b", StateKind.LIST, pa.schema([("l", pa.list_(schema.field(0)))])),
+    )
+    codec = OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), states))
+    group = KeyGroupState(codec.kinds)
+    group.tables = [{(1,): (5,)}, {(2,): [([1, 2],)]}]
+    data = write_snapshot(codec, {0: group}, {}, KeyGroupRange(0, 0), now_ms=-1)
+    assert {0: group.tables} == read_snapshot(codec, data, KeyGroupRange(0, 0))
+    changes = codec.encode({0: [{(1,): None}, {}]})
+    decoded = codec.decode(changes.key_groups.tolist(), changes.values.to_pylist())
+    assert {0: [{(1,): None}, {}]} == decoded
+
+
+def test_a_value_without_fields_is_refused() -> None:
+    empty = StateDescriptor("empty", StateKind.VALUE, NO_FIELDS)
+    with pytest.raises(UsageError, match="'empty' has no fields"):
+        OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), (empty,)))

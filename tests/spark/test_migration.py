@@ -1,0 +1,167 @@
+"""The example of docs/migration.md: a query on Spark's state goes on with statelog."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.ddl_texts import TEXTS
+from tests.house.sources import ROOT
+from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+
+from statelog.errors import UsageError
+from statelog.spark import from_spark, spark_state
+from statelog.spark.ddl import parse_ddl
+
+workers_get_by_value(__name__)
+
+OUTPUT = "customer string, n bigint, total double, items string, by_day string, fired boolean"
+HOUR = 3_600_000
+
+
+class Totals(StatefulProcessor):
+    """Value, list and map state, some with a time to live, and a timer for each key."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n bigint, total double")
+        self.seen = handle.getValueState(
+            "seen", "at timestamp, last struct<item:string,n:int>", HOUR
+        )
+        self.items = handle.getListState("items", "item string, n int")
+        self.recent = handle.getListState("recent", "item string", HOUR)
+        self.by_day = handle.getMapState("by_day", "day date", "n int, tags array<string>")
+        self.gone = handle.getValueState("gone", "n int", 1)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n, total = self.total.get() or (0, 0.0)
+        for row in rows:
+            n, total = n + 1, total + row.amount
+            self.items.appendValue((row.item, n))
+            self.recent.appendValue((row.item,))
+            (count, tags) = self.by_day.getValue((row.day,)) or (0, [])
+            self.by_day.updateValue((row.day,), (count + 1, [*tags, row.item]))
+            self.seen.update((row.at, Row(item=row.item, n=n)))
+        self.total.update((n, total))
+        self.gone.update((n,))
+        if not list(self.handle.listTimers()):
+            now = timerValues.getCurrentProcessingTimeInMs()
+            self.handle.registerTimer(now + (1 if key[0] == "due" else HOUR))
+        yield self.show(key, fired=False)
+
+    def show(self, key: Any, fired: bool) -> Row:
+        n, total = self.total.get()
+        seen = self.seen.get()
+        parts = [list(map(tuple, self.items.get())), [i for (i,) in self.recent.get()]]
+        days = {str(day): tuple(held) for (day,), held in self.by_day.iterator()}
+        by_day = f"{sorted(days.items())} {seen[0]} {tuple(dict_of(seen[1]).values())}"
+        return Row(customer=key[0], n=n, total=total, items=str(parts), by_day=by_day, fired=fired)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield self.show(key, fired=True)
+
+    def close(self) -> None:
+        pass
+
+
+def dict_of(struct: Any) -> dict[str, Any]:
+    return struct.asDict() if isinstance(struct, Row) else dict(struct)
+
+
+def example() -> str:
+    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
+    schema = "customer string, item string, amount double, day date, at timestamp"
+    source = BatchSource(spark, tmp_path / "input", schema)
+    from datetime import UTC, date, datetime
+
+    def order(customer: str, item: str, amount: float) -> tuple[Any, ...]:
+        return (
+            customer,
+            item,
+            amount,
+            date(2024, 7, int(amount)),
+            datetime(2024, 7, 1, 12, tzinfo=UTC),
+        )
+
+    source.add(
+        [order("a", "pen", 1), order("b", "ink", 2), order("a", "cap", 3), order("due", "x", 4)]
+    )
+    delivered: list[Row] = []
+
+    def sink(frame: DataFrame, batch_id: int) -> None:
+        delivered.extend(frame.collect())
+
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    old = str(tmp_path / "old-checkpoint")
+    try:
+        stream = source.frame().groupBy("customer")
+        frame = stream.transformWithState(Totals(), OUTPUT, "Update", "ProcessingTime")
+        writer = frame.writeStream.outputMode("update").option("checkpointLocation", old)
+        wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
+    finally:
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+    before = {row.customer: row for row in delivered}
+    assert before.keys() == {"a", "b", "due"}
+    delivered.clear()
+
+    source.add([order("a", "hat", 1), order("c", "bag", 5)])
+    names: dict[str, Any] = {
+        "base": str(tmp_path),
+        "spark": spark,
+        "events": source.frame(),
+        "Totals": Totals,
+        "OUTPUT": OUTPUT,
+        "sink": sink,
+    }
+    code = example().replace(".start()", ".trigger(availableNow=True).start()")
+    exec(code, names)
+    wait(names["query"])
+    after = {(row.customer, row.fired): row for row in delivered}
+    # b is not touched; what was due fires with the state it had; a goes on where it was.
+    assert after.keys() == {("a", False), ("c", False), ("due", True)}
+    assert after["due", True] == Row(**{**before["due"].asDict(), "fired": True})
+    a = after["a", False]
+    assert (a.n, a.total) == (3, 5.0)
+    assert a.items == "[[('pen', 1), ('cap', 2), ('hat', 3)], ['pen', 'cap', 'hat']]"
+    assert "('2024-07-01', (2, ['pen', 'hat'])), ('2024-07-03', (1, ['cap']))" in a.by_day
+    delivered.clear()
+
+    shutil.rmtree(old)  # neither line of the migration is needed, or looked at, any more
+    source.add([order("b", "cup", 2)])
+    plain = re.sub(r"    (initialState|restore)=.*\n", "", code).replace(
+        "from_spark(Totals())", "Totals()"
+    )
+    exec(re.sub(r"shutil\.copytree.*", "", plain), names)
+    wait(names["query"])
+    (b,) = delivered
+    assert (b.n, b.total, b.items) == (2, 4.0, "[[('ink', 1), ('cup', 2)], ['ink', 'cup']]")
+
+
+def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for (
+        text
+    ) in TEXTS:  # here because there is a session: no JVM is needed to read these, see ddl.py
+        assert parse_ddl(text) == spark._parse_ddl(text), text
+    with pytest.raises(Exception, match="is no transformWithState; found: none"):
+        spark_state(spark, str(tmp_path))
+    processor = from_spark(Totals())
+    row = Row(statelog_state={"other": {"n": 1}}, statelog_timers=None)
+    from statelog.testing import ProcessorTester
+
+    with pytest.raises(Exception, match="a variable 'other', which init") as raised:
+        ProcessorTester(processor, initialStateRow=[("a", row)], timeMode="ProcessingTime")
+    assert isinstance(raised.value.__cause__, UsageError)
