@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHES = {"changelog": "changelog.py", "pipeline": "pipeline.py"}
+BENCHES = {
+    "changelog": "changelog.py",
+    "pipeline": "pipeline.py",
+    "state": "state.py",
+    "restart": "restart.py",
+}
 
 
 def main() -> int:

@@ -112,7 +112,13 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
 ) -> None:
     rng = random.Random(4372)
     source = BatchSource(spark, tmp_path / "in", f"{INPUT}, at bigint")
-    options = {"timeMode": "ProcessingTime", "materialization": SNAPSHOTS}
+    local = tmp_path / "local"
+    options = {
+        "timeMode": "ProcessingTime",
+        "materialization": SNAPSHOTS,
+        "stateBackend": "disk",  # every restart finds the state in columns
+        "localDirectory": str(local),
+    }
     job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, held string", options)
     model = Model()
     for run, tasks in enumerate(TASKS):
@@ -125,6 +131,8 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
     assert [tasks for tasks in TASKS for _ in range(3)] == [one.tasks for one in job.progress]
     assert sum(progress.snapshots for progress in job.progress) >= 8
     assert any(progress.catch_up["restored"] for progress in job.progress)
+    assert any(progress.catch_up["local"] for progress in job.progress)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in local.iterdir())
 
 
 def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(

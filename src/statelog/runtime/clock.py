@@ -20,3 +20,8 @@ class SystemClock:
     def now_ns(self) -> int:
         """Return nanoseconds since an arbitrary fixed point; never goes backwards."""
         return time.monotonic_ns()
+
+
+def wall_clock_seconds() -> float:
+    """Return seconds since 1970 (UTC), for comparing with the age of local files."""
+    return time.time()

@@ -20,6 +20,7 @@ from statelog.spark.initial_state import InitialState
 from statelog.spark.plans import InputPlan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.settings import QuerySettings
+from statelog.state.backend import StateBackend
 from statelog.state.schema import OperatorStateSchema
 
 
@@ -52,6 +53,7 @@ class EngineConfig:
         plan: What the input's plan says.
         event_time: The input column by which rows are late, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
+        backend: Where the workers keep the state.
     """
 
     location: str
@@ -80,6 +82,7 @@ class EngineConfig:
     plan: InputPlan = field(default_factory=InputPlan)
     event_time: str | None = None
     event_time_output: str | None = None
+    backend: StateBackend = field(default_factory=StateBackend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,4 +116,5 @@ def engine_fields(settings: QuerySettings, cores: int) -> dict[str, Any]:
         "materialization": settings.materialization,
         "restore": settings.restore,
         "adopt": settings.adopt,
+        "backend": settings.backend,
     }

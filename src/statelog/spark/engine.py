@@ -194,6 +194,7 @@ class MicroBatchEngine:
             reads_input=not (times.is_idle and config.plan.is_stateless),
             snapshots=location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
+            backend=config.backend,
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,
             initial=None

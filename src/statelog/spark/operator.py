@@ -68,6 +68,12 @@ class OperatorSettings(TypedDict, total=False):
         retained: Checkpoints to keep, >= 1 (default 3).
         inlineBytes: Deltas and rows of one task up to this size (default 1 MiB) travel through the
             driver into the one object of the micro-batch; larger ones go to files of their own.
+        memoryBudget: Memory of a Python worker in bytes, or as "512 mb" (the default); >= 64 MiB.
+            State that does not fit goes to local disk.
+        stateBackend: "auto" (the default): in memory while it fits, else on local disk; "memory";
+            or "disk".
+        localDirectory: Folder on each host for state on local disk; default: one of the user's in
+            the system's temporary directory.
         storeOptions: Client options of the object store (credentials, endpoint, ...).
         fsync: On local disk, make objects durable before they count (the default).
         materialization: When to write snapshots.
@@ -87,6 +93,9 @@ class OperatorSettings(TypedDict, total=False):
     adopt: bool | None
     retained: int | None
     inlineBytes: int | None
+    memoryBudget: int | str | None
+    stateBackend: str | None
+    localDirectory: str | None
     storeOptions: Mapping[str, Any] | None
     fsync: bool | None
     materialization: MaterializationPolicy | None

@@ -159,6 +159,10 @@ class FrameInput:
         """Return the key groups that have rows, ascending."""
         return list(self._ranges)
 
+    def table_keys(self, key_group: int) -> list[Key]:
+        """Return the keys as tables hold them."""
+        return self._keys[slice(*self._ranges.get(key_group, (0, 0)))]
+
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
         """Yield each key as tables hold it, as the processor sees it, and its frames."""
         frames = self._frames

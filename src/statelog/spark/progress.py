@@ -30,7 +30,8 @@ class BatchProgress:
         largest_key_groups: Up to three with the most rows: `key_group`, `rows`, `share`.
         largest_keys: Keys in them that have many rows: `key`, `key_group`, `rows`, `share`; none
             while the load is even.
-        catch_up: Key groups folded from memory, change sets replayed, snapshots restored.
+        catch_up: Key groups folded from memory, change sets replayed, snapshots restored, key groups
+            taken from local files, blocks of key groups put into columns.
         milliseconds: Duration by phase on the driver.
         task_milliseconds: Duration by phase of the slowest task of each; `wait`, for rows, is part
             of `input`.
@@ -90,4 +91,6 @@ def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
         "folded": sum(ack.caught_up.folded for ack in acks),
         "replayed": sum(ack.caught_up.replayed for ack in acks),
         "restored": sum(ack.caught_up.restored for ack in acks),
+        "local": sum(ack.caught_up.local for ack in acks),
+        "compacted": sum(ack.caught_up.compacted for ack in acks),
     }

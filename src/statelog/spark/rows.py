@@ -74,6 +74,10 @@ class RowInput:
         """Return the key groups that have rows, ascending."""
         return sorted(self._grouped)
 
+    def table_keys(self, key_group: int) -> Iterable[Key]:
+        """Return the keys as tables hold them."""
+        return self._grouped[key_group]
+
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
         """Yield each key as tables hold it, as the processor sees it, and its rows."""
         keyed = self._grouped.get(key_group, {})

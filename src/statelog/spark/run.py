@@ -39,6 +39,9 @@ class KeyedInput(Protocol):
     def key_groups(self) -> Iterable[int]:
         """Return the key groups that have rows, ascending."""
 
+    def table_keys(self, key_group: int) -> Iterable[Key]:
+        """Return the keys as tables hold them."""
+
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Any]]:
         """Yield each key as tables hold it, as the processor sees it, and its rows."""
 
@@ -108,6 +111,9 @@ class ProcessorRun:
             handle.initialized()
         except Exception as error:
             raise self._failed("init", None, error) from error
+        if self._state.is_columnar:
+            rows = self._rows
+            self._state.prepare({group: rows.table_keys(group) for group in rows.key_groups()})
         if self._initial is not None:
             self._initialize_groups(self._initial)
         for key_group in self._rows.key_groups():
@@ -164,6 +170,7 @@ class ProcessorRun:
 
     def _fire_timers(self, timers_id: int) -> None:
         until = self._spec.due_until_ms
+        self._state.prepare_due(self._range, timers_id, until)
         due = []
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
@@ -195,9 +202,13 @@ class ProcessorRun:
 
     def next_due_ms(self) -> int:
         """Return when the earliest timer of the task is due after this run."""
-        timers_id, first = self._timers_id, NEVER_MS
+        timers_id = self._timers_id
         if timers_id is None:
-            return first
+            return NEVER_MS
+        in_columns = self._state.first_timer_in_columns(
+            self._range, timers_id, self._spec.due_until_ms
+        )
+        first = NEVER_MS if in_columns is None else in_columns
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
             changed = overlay[timers_id] if overlay is not None else {}
@@ -212,6 +223,7 @@ class ProcessorRun:
     def _drop(self, state_id: int) -> None:
         """Remove a variable of every key of the task."""
         kind = self._codec.kinds[state_id]
+        self._state.prepare_all(self._range)
         for key_group in self._range:
             table = self._state.groups[key_group].tables[state_id]
             if table:

@@ -22,6 +22,7 @@ from statelog.options import load_options
 from statelog.options.table import ForeignKey, find_option
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.delivery import Delivery
+from statelog.state.backend import DEFAULT_BUDGET, StateBackend
 
 _log = logging.getLogger("statelog.spark")
 
@@ -71,6 +72,9 @@ _SETTINGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "restore": ("restore", _restore),
     "adopt": ("adopt", parse_bool),
     "inlineBytes": ("inline_bytes", parse_size),
+    "memoryBudget": ("memory_budget", parse_size),
+    "stateBackend": ("state_backend", parse_text),
+    "localDirectory": ("local_directory", parse_text),
     "fsync": ("fsync", parse_bool),
 }
 """
@@ -104,6 +108,9 @@ class QuerySettings:
         restore: "latest", "empty", or a checkpoint id.
         adopt: Go on from state that another query wrote.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
+        memory_budget: Bytes a Python worker may take; see `StateBackend`, also for the next two.
+        state_backend: "auto", "memory" or "disk".
+        local_directory: Host-local folder for state on disk; None for the default.
         fsync: Make local objects durable.
         store_options: Client options of the store.
         checkpoints: How many to retain, and the like.
@@ -122,6 +129,9 @@ class QuerySettings:
     restore: int | str = "latest"
     adopt: bool = False
     inline_bytes: int = _DEFAULT_INLINE_BYTES
+    memory_budget: int = DEFAULT_BUDGET
+    state_backend: str = "auto"
+    local_directory: str | None = None
     fsync: bool = True
     store_options: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
@@ -140,6 +150,7 @@ class QuerySettings:
             raise InvalidOptionsError(
                 f"minTasks is at most maxTasks ({self.max_tasks}); got {self.min_tasks}"
             )
+        _ = self.backend  # made once, so that it refuses what is wrong
         if self.inline_bytes < 0:
             raise InvalidOptionsError(f"inlineBytes is never negative; got {self.inline_bytes}")
         if self.adopt and self.restore == "empty":
@@ -154,6 +165,11 @@ class QuerySettings:
             return self.tasks, self.tasks
         most = self.max_tasks or min(cores, self.max_parallelism)
         return self.min_tasks, max(most, self.min_tasks)
+
+    @property
+    def backend(self) -> StateBackend:
+        """Where the workers keep the state."""
+        return StateBackend(self.state_backend, self.memory_budget, self.local_directory)
 
     def location(self, checkpoint_location: str, query_name: str | None) -> str:
         """

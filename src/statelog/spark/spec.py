@@ -13,6 +13,7 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialLayout
+from statelog.state.backend import StateBackend
 from statelog.state.keyed_state import CatchUp
 
 NEVER_MS = (1 << 63) - 1
@@ -49,6 +50,7 @@ class TaskSpec:
         watermark_ms: The batch's watermark: event-time timers up to it are due; -1 without.
         event_time_output: The output column that may not be older than the watermark, or None.
         reads_input: Whether the partitions carry input rows (else the batch is an idle tick).
+        backend: Where the worker keeps the state.
     """
 
     location: str
@@ -75,6 +77,7 @@ class TaskSpec:
     watermark_ms: int = -1
     event_time_output: str | None = None
     reads_input: bool = True
+    backend: StateBackend = field(default_factory=StateBackend)
 
     @property
     def due_until_ms(self) -> int:

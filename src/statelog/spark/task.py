@@ -40,7 +40,6 @@ from statelog.spark.types import make_row
 from statelog.spark.watermark import check_event_times
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
-from statelog.state.materialization import write_snapshot
 from statelog.state.schema import OperatorStateSchema
 from statelog.state.tables import Overlay
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
@@ -59,9 +58,10 @@ class _Worker:
             open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
         )
         self.paths = LocationPaths()
-        self.state = KeyedState(codec)
-        self.frozen_entries = 0
         self.ids = RandomIds()
+        backend = spec.backend
+        self.state = KeyedState(codec, backend.limits(), backend.opener(spec.location, self.ids))
+        self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, self.paths, self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,
@@ -159,11 +159,13 @@ def _run(
     if spec.staged:
         ack.output = _stage_output(worker, spec, output)
         watch.lap("stage")
-    ack.group_entries = _entries(worker.state, key_group_range)
+    ack.group_entries = [
+        worker.state.entry_count(KeyGroupRange(one, one)) for one in key_group_range
+    ]
     ack.entries = sum(ack.group_entries)
     ack.objects = worker.store.objects_put - objects
     ack.object_bytes = worker.store.bytes_put - object_bytes
-    _freeze(worker, ack.entries)
+    _freeze(worker)
     ack.milliseconds = watch.milliseconds
     fail_point("before-acknowledge")
     acknowledge(ack)
@@ -274,8 +276,7 @@ def _materialize(
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
     # Always a file: in the handle it would travel in every later checkpoint too.
-    state = worker.state
-    data = write_snapshot(state.codec, state.groups, overlays, key_group_range, now_ms=spec.now_ms)
+    data = worker.state.snapshot(key_group_range, overlays, spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         worker.store, worker.paths, spec.checkpoint_id, threshold_bytes=0
     )
@@ -284,7 +285,9 @@ def _materialize(
         handle = stream.close_and_get_handle()
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
-    return MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
+    materialized = MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
+    worker.state.end_snapshot(materialized)
+    return materialized
 
 
 def _stage_output(
@@ -300,18 +303,15 @@ def _stage_output(
     return FileStateHandle(path, len(data), checksum([data]))
 
 
-def _entries(state: KeyedState, key_group_range: KeyGroupRange) -> list[int]:
-    """Return the number of state entries of each key group as of the base checkpoint."""
-    return [sum(map(len, state.groups[key_group].tables)) for key_group in key_group_range]
-
-
-def _freeze(worker: _Worker, entries: int) -> None:
+def _freeze(worker: _Worker) -> None:
     """
     Take the state out of the garbage collector's sight once it has grown much.
 
     PySpark's daemon runs a full collection after every task; walking a large state each time
-    would cost more than the task.
+    would cost more than the task.  What is in columns it does not see anyway.
     """
+    entries = worker.state.object_count()
+    worker.frozen_entries = min(worker.frozen_entries, entries)
     if entries > 100_000 and entries > worker.frozen_entries * _FREEZE_GROWTH:
         gc.collect()
         gc.freeze()

@@ -64,6 +64,10 @@ class _Rows:
         """Return the key groups that have rows, ascending."""
         return sorted(self.by_group)
 
+    def table_keys(self, key_group: int) -> list[Key]:
+        """Return the keys as tables hold them."""
+        return [key for key, _, _ in self.keys(key_group)]
+
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Any]]:
         """Yield each key as tables hold it, as the processor sees it, and its rows."""
         for key, (shown, rows) in self.by_group.get(key_group, {}).items():

@@ -112,6 +112,12 @@ class OperatorCodec:
         """Return a reader of change sets, each by the schema it carries."""
         return ChangesReader(self)
 
+    def present_reader(self) -> ChangesReader:
+        """Return a reader that takes what it reads first for changes of this schema."""
+        reader = self.reader()
+        reader.schema_is(self._metadata)
+        return reader
+
     def encode(self, overlays: Mapping[int, Overlay]) -> ChangeBatch:
         """
         Return the overlays of several key groups as changes.
@@ -158,9 +164,7 @@ class OperatorCodec:
             IncompatibleFormatError: A newer statelog wrote a change.
             CorruptionError: A change cannot be read.
         """
-        reader = self.reader()
-        reader.schema_is(self._metadata)
-        return reader.decode(key_groups, values)
+        return self.present_reader().decode(key_groups, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,11 @@ class ChangesReader:
         """Read what follows by the schema in *metadata*; see `OperatorCodec.written_by`."""
         self._written = self._codec.written_by(metadata)
 
+    @property
+    def is_present(self) -> bool:
+        """Whether what was read last is of the schema that the codec has now."""
+        return self._written is self._codec.written_by(self._codec.metadata_change())
+
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
         """
         Return the overlays that changes of one set hold, or of a part of it.
@@ -203,6 +212,12 @@ class ChangesReader:
             IncompatibleFormatError: A newer statelog wrote a change.
             CorruptionError: A change cannot be read.
         """
+        return self.overlays(self.batches(key_groups, values))
+
+    def batches(
+        self, key_groups: Iterable[int], values: Iterable[bytes]
+    ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Return changes as (key group, operations) by written state id; raises as `decode`."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
             if key_group == METADATA_KEY_GROUP:
@@ -215,15 +230,21 @@ class ChangesReader:
             state_id, batch = self._decode_one(self._written, key_group, value)
             if batch is not None:
                 found.setdefault(state_id, []).append((key_group, batch))
+        return found
+
+    def overlays(
+        self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
+    ) -> dict[int, Overlay]:
+        """Return what `batches` returned as overlays; no key group has two for one variable."""
         overlays: dict[int, Overlay] = {}
-        for state_id, parts in found.items():
+        for state_id, parts in changes.items():
             self._decode_state(state_id, parts, overlays)
         return overlays
 
     def _decode_state(
         self,
         state_id: int,
-        parts: list[tuple[int, pa.RecordBatch]],
+        parts: Sequence[tuple[int, pa.RecordBatch]],
         overlays: dict[int, Overlay],
     ) -> None:
         written = self._written

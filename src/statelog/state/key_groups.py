@@ -34,7 +34,8 @@ _EPOCH: Final = dt.datetime(1970, 1, 1)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 _LONG_DIGITS: Final = 18  # Spark keeps a decimal of up to so many digits as one long
 
-_Hasher = Callable[[Any, int], int]
+Hasher = Callable[[Any, int], int]
+"""(value, seed) -> hash."""
 
 
 def key_group_of(key: Sequence[Any], schema: pa.Schema, max_parallelism: int) -> int:
@@ -59,7 +60,7 @@ def hash_of(key: Sequence[Any], schema: pa.Schema) -> int:
         raise UsageError(f"a key of ({', '.join(schema.names)}) is needed, not {tuple(key)!r:.100}")
     result = SEED
     for value, field in zip(key, schema, strict=True):
-        hasher = _hasher(field.type)
+        hasher = value_hasher(field.type)
         if value is not None:
             try:
                 result = hasher(value, result)
@@ -159,7 +160,7 @@ def _wall_clock(value: dt.datetime, seed: int) -> int:
     return _long((value - _EPOCH) // _MICROSECOND, seed)
 
 
-def _decimal(precision: int, scale: int) -> _Hasher:
+def _decimal(precision: int, scale: int) -> Hasher:
     def hash_decimal(value: decimal.Decimal, seed: int) -> int:
         with decimal.localcontext(decimal.Context(prec=80)):
             shifted = decimal.Decimal(value).scaleb(scale)
@@ -175,7 +176,7 @@ def _decimal(precision: int, scale: int) -> _Hasher:
     return hash_decimal
 
 
-_HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _Hasher], ...]] = (
+_HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Hasher], ...]] = (
     (pa.types.is_boolean, _int),
     (pa.types.is_int64, _long),
     (pa.types.is_signed_integer, _int),
@@ -190,7 +191,8 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _Hasher], ...]] = (
 )
 
 
-def _hasher(kind: pa.DataType) -> _Hasher:
+def value_hasher(kind: pa.DataType) -> Hasher:
+    """Return the hash of one value and a seed, both unsigned; raises `UsageError` for other types."""
     if pa.types.is_decimal(kind):
         return _decimal(kind.precision, kind.scale)
     for matches, hasher in _HASHERS:

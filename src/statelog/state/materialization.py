@@ -10,13 +10,15 @@ file carries the operator's schema, by which it is read whatever the present one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.errors import CorruptionError
+from statelog.errors import CorruptionError, InvariantError
 from statelog.model import KeyGroupRange
 from statelog.state.changes import OperatorCodec
 from statelog.state.expiry import without_expired
@@ -28,7 +30,7 @@ KEY_GROUP_COLUMN: Final = "key_group"
 ROW_GROUP_SIZE: Final = 65_536
 SCHEMA_METADATA: Final = b"statelog.schema"
 """Key under which the file's metadata holds the operator's schema, as in a metadata change."""
-_EXPIRES: Final = "expires_at_ms"
+EXPIRES_FIELD: Final = "expires_at_ms"
 
 
 def write_snapshot(
@@ -41,6 +43,37 @@ def write_snapshot(
 ) -> bytes:
     """
     Return the state of *key_group_range*, with *overlays* folded in, as a Parquet file.
+
+    The arguments are those of `snapshot_table`.
+    """
+    return parquet_of([snapshot_table(codec, groups, overlays, key_group_range, now_ms=now_ms)])
+
+
+def parquet_of(tables: Iterable[pa.Table]) -> bytes:
+    """Return tables of `snapshot_table`'s layout, in the order of key groups, as a Parquet file."""
+    sink = pa.BufferOutputStream()
+    writer = None
+    for table in tables:
+        if writer is None:
+            writer = pq.ParquetWriter(sink, table.schema, compression="zstd")
+        writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
+    if writer is None:
+        raise InvariantError("a snapshot needs a table, if only an empty one")
+    writer.close()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def snapshot_table(
+    codec: OperatorCodec,
+    groups: Mapping[int, KeyGroupState],
+    overlays: Mapping[int, Overlay],
+    key_group_range: KeyGroupRange,
+    *,
+    now_ms: int,
+) -> pa.Table:
+    """
+    Return the state of *key_group_range*, with *overlays* folded in, one row per key.
 
     Args:
         codec: The operator's codec.
@@ -65,14 +98,10 @@ def write_snapshot(
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
     for state_id, column in zip(codec.live, columns, strict=True):
         state = codec.states[state_id]
-        arrays.append(_state_column(state, column))
+        arrays.append(encode_cells(state, column))
         names.append(state.descriptor.name)
     table = pa.Table.from_arrays(arrays, names=names)
-    table = table.replace_schema_metadata({SCHEMA_METADATA: codec.metadata_change()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_SIZE)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return table.replace_schema_metadata({SCHEMA_METADATA: codec.metadata_change()})
 
 
 def _tables(
@@ -90,7 +119,8 @@ def _tables(
     return tables
 
 
-def _state_column(state: StateCodec, cells: Sequence[Any]) -> pa.Array[Any]:
+def encode_cells(state: StateCodec, cells: Sequence[Any]) -> pa.Array[Any]:
+    """Return the column of a variable; a cell is what a table holds for a key, or None."""
     match state.descriptor.kind:
         case StateKind.VALUE:
             return _entries(state, cells)
@@ -136,7 +166,7 @@ def _entries(state: StateCodec, entries: Sequence[Any]) -> pa.Array[Any]:
         return _struct(codec, rows, missing)
     columns = codec.encode([nothing if entry is None else entry[1] for entry in entries])
     columns.append(pa.array([0 if entry is None else entry[0] for entry in entries], pa.int64()))
-    fields = [*codec.stored, pa.field(_EXPIRES, pa.int64())]
+    fields = [*codec.stored, pa.field(EXPIRES_FIELD, pa.int64())]
     return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(missing, pa.bool_()))
 
 
@@ -171,11 +201,92 @@ def read_snapshot(
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
         if state is None or state.descriptor.name not in table.column_names:
             continue
-        cells = state.cells(_cells(state, _whole(table, state.descriptor.name)))
+        cells = state.cells(decode_cells(state, _whole(table, state.descriptor.name)))
         for key_group, key, cell in zip(key_groups, keys, cells, strict=True):
             if cell:
                 tables[key_group][state_id][key] = cell
     return tables
+
+
+def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
+    """Return whether a snapshot was written with the schema that *codec* has now."""
+    written: bytes | None = (_parquet(data).schema_arrow.metadata or {}).get(SCHEMA_METADATA)
+    return written == codec.metadata_change()
+
+
+def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
+    """Return how many rows a snapshot has for *key_group_range*, or some more."""
+    metadata = _parquet(data).metadata
+    return sum(
+        metadata.row_group(index).num_rows for index in _row_groups(metadata, key_group_range)
+    )
+
+
+def snapshot_tables(
+    data: bytes | memoryview, key_group_range: KeyGroupRange, schema: pa.Schema, block: int
+) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
+    """
+    Yield a snapshot in columns, a few key groups at a time, so that it is never whole in memory.
+
+    Args:
+        data: The snapshot.
+        key_group_range: Which key groups.
+        schema: The columns of the snapshot, which is of the present schema.
+        block: Key groups of a table; those of one table have the same quotient by it.
+
+    Raises:
+        CorruptionError: The bytes are no snapshot.
+    """
+    waiting: list[pa.Table] = []
+    try:
+        file = _parquet(data)
+        for index in _row_groups(file.metadata, key_group_range):
+            table = file.read_row_group(index).cast(schema)
+            key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+            start, stop = np.searchsorted(
+                key_groups, [key_group_range.start, key_group_range.end + 1]
+            ).tolist()
+            bounds = np.flatnonzero(np.diff(key_groups[start:stop] // block)) + 1 + start
+            for first, last in pairwise([start, *bounds.tolist(), stop]):
+                part = table.slice(first, last - first)
+                if waiting and part.num_rows:
+                    before = waiting[0].column(KEY_GROUP_COLUMN)[0].as_py() // block
+                    if before != key_groups[first] // block:
+                        yield _block_of(waiting, key_group_range, block)
+                        waiting = []
+                if part.num_rows:
+                    waiting.append(part)
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
+    if waiting:
+        yield _block_of(waiting, key_group_range, block)
+
+
+def _block_of(
+    tables: Sequence[pa.Table], key_group_range: KeyGroupRange, block: int
+) -> tuple[KeyGroupRange, pa.Table]:
+    number = tables[0].column(KEY_GROUP_COLUMN)[0].as_py() // block
+    whole = KeyGroupRange(number * block, number * block + block - 1)
+    return whole.intersection(key_group_range), pa.concat_tables(tables)
+
+
+def _parquet(data: bytes | memoryview) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
+
+
+def _row_groups(metadata: Any, key_group_range: KeyGroupRange) -> Iterator[int]:
+    """Yield the row groups that may hold key groups of the range."""
+    for index in range(metadata.num_row_groups):
+        statistics = metadata.row_group(index).column(0).statistics
+        known = statistics is not None and statistics.has_min_max
+        if known and not (
+            statistics.min <= key_group_range.end and key_group_range.start <= statistics.max
+        ):
+            continue
+        yield index
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
@@ -183,7 +294,8 @@ def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _cells(state: StateCodec, column: pa.Array[Any]) -> Iterable[Any]:
+def decode_cells(state: StateCodec, column: pa.Array[Any]) -> Iterable[Any]:
+    """Return the cells of a variable's column, which is not a slice of a longer one."""
     match state.descriptor.kind:
         case StateKind.VALUE:
             return _values(state, column)
