@@ -150,7 +150,7 @@ class MicroBatchEngine:
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        if not times.is_idle:
+        if not times.is_idle:  # ticks say nothing of the next batch with rows
             self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed)
@@ -165,7 +165,7 @@ class MicroBatchEngine:
         """Return the size of the input where it is known and of use."""
         config = self._config
         has_initial_rows = self._location.base is None and config.initial is not None
-        if config.min_tasks == config.max_tasks or has_initial_rows or times.is_idle:
+        if config.min_tasks == config.max_tasks or has_initial_rows:
             return None
         return 0 if times.is_idle and config.plan.is_stateless else input_bytes(frame)
 
@@ -192,7 +192,8 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             event_time_output=config.event_time_output,
             reads_input=not (times.is_idle and config.plan.is_stateless),
-            snapshots=location.snapshots.choose(ranges, now_ms()),
+            # A tick must not commit, or try a failing store each time, for a snapshot alone.
+            snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             backend=config.backend,
             staged=config.delivery is Delivery.STAGED,
