@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, sweep
@@ -107,6 +108,7 @@ class CheckpointCoordinator:
         self._epoch: int | None = None
         self._restored = False
         self._abandoned: tuple[int, ...] = ()
+        self._next_id = 0
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
 
@@ -122,6 +124,16 @@ class CheckpointCoordinator:
     def latest(self) -> CompletedCheckpoint | None:
         """The newest checkpoint this coordinator has restored or completed."""
         return self._ledger.latest
+
+    @property
+    def next_checkpoint_id(self) -> int:
+        """
+        The lowest id that `trigger` takes: above every checkpoint that is there, given up or not.
+
+        So the name of a checkpoint's object is never used again, and an earlier owner's delete
+        that comes late can only meet what was meant.
+        """
+        return self._next_id
 
     @property
     def committed_bytes(self) -> int:
@@ -162,7 +174,7 @@ class CheckpointCoordinator:
         Find the checkpoint to continue from.
 
         A damaged newest checkpoint is reported, never skipped.  Asking for an older one by its id
-        means to give up the newer ones: the first `complete` afterwards deletes them.
+        means to give up the newer ones: `clean_up` deletes them after the first `complete`.
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
@@ -192,6 +204,8 @@ class CheckpointCoordinator:
             )
         self._ledger.handle(Restored(found, point.retained, point.leftovers), self._now_ns())
         self._abandoned = point.abandoned
+        newest = -1 if found is None else found.checkpoint_id
+        self._next_id = max(newest, *self._abandoned, -1) + 1
         self._prepared = None
         self._restored = True
         return found
@@ -201,7 +215,7 @@ class CheckpointCoordinator:
         Begin a checkpoint; triggering the one under way again begins it anew.
 
         Args:
-            checkpoint_id: Higher than that of the latest checkpoint.
+            checkpoint_id: `next_checkpoint_id` or higher.
             ranges: Key groups of each task that will acknowledge; disjoint.
 
         Raises:
@@ -215,6 +229,13 @@ class CheckpointCoordinator:
             raise UsageError(
                 "call claim() and then restore() before the first checkpoint: the location may "
                 "have an owner and a past"
+            )
+        if 0 <= checkpoint_id < self._next_id and self._abandoned:
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} cannot begin: checkpoints up to {self._next_id - 1} "
+                "were there, and their ids are not used again",
+                reason="not_newer",
+                checkpoint_id=checkpoint_id,
             )
         self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
         self._prepared = None
@@ -283,7 +304,6 @@ class CheckpointCoordinator:
         if self._prepared is None:
             self._prepared = self._prepare(plan, properties, sections or {})
         prepared = self._prepared
-        self._delete_abandoned()
         fail_point("before-commit")
         self._put(checkpoint_id, prepared)
         fail_point("after-commit")
@@ -294,6 +314,7 @@ class CheckpointCoordinator:
         )
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
+        self._next_id = checkpoint_id + 1
         self._prepared = None
         previous = self._ledger.latest
         self._ledger.handle(
@@ -367,12 +388,6 @@ class CheckpointCoordinator:
         self._prepared = None
         raise FencedError(message) from cause
 
-    def _delete_abandoned(self) -> None:
-        """Take the checkpoints away that `restore` gave up, newest first."""
-        if self._abandoned:
-            self._store.delete([self._paths.metadata(one) for one in reversed(self._abandoned)])
-            self._abandoned = ()
-
     def checkpoints(self) -> list[int]:
         """
         Return the ids of the checkpoints that can be restored, ascending.
@@ -416,7 +431,7 @@ class CheckpointCoordinator:
 
     def clean_up(self) -> CleanUpReport:
         """
-        Delete what no retained checkpoint needs any more; no listing.
+        Delete what no retained checkpoint needs any more, and what `restore` gave up; no listing.
 
         An object that cannot be deleted is in the report, and is tried again the next time.
 
@@ -426,13 +441,31 @@ class CheckpointCoordinator:
 
         Blocks: On the store, one request for each object and one more, if there are any.   Thread: the driver's.
         """
-        report = CleanUpReport()
+        report = self._clean_up_abandoned()
         for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
             if isinstance(action, DeleteObjects):
                 # A new owner may have gone back to a checkpoint that this one calls garbage.
                 self._check_ownership()
-                report = delete_objects(self._store, action.paths)
-                self._ledger.handle(Deleted(report.deleted), self._now_ns())
+                done = delete_objects(self._store, action.paths)
+                self._ledger.handle(Deleted(done.deleted), self._now_ns())
+                report = replace(
+                    done,
+                    deleted=(*report.deleted, *done.deleted),
+                    failed=(*report.failed, *done.failed),
+                    reason=report.reason or done.reason,
+                )
+        return report
+
+    def _clean_up_abandoned(self) -> CleanUpReport:
+        """Take the checkpoints away that `restore` gave up, once a higher one is committed."""
+        latest = self._ledger.latest
+        if not self._abandoned or latest is None or latest.checkpoint_id < self._abandoned[-1]:
+            return CleanUpReport()
+        self._check_ownership()
+        paths = {self._paths.metadata(one): one for one in reversed(self._abandoned)}
+        report = delete_objects(self._store, tuple(paths))
+        gone = {paths[path] for path in report.deleted}
+        self._abandoned = tuple(one for one in self._abandoned if one not in gone)
         return report
 
 

@@ -17,7 +17,7 @@ import time
 
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
+from statelog.checkpoint.history import find_newest, read_checkpoint
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.errors import (
     CheckpointError,
@@ -67,7 +67,6 @@ class StateLocation:
         self.base: CompletedCheckpoint | None = None
         self.went_back_to: int | None = None
         self.epoch = 0
-        self._next_id = 0
 
     def inspect(self) -> None:
         """
@@ -109,7 +108,6 @@ class StateLocation:
             newest = find_newest(self._store, self._paths).newest
             if newest is not None:  # refuse before the rightful owner is fenced
                 self._check_query(newest, query_id)
-        present = self._present()
         wanted = self._checkpoint_to_go_back_to()
         if isinstance(config.restore, int):
             self._check_fits(wanted)
@@ -120,7 +118,6 @@ class StateLocation:
             record = BatchRecord.of(self.base)
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.snapshots.begin(self.base, record.state_entries)
-        self._next_id = max(present, default=-1) + 1
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",
             config.location,
@@ -130,16 +127,6 @@ class StateLocation:
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
-
-    def _present(self) -> list[int]:
-        """Return the ids of the checkpoints that are there."""
-        try:
-            return self.coordinator.checkpoints()
-        except CheckpointError:
-            if not isinstance(self._config.restore, int):
-                raise
-            # The newest is damaged, and is given up by name; its id must not be used again.
-            return present_ids(self._store, self._paths)
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
@@ -160,11 +147,11 @@ class StateLocation:
 
     def next_checkpoint_id(self, batch_id: int) -> int:
         """Return an id that no checkpoint ever had; the batch's number where that is free."""
-        return max(self._next_id, batch_id)
+        return max(self.coordinator.next_checkpoint_id, batch_id)
 
     def advance(self, completed: CompletedCheckpoint) -> None:
         """Go on from *completed*."""
-        self.base, self._next_id = completed, completed.checkpoint_id + 1
+        self.base = completed
         self.snapshots.advance(completed)
 
     @property

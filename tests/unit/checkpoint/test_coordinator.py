@@ -284,7 +284,8 @@ def test_a_stray_of_a_fenced_owner_is_not_continued():
     assert "chk-9/_metadata" in store.objects
     heir = started(store, "heir")
     assert heir.latest.checkpoint_id == 2
-    small_checkpoint(heir, 3)
+    small_checkpoint(heir, 10)
+    heir.clean_up()
     assert "chk-9/_metadata" not in store.objects
 
 
@@ -320,9 +321,9 @@ def test_a_damaged_newest_checkpoint_is_told_with_the_way_out(store, change):
         heir.restore(3)
     assert again.value.reason == "damaged"
     assert heir.restore(2).checkpoint_id == 2
-    assert small_checkpoint(heir, 3).parent_id == 2
+    assert small_checkpoint(heir, 4).parent_id == 2
     last = started(store, "c")
-    assert (last.latest.checkpoint_id, last.latest.owner_id) == (3, "b")
+    assert (last.latest.checkpoint_id, last.latest.owner_id) == (4, "b")
     assert len(read_log(store, last.latest.log)) == 12
 
 
@@ -358,7 +359,11 @@ def test_an_older_retained_checkpoint_can_be_asked_for(store):
     heir = coordinator(store, "c")
     heir.claim()
     heir.restore(3)
-    small_checkpoint(heir, 4)
+    with pytest.raises(CheckpointError, match="not used again"):
+        small_checkpoint(heir, 4)
+    assert heir.next_checkpoint_id == 5
+    small_checkpoint(heir, 5)
+    assert heir.clean_up().deleted[0] == "chk-4/_metadata"
     assert started(store, "d").latest.owner_id == "c"
 
 
