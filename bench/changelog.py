@@ -7,12 +7,19 @@ The cases are those of the measured Flink baseline: one writer, key groups 0..12
 half random and half repetitive, a checkpoint every so many changes (persist, wait, confirm,
 truncate).  Values are made before the clock runs.  Each case runs once to warm up and then several
 times; the table shows the median and the range.  MB are 10^6 bytes of values.
+
+Beside each figure stand what lies inside the time, and the case's peak memory: the highest resident
+size of this process during its runs, reset before them (Linux only, else 0).  It holds whatever was
+resident before the case, which stands before it: `before..peak MB`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -20,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,14 +45,48 @@ ALL = sl.KeyGroupRange(0, 127)
 
 @dataclass(frozen=True)
 class Result:
-    """One case: the median and the range of its runs, and what is counted."""
+    """
+    One case: the median and the range of its runs, and what is counted.
+
+    Args:
+        case: Its name.
+        unit: Of the figures.
+        median, lowest, highest: Over the runs.
+        inside: What happens while the clock runs.
+        resident_bytes: Resident size of the process before the runs; 0 where nobody tells.
+        peak_bytes: The highest one during the runs.
+        note: Whatever else is worth knowing.
+    """
 
     case: str
     unit: str
     median: float
     lowest: float
     highest: float
+    inside: str
+    resident_bytes: int
+    peak_bytes: int
     note: str = ""
+
+
+PERSISTED = "append_batch, cut, encode, put, persist's result, confirm, truncate"
+"""Of writing in batches; making the values is outside."""
+
+
+def reset_peak() -> None:
+    """Let the highest resident size be counted from here on; does nothing where that cannot be."""
+    gc.collect()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory_bytes(field: str) -> int:
+    """Return `VmHWM` (peak) or `VmRSS` (now) of this process; 0 where nobody tells."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
 def values_of(rng: np.random.Generator, count: int, length: int) -> pa.Array:
@@ -71,19 +112,32 @@ class Bench:
         self._only = only
         self._rng = np.random.default_rng(42)
         self._runs_made = 0
+        self._resident_bytes = 0
         self.results: list[Result] = []
 
-    def measure(self, case: str, unit: str, run: Callable[[], float], note: str = "") -> None:
+    def measure(
+        self, case: str, unit: str, run: Callable[[], float], *, inside: str, note: str = ""
+    ) -> None:
         """Run a case, warm, several times, and print its line."""
         if self._only and self._only not in case:
             return
         run()
+        reset_peak()
+        self._resident_bytes = memory_bytes("VmRSS")
         values = [run() for _ in range(self._runs)]
-        result = Result(case, unit, statistics.median(values), min(values), max(values), note)
+        self.note(case, unit, values, inside=inside, note=note)
+
+    def note(
+        self, case: str, unit: str, values: Sequence[float], *, inside: str, note: str = ""
+    ) -> None:
+        """Keep and print the figures of a case that has just run."""
+        resident, peak = self._resident_bytes, memory_bytes("VmHWM")
+        median = statistics.median(values)
+        result = Result(case, unit, median, min(values), max(values), inside, resident, peak, note)
         self.results.append(result)
         print(
-            f"{case:52} {result.median:10.3f} {unit:10} "
-            f"({result.lowest:.3f}-{result.highest:.3f}) {note}",
+            f"{case:56} {result.median:9.3f} {unit:6} ({result.lowest:.3f}-{result.highest:.3f})"
+            f"  {resident / 1e6:.0f}..{peak / 1e6:.0f} MB  [{inside}] {note}".rstrip(),
             flush=True,
         )
 
@@ -163,12 +217,12 @@ class Bench:
         self.clean()
         return sorted(latencies[len(latencies) // 3 :])
 
-    def sixteen_writers(self, files: bool) -> float:
+    def sixteen_writers(self, files: bool, fsync: bool = False) -> float:
         """Return milliseconds until 16 writers have persisted, or files per checkpoint."""
         values = values_of(self._rng, 100, 100)
         key_groups = self._rng.integers(0, 128, 100, dtype=np.int32)
         times = []
-        with self.storage() as storage:
+        with self.storage(fsync=fsync) as storage:
             writers = [storage.create_writer(f"bench {index}", ALL) for index in range(16)]
             for checkpoint_id in range(30):
                 for writer in writers:
@@ -257,79 +311,129 @@ def limits(bench: Bench, directory: Path) -> None:
             os.unlink(directory / f"small-{index}")
         return statistics.median(times)
 
+    def fresh() -> None:
+        # The system gives pages away one by one, each filled with zeros first.
+        with mmap.mmap(-1, len(block)) as pages:
+            pages[:] = block
+
     directory.mkdir(parents=True, exist_ok=True)
     framed = bytes(cramjam.snappy.compress_raw(half))
-    bench.measure("limit: memcpy 64 MiB", "GB/s", lambda: timed(len(block), copy))
-    bench.measure(
-        "limit: write 64 MiB, no fsync", "GB/s", lambda: timed(len(block), lambda: write(False))
-    )
-    bench.measure(
-        "limit: write 64 MiB, fsync", "GB/s", lambda: timed(len(block), lambda: write(True))
-    )
-    bench.measure("limit: create 104 kB file, no fsync", "ms", lambda: small(False))
-    bench.measure("limit: create 104 kB file, fsync", "ms", lambda: small(True))
-    bench.measure(
-        "limit: crc32c", "GB/s", lambda: timed(len(block), lambda: google_crc32c.value(block))
-    )
-    bench.measure(
-        "limit: snappy compress",
-        "GB/s",
-        lambda: timed(len(half), lambda: cramjam.snappy.compress_raw(half)),
-        f"ratio {len(framed) / len(half):.2f}",
-    )
-    bench.measure(
-        "limit: snappy decompress",
-        "GB/s",
-        lambda: timed(len(half), lambda: cramjam.snappy.decompress_raw(framed)),
-    )
+    cases: list[tuple[str, str, Callable[[], float], str]] = [
+        ("memcpy 64 MiB, warm pages", "GB/s", lambda: timed(len(block), copy), "copy"),
+        ("memcpy 64 MiB, fresh pages", "GB/s", lambda: timed(len(block), fresh), "mmap, copy"),
+        (
+            "write 64 MiB, no fsync",
+            "GB/s",
+            lambda: timed(len(block), lambda: write(False)),
+            "open, 1 MiB writes, close, unlink",
+        ),
+        (
+            "write 64 MiB, fsync",
+            "GB/s",
+            lambda: timed(len(block), lambda: write(True)),
+            "open, 1 MiB writes, fsync, close, unlink",
+        ),
+        ("create 104 kB file, no fsync", "ms", lambda: small(False), "open, write, close"),
+        ("create 104 kB file, fsync", "ms", lambda: small(True), "open, write, fsync, close"),
+        (
+            "crc32c",
+            "GB/s",
+            lambda: timed(len(block), lambda: google_crc32c.value(block)),
+            "checksum of 64 MiB",
+        ),
+        (
+            f"snappy compress, ratio {len(framed) / len(half):.2f}",
+            "GB/s",
+            lambda: timed(len(half), lambda: cramjam.snappy.compress_raw(half)),
+            "10 MB of the values below, no checksum",
+        ),
+        (
+            "snappy decompress",
+            "GB/s",
+            lambda: timed(len(half), lambda: cramjam.snappy.decompress_raw(framed)),
+            "the same back",
+        ),
+    ]
+    for case, unit, once, inside in cases:
+        bench.measure(f"limit: {case}", unit, once, inside=inside)
 
 
-def run(bench: Bench) -> None:
-    """Run all cases."""
+def write_cases(bench: Bench) -> None:
+    """Append and persist, in batches and one by one."""
     for fsync in (False, True):
         word = "fsync" if fsync else "no fsync"
         for snappy in (False, True):
             kind = "snappy" if snappy else "plain"
-            bench.measure(
-                f"append_batch+persist 100 B / 100k, {kind}, {word}",
-                "M/s",
-                partial(bench.write_batches, 100, 5_000_000, 100_000, fsync, snappy),
-            )
-            bench.measure(
-                f"append_batch+persist 1 KiB / 50k, {kind}, {word}",
-                "M/s",
-                partial(bench.write_batches, 1024, 500_000, 50_000, fsync, snappy),
-            )
-    bench.measure("append one by one, inline", "M/s", lambda: bench.write_singly(False))
-    bench.measure("append one by one+persist 100 B / 100k", "M/s", lambda: bench.write_singly(True))
-    for fsync, fixed in ((False, False), (True, False), (False, True)):
+            for name, length, total, every in (
+                ("100 B / 100k", 100, 5_000_000, 100_000),
+                ("1 KiB / 50k", 1024, 500_000, 50_000),
+            ):
+                bench.measure(
+                    f"append_batch+persist {name}, {kind}, {word}",
+                    "M/s",
+                    partial(bench.write_batches, length, total, every, fsync, snappy),
+                    inside=PERSISTED,
+                )
+    bench.measure(
+        "append one by one, inline",
+        "M/s",
+        lambda: bench.write_singly(False),
+        inside="append; values are bytes already",
+    )
+    bench.measure(
+        "append one by one+persist 100 B / 100k",
+        "M/s",
+        lambda: bench.write_singly(True),
+        inside=PERSISTED.replace("append_batch", "append"),
+    )
+
+
+def latency_cases(bench: Bench) -> None:
+    """How long one small persist takes, and sixteen at once."""
+    inside = "persist until its result; append, confirm and truncate outside"
+    for fsync, fixed in ((False, False), (True, False), (False, True), (True, True)):
         name = f"persist 1000 x 100 B, {'fsync' if fsync else 'no fsync'}"
         name += ", Flink's fixed delay" if fixed else ""
-        collected: list[list[float]] = []
+        tails: list[float] = []
 
-        def once(
-            fsync: bool = fsync, fixed: bool = fixed, into: list[list[float]] = collected
-        ) -> float:
-            into.append(bench.persist_latencies(fsync, fixed))
-            return into[-1][len(into[-1]) // 2]
+        def once(fsync: bool = fsync, fixed: bool = fixed, into: list[float] = tails) -> float:
+            latencies = bench.persist_latencies(fsync, fixed)
+            into.append(latencies[int(len(latencies) * 0.99)])
+            return latencies[len(latencies) // 2]
 
-        bench.measure(f"{name}, p50", "ms", once)
-        tails = [each[int(len(each) * 0.99)] for each in collected[1:]]
+        bench.measure(f"{name}, p50", "ms", once, inside=inside)
         if tails:
-            tail = Result(f"{name}, p99", "ms", statistics.median(tails), min(tails), max(tails))
-            bench.results.append(tail)
-            print(
-                f"{tail.case:52} {tail.median:10.3f} ms         ({tail.lowest:.3f}-{tail.highest:.3f})"
-            )
-    bench.measure("16 writers persist at once, p50", "ms", lambda: bench.sixteen_writers(False))
-    bench.measure("16 writers persist at once", "files", lambda: bench.sixteen_writers(True))
+            bench.note(f"{name}, p99", "ms", tails[1:], inside=inside)
+    for fsync in (False, True):
+        word = "fsync" if fsync else "no fsync"
+        bench.measure(
+            f"16 writers persist at once, {word}, p50",
+            "ms",
+            partial(bench.sixteen_writers, False, fsync),
+            inside="16 persists from one thread until the last result",
+        )
+    bench.measure(
+        "16 writers persist at once",
+        "files",
+        lambda: bench.sixteen_writers(True),
+        inside="files for each checkpoint; no time",
+    )
+
+
+def read_cases(bench: Bench) -> None:
+    """Read back what is in the page cache."""
     for singly in (False, True):
         for length, total in ((100, 2_000_000), (1024, 200_000)):
             for snappy in (False, True):
                 how = "one by one" if singly else "in batches"
                 kind = "snappy" if snappy else "plain"
                 runs = bench.read(length, total, snappy, singly)
-                bench.measure(f"read {how} {length} B, {kind}", "M/s", partial(next, runs))
+                bench.measure(
+                    f"read {how} {length} B, {kind}",
+                    "M/s",
+                    partial(next, runs),
+                    inside="open, read, verify, decode" + (", one tuple each" if singly else ""),
+                )
                 runs.close()
                 bench.clean()
 
@@ -365,7 +469,9 @@ def main() -> int:
         description = machine()
         print(json.dumps(description))
         limits(bench, Path(folder) / "limits")
-        run(bench)
+        write_cases(bench)
+        latency_cases(bench)
+        read_cases(bench)
     document = {"machine": description, "results": [asdict(each) for each in bench.results]}
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -11,7 +11,10 @@ and sum per key and yields one row for each key it saw; the sink is Spark's `noo
 
 Method: one JVM, local[2], trigger availableNow.  The configurations take turns, round after round,
 each round a new query on the same files; a batch's time is Spark's `triggerExecution`; the first
-batch of each query is left out.  Spark runs with 4 shuffle partitions, statelog with 2 tasks.
+batch of each query is left out.  Spark runs with 4 shuffle partitions; statelog chooses its number
+of tasks, unless a configuration names it (`statelog-direct-2`).
+
+With `--events 50` the same shows what a micro-batch costs that has hardly any rows.
 """
 
 from __future__ import annotations
@@ -115,6 +118,8 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
         writer = frame.writeStream.outputMode("update").format("noop")
         state = work / "state"
     else:
+        plain = configuration.replace("pandas-", "")
+        delivery, _, tasks = plain.removeprefix("statelog-").partition("-")
         transform = transform_with_state_in_pandas if in_pandas else transform_with_state
         stream = transform(
             grouped,
@@ -122,8 +127,8 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
             OUTPUT,
             "Update",
             "None",
-            delivery=configuration.rsplit("-", 1)[1],
-            tasks=2,
+            delivery=delivery,
+            tasks=int(tasks) if tasks else None,
             onProgress=progress.append,
         )
         writer = stream.writeStream.foreachBatch(noop)
@@ -144,7 +149,15 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
         result["objects_per_batch"] = statistics.median(p.objects for p in progress)
         staged = sum(p.output_bytes for p in progress) / len(progress)
         result["staged_output_bytes_per_batch"] = staged
-        result["phases"] = [str(p) for p in progress[-2:]]
+        result["tasks"] = [p.tasks for p in progress]
+        result["phases"] = {
+            name: statistics.median(p.milliseconds.get(name, 0.0) for p in progress[1:])
+            for name in progress[-1].milliseconds
+        }
+        result["task_phases"] = {
+            name: statistics.median(p.task_milliseconds.get(name, 0.0) for p in progress[1:])
+            for name in progress[-1].task_milliseconds
+        }
     return result
 
 
@@ -163,6 +176,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "ms_quartiles": [times[quarter], times[-1 - quarter]],
         "ms_best": times[0],
         "ms_worst": times[-1],
+        "tasks": runs[-1].get("tasks", [0])[-1],
         "events_per_s_median": round(statistics.median(rates)),
         "files_per_batch": round(statistics.median(one["files_per_batch"] for one in runs), 1),
         "kib_per_batch": round(statistics.median(one["bytes_per_batch"] for one in runs) / 1024, 1),

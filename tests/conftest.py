@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-SPARK_TESTS = Path(__file__).parent / "spark"
+SPARK_TESTS = (Path(__file__).parent / "spark", Path(__file__).parent / "cluster")
 
 # Deadlines measure the machine, not the code; a failure prints the line that replays it.
 settings.register_profile(
@@ -21,7 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "statelog"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything in tests/spark, before marks select what runs."""
+    """Mark everything in tests/spark and tests/cluster, before marks select what runs."""
     for item in items:
-        if item.path.is_relative_to(SPARK_TESTS):
+        if any(item.path.is_relative_to(folder) for folder in SPARK_TESTS):
             item.add_marker(pytest.mark.spark)

@@ -22,7 +22,8 @@ from statelog.changelog.uploader import (
     StateChangeFsUploader,
     StateChangeUploader,
 )
-from statelog.changelog.writer import FsStateChangelogWriter, StateChangelogWriter
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.changelog.writer_api import StateChangelogWriter
 from statelog.core.change_log import UploadResult
 from statelog.core.upload_retry import RetryPolicy
 from statelog.errors import (

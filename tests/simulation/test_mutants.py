@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.core.change_log import (
     Action,
     ChangeLog,
@@ -26,6 +27,7 @@ from statelog.core.change_log import (
     _Uploaded,
 )
 from statelog.core.file_ownership import DeleteFile, FileOwner, FileOwnership
+from statelog.core.local_copies import DeleteCopy, LocalCopies
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
 from statelog.core.upload_retry import (
     AttemptFailed,
@@ -253,6 +255,43 @@ def never_deletes(self: FileOwnership, path: str) -> list[DeleteFile]:
     return []
 
 
+# --- local copies ---------------------------------------------------------------------------------
+
+
+def abort_takes_all(self: LocalCopies, checkpoint_id: int) -> list[DeleteCopy]:
+    """An abort ends older uses too, those of the last good checkpoint among them (Flink's H9)."""
+    return self._end_uses(lambda use: use <= checkpoint_id)
+
+
+def log_does_not_count(self: LocalCopies, paths: list[str]) -> list[DeleteCopy]:
+    """A copy goes with its last checkpoint, although the log will name it again."""
+    gone = [path for path in paths if path in self._copies and not self._copies[path].uses]
+    for path in gone:
+        del self._copies[path]
+    return [DeleteCopy(path) for path in gone]
+
+
+def copies_stay(self: LocalCopies, paths: list[str]) -> list[DeleteCopy]:
+    """Copies are never deleted."""
+    for path in paths:
+        if path in self._copies and not self._copies[path].needed:
+            del self._copies[path]
+    return []
+
+
+def take_the_unfinished(self: LocalBackup, copy: LocalCopy, *, wanted: bool) -> bool:
+    """A copy is named whether it is written or not (Flink's fate of errors in the close)."""
+    return wanted
+
+
+def abandoned(self: LocalBackup, copy: LocalCopy, error: BaseException | None) -> None:
+    """A copy that was given up is finished all the same, and nobody knows of it."""
+    with self._runtime.lock:
+        self._writing -= 1
+        copy.state = type(copy.state)("failed" if error else "complete")
+        self._runtime.lock.notify_all()
+
+
 class Kind(enum.Enum):
     """What notices a mutant."""
 
@@ -309,6 +348,11 @@ MUTANTS = [
     Mutant(FileOwnership, "_release", first_release_deletes, SAFE, "is deleted and still needed"),
     Mutant(FileOwnership, "_release", owner_forgotten, SAFE, "belongs to a checkpoint"),
     Mutant(FileOwnership, "_release", never_deletes, LIVE, "is garbage and stays"),
+    Mutant(LocalCopies, "_abort", abort_takes_all, SAFE, "is deleted and checkpoints .* need it"),
+    Mutant(LocalCopies, "_sweep", log_does_not_count, SAFE, "is deleted and the log has it"),
+    Mutant(LocalCopies, "_sweep", copies_stay, LIVE, "is needed by nobody and stays"),
+    Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which is not there"),
+    Mutant(LocalBackup, "_written", abandoned, LIVE, "nobody knows of the local"),
 ]
 
 

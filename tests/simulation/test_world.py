@@ -1,5 +1,6 @@
 """Many seeds hold, and a seed is one history."""
 
+import hashlib
 import logging
 import os
 import subprocess
@@ -7,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.simulation.replay import command_of
 
+from statelog.core.change_log import ChangeLog
 from statelog.testing.world import Outcome, World, main
 
-SEEDS = int(os.environ.get("STATELOG_SEEDS", "300"))
+SEEDS = int(os.environ.get("STATELOG_SEEDS", "2000"))
+BLOCK = 100
 SOURCES = Path(__file__).parents[2] / "src"
 
 
@@ -22,18 +26,27 @@ def quiet() -> None:
 def run(seed: int) -> Outcome:
     try:
         return World(seed).run()
-    except AssertionError as error:
-        message = f"{error}; replay: python -m statelog.testing.world --seed {seed}"
+    except Exception as error:
+        message = f"{error!r}; replay: python -m statelog.testing.world --seed {seed}"
         raise AssertionError(message) from error
 
 
-def test_every_history_holds() -> None:
-    outcomes = [run(seed) for seed in range(SEEDS)]
-    # The histories are about something: uploads, failures, waits for room.
-    assert sum(outcome.persists for outcome in outcomes) > 5 * SEEDS
-    assert sum(outcome.failures for outcome in outcomes) > SEEDS
-    assert sum(outcome.waits > 0 for outcome in outcomes) > SEEDS / 10
-    assert sum(outcome.files > 0 for outcome in outcomes) > SEEDS / 10
+def story(seed: int) -> str:
+    trace = hashlib.sha256()
+    World(seed, story=lambda line: trace.update(line.encode())).run()
+    return trace.hexdigest()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_every_history_holds(first: int) -> None:
+    outcomes = [run(seed) for seed in range(first, min(first + BLOCK, SEEDS))]
+    # The histories are about something: uploads, failures, waits for room, local copies.
+    assert sum(outcome.persists for outcome in outcomes) > 5 * len(outcomes)
+    assert sum(outcome.failures for outcome in outcomes) > len(outcomes)
+    assert sum(outcome.waits > 0 for outcome in outcomes) > len(outcomes) / 10
+    assert sum(outcome.files > 0 for outcome in outcomes) > len(outcomes) / 10
+    assert sum(outcome.local_reads > 0 for outcome in outcomes) > len(outcomes) / 10
+    assert sum(outcome.set_aside > 0 for outcome in outcomes) > 0
 
 
 @pytest.mark.slow
@@ -43,17 +56,17 @@ def test_a_campaign_holds() -> None:
 
 def test_a_seed_is_one_history() -> None:
     assert run(7) == run(7)
-    assert len({run(seed).trace for seed in range(20)}) == 20
+    assert story(7) == story(7)
+    assert len({story(seed) for seed in range(20)}) == 20
 
 
 def test_a_history_does_not_depend_on_the_hash_seed() -> None:
-    code = (
-        "from statelog.testing.world import World; print([World(s).run().trace for s in range(5)])"
-    )
+    code = "from tests.simulation.test_world import story; print([story(s) for s in range(5)])"
     said = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(SOURCES)},
+            cwd=SOURCES.parent,
             capture_output=True,
             text=True,
             check=True,
@@ -63,8 +76,28 @@ def test_a_history_does_not_depend_on_the_hash_seed() -> None:
     assert len(said) == 1
 
 
-def test_the_command_replays_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == main(["--seed", "3"])
-    story = capsys.readouterr().out
-    assert "ChangeLog" in story
-    assert "1 histories hold" in story
+def test_telling_the_story_changes_nothing() -> None:
+    lines: list[str] = []
+    assert run(3) == World(3, story=lines.append).run()
+    assert any("ChangeLog" in line for line in lines)
+
+
+def test_the_printed_command_replays_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(ChangeLog, "_upload_failed", lambda self, sqns, error: [])
+        with pytest.raises(AssertionError, match="replay: ") as failure:
+            for seed in range(100):
+                run(seed)
+        module, arguments = command_of(str(failure.value))
+        assert module == "statelog.testing.world"
+        assert 1 == main(arguments)
+        told = capsys.readouterr().out
+        assert f"seed {arguments[-1]} broke: " in told
+        assert str(failure.value.__cause__) in told
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=True
+    )
+    assert "ChangeLog" in done.stdout
+    assert "1 histories hold" in done.stdout

@@ -109,6 +109,7 @@ class Job:
         processor = arguments.pop("processor", self.processor)
         keys = arguments.pop("keys", self.keys)
         output = arguments.pop("output", self.output)
+        trigger = arguments.pop("trigger", {"availableNow": True})
         transform = arguments.pop("transform", transform_with_state)
         stream = transform(
             self.source.frame().groupBy(*keys),
@@ -117,7 +118,7 @@ class Job:
             **arguments,
         )
         writer = stream.writeStream.option("checkpointLocation", checkpoint)
-        return writer.foreachBatch(sink or self.collect).trigger(availableNow=True).start()
+        return writer.foreachBatch(sink or self.collect).trigger(**trigger).start()
 
     def run(self, sink: Callable[[DataFrame, int], Any] | None = None, **changes: Any) -> None:
         """Run the query over all batches there are; raises what it failed with."""

@@ -45,12 +45,40 @@ def plain(field: Any) -> str:
     return f"date_format(`{name}`, 'HH:mm:ss') AS `{name}`"
 
 
+def click(user: str, time: str) -> dict[str, Any]:
+    return {"user": user, "at": f"2024-05-01T{time}Z", "page": "/"}
+
+
+def test_sessions_end_with_the_gap_and_take_late_clicks(spark, run):
+    run("sessions.py", click("a", "10:00:00"), click("a", "10:50:00"), click("b", "10:05:00"))
+    # Late, but within the watermark: it joins what looked like two sessions.
+    run("sessions.py", click("a", "10:25:00"), click("a", "10:52:00"))
+    run("sessions.py", click("c", "12:00:00"))
+    out = run("sessions.py", click("c", "12:01:00"))  # the batch that sees the watermark move
+    assert [
+        ("a", "10:00:00", "10:52:00", 4),
+        ("b", "10:05:00", "10:05:00", 1),
+    ] == rows(spark, out)
+
+
 def test_a_payment_counts_once(spark, run):
     first = {"id": "p1", "account": "a", "amount": 5.0}
     other = {"id": "p2", "account": "a", "amount": 5.0}
     run("deduplicate.py", first, first)
     out = run("deduplicate.py", first, other)
     assert [("p1", "a", 5.0), ("p2", "a", 5.0)] == rows(spark, out)
+
+
+def payment(account: str, time: str, amount: float) -> dict[str, Any]:
+    return {"account": account, "at": f"2024-05-01T{time}Z", "amount": amount}
+
+
+def test_a_large_payment_soon_after_a_tiny_one_is_an_alert(spark, run):
+    run("fraud.py", payment("a", "10:00:00", 0.5), payment("b", "10:00:00", 0.5))
+    run("fraud.py", payment("a", "10:00:40", 900.0), payment("b", "10:00:20", 20.0))
+    run("fraud.py", payment("b", "10:00:30", 900.0), payment("c", "10:05:00", 0.2))
+    out = run("fraud.py", payment("c", "10:07:00", 900.0))  # later than a minute
+    assert [("a", "10:00:40", 900.0)] == rows(spark, out)
 
 
 def test_the_table_holds_the_newest_version(run):

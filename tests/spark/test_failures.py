@@ -238,7 +238,9 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
 ) -> None:
     """Spark forbids two runs of one query in one process, so the engines are called by hand."""
     stream = transform_with_state(job.source.frame().groupBy("key"), Totals(), TOTALS)
-    config = replace(stream.writeStream._config, location=normalize_url(str(job.state)), tasks=2)
+    config = replace(
+        stream._operator.config, location=normalize_url(str(job.state)), min_tasks=2, max_tasks=2
+    )
     model = TotalsModel()
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
     frames = [

@@ -14,6 +14,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.errors import CheckpointError
+from statelog.metrics import Metrics
 from statelog.spark import MaterializationPolicy
 
 if TYPE_CHECKING:
@@ -132,6 +133,70 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
     assert any(progress.catch_up["restored"] for progress in job.progress)
     assert any(progress.catch_up["local"] for progress in job.progress)
     assert all(path.stat().st_mode & 0o077 == 0 for path in local.iterdir())
+
+
+def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    rng = random.Random(1)
+    small = [(key, key) for key in range(50)]
+    large = [(7 if at % 3 else rng.randrange(100), rng.randrange(1 << 40)) for at in range(200_000)]
+    batches = [small, large, small, small, large, small]
+    for rows in batches:
+        source.add(rows)
+    job.run(minTasks=1, maxTasks=2)
+    model = TotalsModel()
+    assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
+    assert [1, 2, 1, 1, 2, 1] == [progress.tasks for progress in job.progress]
+    assert 0 == sum(progress.catch_up["restored"] for progress in job.progress)
+    # A worker reads what it missed since its last batch: never more than there were batches.
+    assert all(progress.catch_up["replayed"] <= 2 * 6 for progress in job.progress)
+    (key,) = job.progress[1].largest_keys[:1]
+    assert ("(7,)", True) == (key["key"], 0.6 < key["share"] < 0.7)
+    assert () == tuple(job.progress[0].largest_keys)
+
+
+def test_snapshots_go_round_the_key_groups_and_one_that_fails_does_no_harm(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    metrics = Metrics()
+    policy = MaterializationPolicy(max_log_handles=4, slice_bytes=1, max_slices=4)
+    options = {"materialization": policy, "metrics": metrics, "tasks": 2}
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
+    model = TotalsModel()
+    expected = []
+
+    def add(batches: int) -> None:
+        for _ in range(batches):
+            rows = [(key, 1) for key in range(400)]
+            source.add(rows)
+            expected.append(model.apply(rows))
+
+    files = job.state / "taskowned"
+    files.parent.mkdir()
+    files.touch()  # a folder that is a file: nothing can be put into it
+    add(6)
+    job.run()
+    failed = sum(progress.snapshots_failed for progress in job.progress)
+    assert failed >= 1
+    assert failed == metrics.value("failed_materialization")
+    assert failed < metrics.value("log_handles_behind_snapshots") == 12  # all there is
+    files.unlink()
+    add(9)
+    job.run()
+    swept = job.progress[6:]
+    assert 1 <= max(progress.snapshots for progress in swept) <= 2
+    assert all(progress.log_handles <= 2 * (4 + 2) for progress in swept[4:])
+    assert swept[-1].log_handles == metrics.value("log_handles_behind_snapshots")
+    assert swept[-1].log_bytes == metrics.value("log_bytes_behind_snapshots")
+    assert 4 <= len(list(files.iterdir())) <= 16  # what nothing needs any more was deleted
+    add(1)
+    job.run(tasks=3)  # a new run reads the snapshots there are
+    assert job.progress[-1].catch_up["restored"]
+    assert expected == [in_order(rows) for rows in job.take()]
 
 
 class Dropping(EveryKind):

@@ -23,7 +23,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from statelog.changelog.local_recovery import LocalFiles, write_file
+from statelog.changelog.local_files import LocalFiles, write_file
 from statelog.core.cached_files import (
     Action,
     CacheClosed,
@@ -36,6 +36,7 @@ from statelog.core.cached_files import (
     FileWritten,
     IdleChecked,
     Lookup,
+    Reason,
     RemoveFile,
     WriteFile,
 )
@@ -47,13 +48,19 @@ from statelog.errors import (
 )
 from statelog.format.change_set import checksum
 from statelog.format.segment import parse_segment
+from statelog.metrics import Metrics
+from statelog.options import ChangelogOptions
 from statelog.runtime.driver import Runtime
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
 
-DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
+_DEFAULTS: Final = ChangelogOptions()
 _PREFIX: Final = "dstl-"
+_REMOVALS: Final = {
+    Reason.ROOM: "download_cache_evictions",
+    Reason.IDLE: "download_cache_idle_removals",
+}
 _TEMPORARY: Final = ".tmp"
 _LEFT_BEHIND_S: Final = 3600
 """Age at which an unfinished file, or one of a process that died, is certainly nobody's."""
@@ -69,6 +76,7 @@ class DownloadCache:
         runtime: Clock, lock, timers and ids; a lock of its own storage is fine.
         max_bytes: Bound of this process's files on disk; larger ones are passed through.
         idle_timeout: Life of a file after its last use.
+        metrics: Told of hits, misses and faults; None for nobody.
 
     Raises:
         InvalidOptionsError: No directory, or a negative bound.
@@ -80,8 +88,9 @@ class DownloadCache:
         directories: Sequence[str | os.PathLike[str]],
         runtime: Runtime,
         *,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-        idle_timeout: dt.timedelta = dt.timedelta(minutes=10),
+        max_bytes: int = _DEFAULTS.download_local_cache_max_bytes,
+        idle_timeout: dt.timedelta = _DEFAULTS.download_local_cache_idle_timeout,
+        metrics: Metrics | None = None,
     ) -> None:
         if not directories or max_bytes < 0:
             raise InvalidOptionsError(
@@ -95,6 +104,8 @@ class DownloadCache:
         self._local = LocalFiles()
         self._idle_s = idle_timeout.total_seconds()
         self._checksums: dict[str, int] = {}
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._metrics.gauge("download_cache_bytes", lambda: self.used_bytes)
         self._swept = False
         self._closed = False
         self._warned = False
@@ -141,8 +152,10 @@ class DownloadCache:
                 return self._fetch(path)
             data = self._read(path)
             if data is not None and checksum([data]) == self._checksums.get(path):
+                self._metrics.count("download_cache_hits")
                 return data
-            self._post(FileLost(path))
+            self._lost(path)
+        self._metrics.count("download_cache_misses")
         return self._store.get(path)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
@@ -163,9 +176,13 @@ class DownloadCache:
                 self._files.look_up(path, self._runtime.clock.now_ns())  # a use
         if here:
             try:
-                return self._local.get_range(self._file_of(path), start, length)
+                part = self._local.get_range(self._file_of(path), start, length)
             except StoreError:
-                self._post(FileLost(path))
+                self._lost(path)
+            else:
+                self._metrics.count("download_cache_hits")
+                return part
+        self._metrics.count("download_cache_misses")
         return self._store.get_range(path, start, length)
 
     def close(self) -> None:
@@ -180,13 +197,20 @@ class DownloadCache:
             self._closed = True
         self._post(CacheClosed())
 
+    def _lost(self, path: str) -> None:
+        self._metrics.count("download_cache_faults")
+        self._post(FileLost(path))
+
     def _fetch(self, path: str) -> memoryview:
         """Get the file from another process's leavings or from the store, and keep it."""
         try:
             self._sweep()
             data = self._read(path)
             whole = found_on_disk = data is not None and _proves_whole(data)
-            if data is None or not found_on_disk:
+            if data is not None and found_on_disk:
+                self._metrics.count("download_cache_hits")
+            else:
+                self._metrics.count("download_cache_misses")
                 data = self._store.get(path)
                 whole = _proves_whole(data)
             self._checksums[path] = checksum([data])
@@ -222,6 +246,7 @@ class DownloadCache:
                 raise
             level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
             self._warned = True
+            self._metrics.count("download_cache_faults")
             _log.log(level, "cannot keep %s in the download cache: %s", path, error)
             return False
         return True
@@ -237,7 +262,9 @@ class DownloadCache:
             self._runtime.lock.notify_all()
         for action in actions:
             match action:
-                case RemoveFile(path):
+                case RemoveFile(path, reason):
+                    if (metric := _REMOVALS.get(reason)) is not None:
+                        self._metrics.count(metric)
                     self._checksums.pop(path, None)
                     self._remove(self._file_of(path))
                 case CheckIdle(at_ns):

@@ -14,11 +14,13 @@ import enum
 import logging
 import os
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from statelog.errors import ClosedError, InvalidOptionsError, ObjectNotFoundError, StoreError
+from statelog.changelog.local_files import LocalDisk, LocalFiles, remove_quietly
+from statelog.errors import ClosedError, InvalidOptionsError
+from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.runtime.driver import Runtime
 from statelog.runtime.pool import Pool
@@ -114,6 +116,7 @@ def discard_local_copies(
     Blocks: For the disk.   Thread: Any.
     Source: Flink, TaskLocalStateStore.dispose.
     """
+    disk = LocalFiles()
     kept = {
         entry.handle.path
         for handle in keep
@@ -126,7 +129,7 @@ def discard_local_copies(
     except OSError:
         return 0  # no folder, no copies
     for path in paths:
-        removed += path not in kept and _remove(path)
+        removed += path not in kept and remove_quietly(disk, path)
     return removed
 
 
@@ -198,15 +201,26 @@ class LocalBackup:
         runtime: Lock, and unique names of unfinished files.
         pool: Writes; its threads may hang with the disk.
         patience_s: Longest wait for a copy whose upload is done.
+        disk: Takes the files; None for this host's.
+        metrics: Told of copies and their faults; None for nobody.
     """
 
     def __init__(
-        self, folder: str, runtime: Runtime, pool: Pool, *, patience_s: float = _PATIENCE_S
+        self,
+        folder: str,
+        runtime: Runtime,
+        pool: Pool,
+        *,
+        patience_s: float = _PATIENCE_S,
+        disk: LocalDisk | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._folder = folder
         self._runtime = runtime
         self._pool = pool
         self._patience_s = patience_s
+        self._disk = disk if disk is not None else LocalFiles()
+        self._metrics = metrics if metrics is not None else Metrics()
         self._writing = 0
         self._warned = False
 
@@ -255,22 +269,19 @@ class LocalBackup:
             if slow or not wanted:
                 copy.state = _State.GIVEN_UP
         if state is _State.COMPLETE and not wanted:
-            _remove(copy.path)
+            remove_quietly(self._disk, copy.path)
         if slow and wanted:
             self._warn(copy, f"not written {self._patience_s} s after its upload")
-        return wanted and state is _State.COMPLETE
+        taken = wanted and state is _State.COMPLETE
+        if taken:
+            self._metrics.count("local_copies_written")
+        return taken
 
     def _write(self, copy: LocalCopy, content: Buffers) -> None:
         if copy.state is not _State.WRITING:
             return
-        os.makedirs(self._folder, exist_ok=True)
         temporary = f"{copy.path}.{self._runtime.ids.new_id()}.tmp"
-        try:
-            write_file(temporary, content)
-            os.replace(temporary, copy.path)
-        except BaseException:
-            _remove(temporary)
-            raise
+        self._disk.put(copy.path, content, temporary)
 
     def _written(self, copy: LocalCopy, error: BaseException | None) -> None:
         with self._runtime.lock:
@@ -280,78 +291,12 @@ class LocalBackup:
                 copy.state = _State.COMPLETE if error is None else _State.FAILED
             self._runtime.lock.notify_all()
         if given_up:
-            _remove(copy.path)
+            remove_quietly(self._disk, copy.path)
         elif error is not None and not isinstance(error, ClosedError):
             self._warn(copy, str(error))
 
     def _warn(self, copy: LocalCopy, reason: str) -> None:
+        self._metrics.count("local_copy_faults")
         level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
         self._warned = True
         _log.log(level, "no local copy %s (%s); the remote file is enough", copy.path, reason)
-
-
-class LocalFiles:
-    """Reads files of this host by absolute path, as the reader of handles asks for them."""
-
-    url = "file://"
-
-    def get(self, path: str) -> memoryview:
-        """
-        Return the whole file.
-
-        Raises:
-            ObjectNotFoundError: There is none.
-            StoreError: It cannot be read, or *path* is not absolute.
-
-        Blocks: For the disk.   Thread: Any.
-        """
-        return _read(path, 0, -1)
-
-    def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """
-        Return *length* bytes from *start*; fewer only where the file ends.
-
-        Raises:
-            ObjectNotFoundError: There is none.
-            StoreError: It cannot be read, or *path* is not absolute.
-
-        Blocks: For the disk.   Thread: Any.
-        """
-        return _read(path, start, length)
-
-
-def _read(path: str, start: int, length: int) -> memoryview:
-    if not os.path.isabs(path):
-        raise StoreError(f"{path} is no absolute path, so it is no local copy", path=path)
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return memoryview(file.read(length))
-    except FileNotFoundError as error:
-        raise ObjectNotFoundError(f"no local file {path}", path=path) from error
-    except OSError as error:
-        raise StoreError(f"cannot read local file {path}: {error}", path=path) from error
-
-
-def write_file(path: str, content: Buffers) -> None:
-    """
-    Write a new file; not made durable, because a torn one is noticed when it is read.
-
-    Raises:
-        OSError: The file exists, or the disk refuses.
-
-    Blocks: For the disk.
-    """
-    whole = isinstance(content, bytes | bytearray | memoryview)
-    pieces: Sequence[Any] = [content] if whole else content
-    with open(path, "xb") as file:
-        for piece in pieces:
-            file.write(piece)
-
-
-def _remove(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except OSError:
-        return False  # not there, or not ours to remove; a clean-up of the directory finds it
-    return True

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from statelog.changelog.local_files import LocalDisk, LocalFiles
 from statelog.core.local_copies import (
     CheckpointAborted,
     CheckpointConfirmed,
@@ -42,10 +43,12 @@ class LocalChangelogRegistry:
 
     Args:
         runtime: Lock, and the pool that deletes.
+        disk: Where the copies are; None for this host's.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, disk: LocalDisk | None = None) -> None:
         self._runtime = runtime
+        self._disk = disk if disk is not None else LocalFiles()
         self._copies = LocalCopies()
         self._deleting = 0
 
@@ -153,19 +156,18 @@ class LocalChangelogRegistry:
                 self._deleting -= 1
                 self._runtime.lock.notify_all()
             if isinstance(error, ClosedError):
-                error = _unlinked(path)  # no pool any more: here and now
+                error = self._removed(path)  # no pool any more: here and now
             if error is not None and not isinstance(error, FileNotFoundError):
                 _log.warning("could not delete the local copy %s: %s", path, error)
 
-        self._runtime.discard_pool.submit(lambda: os.unlink(path), deleted)
+        self._runtime.discard_pool.submit(lambda: self._disk.remove(path), deleted)
 
-
-def _unlinked(path: str) -> OSError | None:
-    try:
-        os.unlink(path)
-    except OSError as error:
-        return error
-    return None
+    def _removed(self, path: str) -> OSError | None:
+        try:
+            self._disk.remove(path)
+        except OSError as error:
+            return error
+        return None
 
 
 def _absolute(handle: FileStateHandle) -> str:

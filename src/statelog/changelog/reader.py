@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.local_recovery import LocalFiles
+from statelog.changelog.local_files import LocalFiles
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -30,6 +30,7 @@ from statelog.errors import (
 )
 from statelog.format.change_set import decode_change_set
 from statelog.format.segment import Segment, parse_segment, verify_set
+from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
     ByteStreamStateHandle,
@@ -104,6 +105,8 @@ def read_changes(
     *,
     local: ChangelogStateHandle | None = None,
     report: ReadReport | None = None,
+    disk: FileSource = _LOCAL_FILES,
+    metrics: Metrics | None = None,
 ) -> Iterator[StateChange]:
     """
     Yield the changes of *handle* one by one, set by set.
@@ -116,6 +119,8 @@ def read_changes(
         handle: What to read.
         local: Its host-local copy (`SnapshotResult.task_local`); used as far as it is whole.
         report: Told where the bytes came from.
+        disk: Where local copies lie.
+        metrics: Told what local copies were worth; None for nobody.
 
     Raises:
         ObjectNotFoundError: A file is missing.
@@ -124,7 +129,7 @@ def read_changes(
 
     Blocks: For the store.
     """
-    for batch in _read_sets(store, handle, local, report):
+    for batch in _read_sets(store, handle, local, report, disk, metrics):
         # One pass in C: a named tuple made by its class costs twice as much.
         yield from map(
             _new_change, zip(batch.key_groups.tolist(), batch.values.to_pylist(), strict=True)
@@ -138,6 +143,8 @@ def read_change_batches(
     *,
     local: ChangelogStateHandle | None = None,
     report: ReadReport | None = None,
+    disk: FileSource = _LOCAL_FILES,
+    metrics: Metrics | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
     Yield the changes of *handle* in columns, one batch or more for each set.
@@ -148,6 +155,8 @@ def read_change_batches(
         key_group_range: Drop changes of other key groups; metadata is always kept.
         local: Its host-local copy; used as far as it is whole.
         report: Told where the bytes came from.
+        disk: Where local copies lie.
+        metrics: Told what local copies were worth; None for nobody.
 
     Raises:
         ObjectNotFoundError: A file is missing.
@@ -156,7 +165,7 @@ def read_change_batches(
 
     Blocks: For the store.
     """
-    for batch in _read_sets(store, handle, local, report):
+    for batch in _read_sets(store, handle, local, report, disk, metrics):
         wanted = batch if key_group_range is None else _only(batch, key_group_range)
         for values, start in _narrow(wanted.values):
             key_groups = wanted.key_groups[start : start + len(values)]
@@ -170,6 +179,8 @@ def _read_sets(
     handle: ChangelogStateHandle,
     local: ChangelogStateHandle | None,
     report: ReadReport | None,
+    disk: FileSource,
+    metrics: Metrics | None,
 ) -> Iterator[ChangeBatch]:
     """Yield the sets of *handle*; consecutive entries of one file share its bytes."""
     report = report if report is not None else ReadReport()
@@ -177,11 +188,17 @@ def _read_sets(
     for stream, group in groupby(handle.handles_and_offsets, key=lambda entry: entry.handle):
         entries = list(group)
         copy = copies.get(stream)
-        if copy is not None and (batches := _read_copy(copy, entries, report)) is not None:
+        if copy is not None and (batches := _read_copy(disk, copy, entries, report)) is not None:
+            if metrics is not None:
+                metrics.count("local_recovery_hits")
+                metrics.count("local_recovery_bytes", copy.size_bytes)
             yield from batches
             continue
         if isinstance(stream, FileStateHandle):
             report.remote_files += 1
+            if local is not None and metrics is not None:
+                metrics.count("local_recovery_misses")
+                metrics.count("local_copy_faults", int(copy is not None))
         else:
             report.inline += 1
         try:
@@ -218,7 +235,7 @@ def _copies_of(
 
 
 def _read_copy(
-    copy: FileStateHandle, entries: list[HandleAndOffset], report: ReadReport
+    disk: FileSource, copy: FileStateHandle, entries: list[HandleAndOffset], report: ReadReport
 ) -> list[ChangeBatch] | None:
     """
     Return the sets of *entries* from a local copy, or None if it is not whole.
@@ -226,7 +243,7 @@ def _read_copy(
     All of them before the first is passed on: what was passed on cannot be taken back.
     """
     try:
-        batches = list(_read_entries(_LOCAL_FILES, copy, entries))
+        batches = list(_read_entries(disk, copy, entries))
     except (CorruptionError, IncompatibleFormatError, StoreError) as error:
         _set_aside(report, copy.path, str(error))
         return None

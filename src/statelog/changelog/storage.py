@@ -101,7 +101,8 @@ class FsStateChangelogStorage:
             *scheduler* of your own, give its uploader the `LocalBackup` and *registry* the
             `LocalChangelogRegistry`.
         cache_directories: Keep downloaded files here, for as long as
-            `options.download_local_cache_idle_timeout` says; none for no cache.  A store on local
+            `options.download_local_cache_idle_timeout` says and up to
+            `options.download_local_cache_max_bytes`; none for no cache.  A store on local
             disk needs none and has none.
         runtime: Clock, threads and ids; None for the real ones.
 
@@ -138,7 +139,7 @@ class FsStateChangelogStorage:
         if local_recovery is not None and local_recovery.backup:
             folder = local_recovery.folder_of(self._job_id)
             self._local_pool = ThreadPool(self._options.upload_num_threads, "statelog-local")
-            backup = LocalBackup(folder, runtime, self._local_pool)
+            backup = LocalBackup(folder, runtime, self._local_pool, metrics=self._metrics)
         if registry is None:
             copies = None if backup is None else LocalChangelogRegistry(runtime)
             registry = TaskChangelogRegistry(self._store, runtime, copies=copies)
@@ -162,7 +163,9 @@ class FsStateChangelogStorage:
                 self._store,
                 cache_directories,
                 runtime,
+                max_bytes=self._options.download_local_cache_max_bytes,
                 idle_timeout=self._options.download_local_cache_idle_timeout,
+                metrics=self._metrics,
             )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
@@ -254,7 +257,9 @@ class FsStateChangelogStorage:
         Blocks: For the store.   Thread: Any.
         """
         source = self._store if self._cache is None else self._cache
-        return read_changes(source, handle, local=self._readable(local), report=report)
+        return read_changes(
+            source, handle, local=self._readable(local), report=report, metrics=self._metrics
+        )
 
     def read_batches(
         self,
@@ -281,7 +286,12 @@ class FsStateChangelogStorage:
         """
         source = self._store if self._cache is None else self._cache
         return read_change_batches(
-            source, handle, key_group_range, local=self._readable(local), report=report
+            source,
+            handle,
+            key_group_range,
+            local=self._readable(local),
+            report=report,
+            metrics=self._metrics,
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ copy with it (H6); a local fault fails no upload (H8); small state can stay inli
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,7 +19,6 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.change_log import UploadResult
 from statelog.errors import StatelogError
-from statelog.format.change_set import joined
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -32,14 +31,11 @@ from statelog.model import (
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource
-from statelog.store.api import Buffers, ObjectStore
+from statelog.store.api import ObjectStore
 from statelog.store.paths import LocationPaths
 
 _PREFIX_SIZE = 4
 """Encoded bytes of a change beyond its value, at least."""
-
-_JOIN_MAX_BYTES = 64 * 1024 * 1024
-"""Larger files are not copied once more only to be in one piece."""
 
 
 class StateChangeUploader(Protocol):
@@ -113,12 +109,12 @@ class StateChangeFsUploader:
         began_ns = self._clock.now_ns()
         segment = SegmentWriter(compress=self._compress)
         located = [
-            (task, [(change_set, segment.add(change_set)) for change_set in _in_order(task)])
+            (task, [(each, segment.add_encoded(encoded)) for each, encoded in task.in_order()])
             for task in tasks
         ]
         name = self._ids.new_id()
         path = self._paths.changelog(name)
-        content = _content(segment)
+        content = segment.finish()
         encoded_ns = self._clock.now_ns()
         self._metrics.record("encode_durations", encoded_ns - began_ns)
         fail_point("before-upload")
@@ -201,9 +197,9 @@ class InlineStateChangeUploader:
         size = payload_bytes = 0
         for task in tasks:
             results = []
-            for change_set in _in_order(task):
+            for change_set, encoded in task.in_order():
                 segment = SegmentWriter()
-                at = segment.add(change_set)
+                at = segment.add_encoded(encoded)
                 data = b"".join(segment.finish())
                 size += len(data)
                 payload_bytes += segment.payload_size
@@ -227,18 +223,6 @@ class InlineStateChangeUploader:
     def close(self) -> None:
         """Close the delegate."""
         self._delegate.close()
-
-
-def _content(segment: SegmentWriter) -> Buffers:
-    """Return the file in one piece where that is cheap: stores pay for every piece."""
-    pieces = segment.finish()
-    if segment.payload_size > _JOIN_MAX_BYTES or len(pieces) == 1:
-        return pieces
-    return joined(pieces)
-
-
-def _in_order(task: UploadTask) -> Iterator[StateChangeSet]:
-    return iter(sorted(task.change_sets, key=lambda each: (each.log_id, each.sqn.value)))
 
 
 def _result(

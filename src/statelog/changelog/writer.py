@@ -11,17 +11,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self, assert_never
+from typing import Any, Self, assert_never
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.changelog.columns import as_bytes, batch_of_rows, checked_batch
+from statelog.changelog.open_persists import OpenPersists
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import StateChangeUploadScheduler
 from statelog.changelog.upload_task import UploadTask
+from statelog.changelog.writer_api import PersistFuture
 from statelog.core.change_log import (
     Action,
     ChangeLog,
@@ -43,79 +44,21 @@ from statelog.core.change_log import (
     UploadSucceeded,
 )
 from statelog.errors import (
-    ClosedError,
     KeyGroupOutOfRangeError,
-    StatelogError,
-    UploadFailedError,
-    UsageError,
     WriterClosedError,
 )
 from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
-    ByteStreamStateHandle,
     ChangeBatch,
-    ChangelogStateHandle,
     KeyGroupRange,
     SequenceNumber,
-    SnapshotResult,
 )
 from statelog.model.state_change import value_bytes
 from statelog.runtime.driver import Runtime
 
-_ARROW_BINARY_MAX = 2**31 - 1
 _NOBODY = 2**62
 """Lower bound of a range without key groups: every append of a closed writer takes the slow way."""
-
-PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
-
-
-class StateChangelogWriter(Protocol):
-    """Writes the log of one task's keyed state.  Not thread-safe: one owner at a time."""
-
-    def append(self, key_group: int, value: bytes) -> None:
-        """Append one change."""
-        ...
-
-    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array[Any]) -> None:
-        """Append many changes, in columns."""
-        ...
-
-    def append_meta(self, value: bytes) -> None:
-        """Append a metadata change, which every reader gets whatever its key groups."""
-        ...
-
-    def initial_sequence_number(self) -> SequenceNumber:
-        """Return the number of the writer's first change set."""
-        ...
-
-    def next_sequence_number(self) -> SequenceNumber:
-        """Return a number above everything appended so far, and not above what comes."""
-        ...
-
-    def persist(self, from_sqn: SequenceNumber, checkpoint_id: int = 0) -> PersistFuture:
-        """Make every change at or after *from_sqn* durable."""
-        ...
-
-    def confirm(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
-        """Hand the files of [from_sqn, to_sqn) over to a completed checkpoint."""
-        ...
-
-    def reset(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
-        """Note that a checkpoint was aborted."""
-        ...
-
-    def truncate(self, to_sqn: SequenceNumber) -> None:
-        """Give up everything below *to_sqn*."""
-        ...
-
-    def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
-        """Give up everything at or after *from_sqn*, which no checkpoint holds, and close."""
-        ...
-
-    def close(self) -> None:
-        """End the writer."""
-        ...
 
 
 class FsStateChangelogWriter:
@@ -148,11 +91,15 @@ class FsStateChangelogWriter:
         self._runtime = runtime
         self._threshold_bytes = preemptive_threshold_bytes
         self._on_close = on_close
-        self._metrics = metrics
         self._log = ChangeLog(log_id)
-        self._futures: dict[int, PersistFuture] = {}
-        self._asked: dict[int, tuple[int, int]] = {}
-        self._next_persist_id = 0
+        self._persists = OpenPersists(
+            log_id,
+            operator_id,
+            key_group_range,
+            registry=registry,
+            runtime=runtime,
+            metrics=metrics,
+        )
         self._batches: list[ChangeBatch] = []
         self._room_bytes = self._start_room_bytes = preemptive_threshold_bytes
         self._start_rows()
@@ -182,7 +129,7 @@ class FsStateChangelogWriter:
         if not self._start <= key_group <= self._end:
             self._refuse(key_group)
         if value.__class__ is not bytes:
-            value = _as_bytes(value)
+            value = as_bytes(value)
         self._add_key_group(key_group)
         self._add_value(value)
         self._room_bytes = room = self._room_bytes - len(value)
@@ -201,7 +148,7 @@ class FsStateChangelogWriter:
         """
         self._check_open()
         if value.__class__ is not bytes:
-            value = _as_bytes(value)
+            value = as_bytes(value)
         self._add_key_group(METADATA_KEY_GROUP)
         self._add_value(value)
         self._room_bytes -= len(value)
@@ -226,7 +173,7 @@ class FsStateChangelogWriter:
         Blocks: As `append`.   Thread: the owner.
         """
         self._check_open()
-        batch = _checked_batch(key_groups, values)
+        batch = checked_batch(key_groups, values)
         if not len(batch):
             return
         lowest, highest = int(batch.key_groups.min()), int(batch.key_groups.max())
@@ -308,9 +255,7 @@ class FsStateChangelogWriter:
         with self._runtime.lock:
             self._log.check_persist(from_sqn.value)
             self._cut()
-            persist_id, self._next_persist_id = self._next_persist_id, self._next_persist_id + 1
-            self._futures[persist_id] = future
-            self._asked[persist_id] = checkpoint_id, self._runtime.clock.now_ns()
+            persist_id = self._persists.add(future, checkpoint_id)
             actions = self._step(PersistRequested(persist_id, from_sqn.value))
             self._measure_room()
         self._perform(actions)
@@ -411,10 +356,7 @@ class FsStateChangelogWriter:
         if not self._values:
             return
         appended_bytes = self._start_room_bytes - self._room_bytes
-        wide = appended_bytes > _ARROW_BINARY_MAX
-        values = pa.array(self._values, pa.large_binary() if wide else pa.binary())
-        key_groups = np.frombuffer(self._key_groups, dtype=np.int32)
-        self._batches.append(ChangeBatch(key_groups, values))
+        self._batches.append(batch_of_rows(self._key_groups, self._values, appended_bytes))
         self._start_rows()
 
     def _cut(self) -> None:
@@ -454,15 +396,13 @@ class FsStateChangelogWriter:
         for action in actions:
             match action:
                 case StartUpload(change_sets):
-                    self._scheduler.upload(
-                        UploadTask(change_sets, self._on_success, self._on_failure)
-                    )
+                    task = UploadTask(change_sets, self._on_success, self._on_failure)
+                    task.encode_early()
+                    self._scheduler.upload(task)
                 case CompletePersist(persist_id, results, incremental_size_bytes):
-                    snapshot = self._snapshot(persist_id, results, incremental_size_bytes)
-                    self._futures.pop(persist_id).set_result(snapshot)
+                    self._persists.complete(persist_id, results, incremental_size_bytes)
                 case FailPersist(persist_id, error):
-                    self._asked.pop(persist_id)
-                    self._futures.pop(persist_id).set_exception(self._explain(error))
+                    self._persists.fail(persist_id, error)
                 case OfferFiles(results):
                     for handle in _handles(results):
                         self._registry.offer(handle)
@@ -480,53 +420,6 @@ class FsStateChangelogWriter:
 
     def _on_failure(self, sqns: Sequence[SequenceNumber], error: BaseException) -> None:
         self._post(UploadFailed(tuple(sqn.value for sqn in sqns), error))
-
-    def _snapshot(
-        self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
-    ) -> SnapshotResult[ChangelogStateHandle]:
-        checkpoint_id, asked_ns = self._asked.pop(persist_id)
-        self._metrics.record("persist_durations", self._runtime.clock.now_ns() - asked_ns)
-        handle = ChangelogStateHandle(
-            key_group_range=self._key_group_range,
-            handles_and_offsets=tuple(result.entry for result in results),
-            size_bytes=sum(result.size_bytes for result in results),
-            incremental_size_bytes=incremental_size_bytes,
-            state_handle_id=self._runtime.ids.new_id(),
-            checkpoint_id=checkpoint_id,
-        )
-        return SnapshotResult(handle, self._local_copy(handle, results))
-
-    def _local_copy(
-        self, handle: ChangelogStateHandle, results: tuple[UploadResult, ...]
-    ) -> ChangelogStateHandle | None:
-        """Return the handle of the copy if every set has one; inline sets are their own copy."""
-        if self._registry.copies is None or all(result.local is None for result in results):
-            return None
-        entries = []
-        for result in results:
-            entry = result.local
-            if entry is None and isinstance(result.entry.handle, ByteStreamStateHandle):
-                entry = result.entry
-            if entry is None:
-                return None
-            entries.append(entry)
-        # Asked now: a truncation may have taken a copy since the upload ended.
-        streams = [entry.handle for entry in entries]
-        if not self._registry.copies.claim(streams, handle.checkpoint_id):
-            return None
-        return replace(handle, handles_and_offsets=tuple(entries), incremental_size_bytes=0)
-
-    def _explain(self, error: BaseException) -> BaseException:
-        if isinstance(error, UploadFailedError | ClosedError | UsageError):
-            return error
-        kind = "" if isinstance(error, StatelogError) else f"{type(error).__name__}: "
-        failure = UploadFailedError(
-            f"writer {self._log_id} ({self._operator_id}): an upload failed ({kind}{error}); the "
-            "changes are kept and the next persist sends them again",
-            log_id=self._log_id,
-        )
-        failure.__cause__ = error
-        return failure
 
     def _end_writer(self, event: Closed) -> None:
         self._start, self._end = _NOBODY, _NOBODY - 1
@@ -558,35 +451,3 @@ class FsStateChangelogWriter:
 
 def _handles(results: tuple[UploadResult, ...]) -> list[Any]:
     return list({result.entry.handle: None for result in results})
-
-
-def _as_bytes(value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)  # a copy: the caller may change its buffer later
-    raise UsageError(f"a change must be bytes, not {type(value).__name__}")
-
-
-def _checked_batch(key_groups: npt.ArrayLike, values: pa.Array[Any]) -> ChangeBatch:
-    column = np.asarray(key_groups)
-    if column.ndim != 1 or (column.dtype.kind not in "iu" and len(column)):
-        raise UsageError(
-            f"key groups must be a one-dimensional array of integers, not {column!r:.80}"
-        )
-    if not isinstance(values, pa.Array) or not (
-        pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
-    ):
-        kind = getattr(values, "type", type(values).__name__)
-        raise UsageError(f"values must be an Arrow array of binary or large_binary, not {kind}")
-    if len(column) != len(values):
-        raise UsageError(f"{len(column)} key groups beside {len(values)} values")
-    if values.null_count:
-        raise UsageError(f"{values.null_count} values are null; a change has bytes, maybe none")
-    if (
-        column.dtype.itemsize > 4
-        and len(column)
-        and not -(2**31) <= column.min() <= column.max() < 2**31
-    ):
-        raise KeyGroupOutOfRangeError(
-            "a key group does not even fit 32 bits", key_group=int(column.max())
-        )
-    return ChangeBatch(column.astype(np.int32), values)

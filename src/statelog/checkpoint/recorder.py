@@ -17,6 +17,8 @@ _SIZES = (
     "last_inc_size_of_materialization",
     "last_full_size_of_non_materialization",
     "last_inc_size_of_non_materialization",
+    "log_bytes_behind_snapshots",
+    "log_handles_behind_snapshots",
 )
 
 
@@ -46,11 +48,14 @@ class CheckpointRecorder:
             (max(each.handle.size_bytes, 0), each not in known) for each in checkpoint.materialized
         ]
         fresh = [each for each in checkpoint.log if each.checkpoint_id == checkpoint.checkpoint_id]
+        behind = sum(each.size_bytes for each in checkpoint.log)
         self._values.update(
             last_full_size_of_materialization=sum(size for size, _ in sizes),
             last_inc_size_of_materialization=sum(size for size, new in sizes if new),
-            last_full_size_of_non_materialization=sum(each.size_bytes for each in checkpoint.log),
+            last_full_size_of_non_materialization=behind,
             last_inc_size_of_non_materialization=sum(each.incremental_size_bytes for each in fresh),
+            log_bytes_behind_snapshots=behind,
+            log_handles_behind_snapshots=len(checkpoint.log),
         )
 
     def materialization_started(self, runs: int) -> None:
@@ -64,5 +69,5 @@ class CheckpointRecorder:
             self._values["last_duration_of_materialization"] = milliseconds
 
     def materialization_failed(self, runs: int) -> None:
-        """Count *runs* whose checkpoint was not completed."""
+        """Count *runs* that failed, or whose checkpoint was not completed."""
         self._metrics.count("failed_materialization", runs)

@@ -16,7 +16,7 @@ from rich.text import Text
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
-from statelog.store import LocationPaths, ObstoreStore, open_store
+from statelog.store import LocationPaths, ObjectStore, open_store
 from statelog.store.location import local_path
 from statelog.store.object_store import normalize_url
 
@@ -55,7 +55,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
-def open_location(location: str) -> ObstoreStore:
+def open_location(location: str) -> ObjectStore:
     """
     Open a state location that must exist.
 
@@ -72,7 +72,7 @@ def open_location(location: str) -> ObstoreStore:
     return store
 
 
-def open_file(file: str) -> tuple[ObstoreStore, str]:
+def open_file(file: str) -> tuple[ObjectStore, str]:
     """
     Return the store and the name in it for one file, given as a path or URL.
 
@@ -89,7 +89,7 @@ def open_file(file: str) -> tuple[ObstoreStore, str]:
     return _open_existing(folder or "file:///", file), name
 
 
-def _open_existing(location: str, shown: str = "") -> ObstoreStore:
+def _open_existing(location: str, shown: str = "") -> ObjectStore:
     # The client would make the directory, and a slip of the pen would look like an empty location.
     store = open_store(location)
     if store.local_root is not None and not os.path.isdir(store.local_root):

@@ -79,11 +79,21 @@ class WriteFile:
     path: str
 
 
+class Reason(enum.Enum):
+    """Why a file leaves the cache."""
+
+    ROOM = "room"
+    IDLE = "idle"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
 @dataclass(frozen=True, slots=True)
 class RemoveFile:
     """Delete the file from the cache."""
 
     path: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +182,17 @@ class CachedFiles:
             case FileWritten(path):
                 file = self._files.get(path)
                 if file is None:
-                    return [RemoveFile(path)]
+                    return [RemoveFile(path, Reason.LOST)]
                 if self._closed:
-                    return self._forget(path)
+                    return self._forget(Reason.CLOSED, path)
                 file.state, file.last_use_ns = _State.READY, now_ns
                 self._files.move_to_end(path)
                 return self._next_check()
             case FetchFailed(path):
-                self._forget(path)
+                self._forget(Reason.LOST, path)
                 return []
             case FileLost(path):
-                return self._forget(path) if self.ready(path) else []
+                return self._forget(Reason.LOST, path) if self.ready(path) else []
             case IdleChecked():
                 self._check_pending = False
                 over = [
@@ -190,10 +200,11 @@ class CachedFiles:
                     for path, file in self._files.items()
                     if self.ready(path) and file.last_use_ns + self._idle_ns <= now_ns
                 ]
-                return [*self._forget(*over), *self._next_check()]
+                return [*self._forget(Reason.IDLE, *over), *self._next_check()]
             case CacheClosed():
                 self._closed = True
-                return self._forget(*[path for path in self._files if self.ready(path)])
+                ready = [path for path in self._files if self.ready(path)]
+                return self._forget(Reason.CLOSED, *ready)
             case _:
                 assert_never(event)
 
@@ -214,18 +225,18 @@ class CachedFiles:
             if self.ready(key):
                 evicted.append(key)
                 room += each.size_bytes
-        actions = self._forget(*evicted)
+        actions = self._forget(Reason.ROOM, *evicted)
         file.state, file.size_bytes = _State.WRITING, size_bytes
         self._used_bytes += size_bytes
         return [*actions, WriteFile(path)]
 
-    def _forget(self, *paths: str) -> list[Action]:
+    def _forget(self, reason: Reason, *paths: str) -> list[Action]:
         removed: list[Action] = []
         for path in paths:
             file = self._files.pop(path, None)
             if file is not None:
                 self._used_bytes -= file.size_bytes
-                removed.append(RemoveFile(path))
+                removed.append(RemoveFile(path, reason))
         return removed
 
     def _next_check(self) -> list[Action]:

@@ -150,17 +150,23 @@ class LocalCopies:
             case CopyDropped(path):
                 return [] if self._copies.pop(path, None) is None else [DeleteCopy(path)]
             case CheckpointConfirmed(checkpoint_id):
-                self._confirmed = max(checkpoint_id, self._confirmed or checkpoint_id)
-                return self._end_uses(lambda use: use < checkpoint_id)
+                return self._confirm(checkpoint_id)
             case CheckpointAborted(checkpoint_id):
-                if self._confirmed is not None and checkpoint_id <= self._confirmed:
-                    return []  # too late: it, or a newer one, is what a restore would take
-                return self._end_uses(lambda use: use == checkpoint_id)
+                return self._abort(checkpoint_id)
             case CopiesClosed():
                 self._copies.clear()
                 return []
             case _:
                 assert_never(event)
+
+    def _confirm(self, checkpoint_id: int) -> list[Action]:
+        self._confirmed = max(checkpoint_id, self._confirmed or checkpoint_id)
+        return self._end_uses(lambda use: use < checkpoint_id)
+
+    def _abort(self, checkpoint_id: int) -> list[Action]:
+        if self._confirmed is not None and checkpoint_id <= self._confirmed:
+            return []  # too late: it, or a newer one, is what a restore would take
+        return self._end_uses(lambda use: use == checkpoint_id)
 
     def _end_uses(self, over: Callable[[int], bool]) -> list[Action]:
         for copy in self._copies.values():

@@ -14,6 +14,7 @@ Source: Flink, StateChangeFormat.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,9 +34,11 @@ _INT: Final = struct.Struct(">i")
 _GROUP: Final = struct.Struct(">ii")
 _INT_SIZE: Final = _INT.size
 _INT32_MAX: Final = 2**31 - 1
+_SMALL_GROUP_BYTES: Final = 4096
+"""Below this average, a step for each group costs more than one more pass over the values."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupEntry:
     """A group inside an encoded set: its key group, number of changes, and encoded bytes."""
 
@@ -70,7 +73,7 @@ def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
     return crc
 
 
-def joined(pieces: Sequence[Buffer]) -> memoryview:
+def joined(pieces: Sequence[Buffer | bytearray]) -> memoryview:
     """
     Return *pieces* one after another, in one buffer.
 
@@ -95,66 +98,150 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     batches = [batch for batch in batches if len(batch)]
     if not batches:
-        return _finish([_INT.pack(0)], _INT_SIZE, [])
+        return _finish([_INT.pack(0)], _INT_SIZE, ())
     key_groups = np.concatenate([batch.key_groups for batch in batches])
     arrays = [batch.values for batch in batches]
-    if len({array.type for array in arrays}) > 1:
-        arrays = [array.cast(pa.large_binary()) for array in arrays]
-    values = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+    order: npt.NDArray[np.int64] | None = None
     if np.any(key_groups[1:] < key_groups[:-1]):
         # int16 makes numpy's stable sort a radix sort; key groups never exceed 32767.
         order = np.argsort(key_groups.astype(np.int16), kind="stable")
         key_groups = key_groups[order]
-        values = values.take(pa.array(order))
-    present, starts = np.unique(key_groups, return_index=True)
-    counts = np.diff(np.append(starts, len(key_groups)))
-    body, bounds = _prefixed(values, np.append(starts, len(values)))
+    edges = np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1
+    starts = np.concatenate(([0], edges, [len(key_groups)]))
+    present, counts = key_groups[starts[:-1]], np.diff(starts)
+    value_bytes = sum(_value_bytes(array) for array in arrays)
+    if value_bytes // len(present) < _SMALL_GROUP_BYTES:
+        return _encode_small_groups(_in_order(arrays, order), present, starts)
+    length = _common_length(arrays)
+    if length:
+        body = _scattered(arrays, order, length)
+        bounds = (starts * (_INT_SIZE + length)).tolist()
+    else:
+        values = _in_order(arrays, order)
+        lengths, sums = _lengths(values)
+        bounds = (sums[starts] + _INT_SIZE * starts).tolist()
+        prefixes = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(_INT_SIZE), len(values), [None, pa.py_buffer(lengths.astype(">i4"))]
+        )
+        body = _woven(prefixes, values, bounds[-1])
+    headers = np.stack([counts, present], axis=1).astype(">i4").tobytes()
     pieces: list[Buffer] = [_INT.pack(len(present))]
-    groups = []
-    for index, (key_group, count) in enumerate(zip(present.tolist(), counts.tolist(), strict=True)):
-        start, end = bounds[index], bounds[index + 1]
-        pieces.append(_GROUP.pack(count, key_group))
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
+        pieces.append(headers[index * _GROUP.size : (index + 1) * _GROUP.size])
         pieces.append(body[start:end])
-        groups.append(GroupEntry(key_group, count, _GROUP.size + end - start))
-    return _finish(pieces, _INT_SIZE + _GROUP.size * len(groups) + bounds[-1], groups)
+    size_bytes = _INT_SIZE + len(headers) + bounds[-1]
+    return _finish(pieces, size_bytes, _entries(present, counts, np.diff(bounds)))
 
 
-def _finish(pieces: list[Buffer], size: int, groups: list[GroupEntry]) -> EncodedChangeSet:
-    if len(pieces) > 3 and size // len(pieces) < 4096:  # many small pieces cost more than a copy
-        pieces = [b"".join(pieces)]
-    return EncodedChangeSet(tuple(pieces), size, checksum(pieces), tuple(groups))
+def _encode_small_groups(
+    values: pa.Array[Any], present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
+) -> EncodedChangeSet:
+    """Encode with group headers and lengths as one column before the values: no step per group."""
+    lengths, sums = _lengths(values)
+    counts = np.diff(starts)
+    ordinals = np.arange(len(present))
+    at_length = np.arange(len(values)) + 2 * (np.repeat(ordinals, counts) + 1)
+    at_header = starts[:-1] + 2 * ordinals
+    words = np.empty(len(values) + 2 * len(present), dtype=">i4")
+    words[at_length] = lengths
+    words[at_header] = counts
+    words[at_header + 1] = present
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    offsets[1:] = (at_length + 1) * _INT_SIZE
+    prefixes = pa.Array.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(words)]
+    )
+    sizes = np.diff(sums[starts]) + _INT_SIZE * counts
+    size_bytes = int(sizes.sum()) + _GROUP.size * len(present)
+    pieces: list[Buffer] = [_INT.pack(len(present)), _woven(prefixes, values, size_bytes)]
+    return _finish(pieces, _INT_SIZE + size_bytes, _entries(present, counts, sizes))
 
 
-def _prefixed(values: pa.Array[Any], starts: npt.NDArray[np.int64]) -> tuple[memoryview, list[int]]:
-    """Return all values with their lengths before them, and the byte positions of *starts*."""
+def _entries(
+    present: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> tuple[GroupEntry, ...]:
+    rows = zip(present.tolist(), counts.tolist(), (sizes + _GROUP.size).tolist(), strict=True)
+    return tuple(itertools.starmap(GroupEntry, rows))
+
+
+def _finish(pieces: list[Buffer], size: int, groups: tuple[GroupEntry, ...]) -> EncodedChangeSet:
+    return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
+
+
+def _offsets(values: pa.Array[Any]) -> npt.NDArray[Any]:
     wide = pa.types.is_large_binary(values.type)
     offsets = np.frombuffer(values.buffers()[1], dtype=np.int64 if wide else np.int32)
-    offsets = offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    lengths = np.diff(offsets)
-    bounds = offsets[starts] - offsets[0] + _INT_SIZE * starts
-    first = int(lengths[0])
-    if first and (lengths == first).all():
-        data = np.frombuffer(values.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
-        # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
-        room = pa.allocate_buffer(len(values) * (_INT_SIZE + first))
-        body = np.frombuffer(room, dtype=np.uint8).reshape(len(values), _INT_SIZE + first)
-        body[:, :_INT_SIZE] = np.frombuffer(_INT.pack(first), dtype=np.uint8)
-        body[:, _INT_SIZE:] = data.reshape(len(values), first)
-        return memoryview(body.reshape(-1).data), bounds.tolist()
-    prefixes = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(_INT_SIZE), len(values), [None, pa.py_buffer(lengths.astype(">i4").tobytes())]
+    return offsets[values.offset : values.offset + len(values) + 1]
+
+
+def _value_bytes(values: pa.Array[Any]) -> int:
+    offsets = _offsets(values)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def _lengths(values: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the length of each value, and the summed lengths before each and after the last."""
+    offsets = _offsets(values).astype(np.int64)
+    return np.diff(offsets), offsets - offsets[0]
+
+
+def _common_length(arrays: Sequence[pa.Array[Any]]) -> int:
+    """Return the length that all values have, or 0 if they differ (or are empty)."""
+    first = 0
+    for values in arrays:
+        lengths = np.diff(_offsets(values))
+        first = first or int(lengths[0])
+        if not (lengths == first).all():
+            return 0
+    return first
+
+
+def _in_order(
+    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None
+) -> pa.Array[Any]:
+    """Return all values as one array, in *order*."""
+    wide = any(pa.types.is_large_binary(array.type) for array in arrays)
+    if wide or sum(_value_bytes(array) for array in arrays) > _INT32_MAX:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    values = arrays[0] if len(arrays) == 1 else pa.concat_arrays(list(arrays))
+    return values if order is None else values.take(pa.array(order))
+
+
+def _scattered(
+    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None, length: int
+) -> memoryview:
+    """
+    Return values of one length, in *order*, each with its length before it.
+
+    Every value is copied once, from where the caller left it to where it is written from.
+    """
+    total = sum(len(array) for array in arrays)
+    # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
+    room = pa.allocate_buffer(total * (_INT_SIZE + length))
+    body = np.frombuffer(room, dtype=np.uint8).reshape(total, _INT_SIZE + length)
+    body[:, :_INT_SIZE] = np.frombuffer(_INT.pack(length), dtype=np.uint8)
+    row = 0
+    if order is not None:
+        places = np.empty(total, dtype=np.int64)
+        places[order] = np.arange(total)
+    for values in arrays:
+        start, end = (int(each) for each in _offsets(values)[[0, -1]])
+        data = np.frombuffer(values.buffers()[2], dtype=np.uint8)[start:end]
+        rows = slice(row, row + len(values))
+        body[rows if order is None else places[rows], _INT_SIZE:] = data.reshape(-1, length)
+        row += len(values)
+    return memoryview(body.reshape(-1).data)
+
+
+def _woven(prefixes: pa.Array[Any], values: pa.Array[Any], size_bytes: int) -> memoryview:
+    """Return prefix and value of every row, one after another, *size_bytes* in all."""
+    wide = pa.types.is_large_binary(values.type) or size_bytes > _INT32_MAX
+    kind = pa.large_binary() if wide else pa.binary()
+    woven = pc.binary_join_element_wise(
+        prefixes.cast(kind), values.cast(kind), pa.scalar(b"", kind)
     )
-    if wide or int(bounds[-1]) > _INT32_MAX:
-        joined = pc.binary_join_element_wise(
-            prefixes.cast(pa.large_binary()),
-            values.cast(pa.large_binary()),
-            pa.scalar(b"", pa.large_binary()),
-        )
-    else:
-        joined = pc.binary_join_element_wise(prefixes.cast(pa.binary()), values, b"")
-    data_buffer = joined.buffers()[2]
-    body_view = memoryview(data_buffer if data_buffer is not None else b"").cast("B")
-    return body_view, bounds.tolist()
+    buffer = woven.buffers()[2]
+    return memoryview(buffer if buffer is not None else b"").cast("B")[:size_bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,9 @@ class SegmentWriter:
         """Append a change set that is encoded already and return where it lies."""
         entry = SetEntry(self._size, encoded.size_bytes, encoded.crc32c, encoded.groups)
         self._payload.extend(encoded.buffers)
-        self._payload_crc = checksum(encoded.buffers, self._payload_crc)
+        self._payload_crc = (
+            checksum(encoded.buffers, self._payload_crc) if self._size else encoded.crc32c
+        )
         self._size += encoded.size_bytes
         self._sets.append(entry)
         return entry

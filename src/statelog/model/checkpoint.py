@@ -274,6 +274,13 @@ def live_log(
     )
 
 
+def covered_checkpoints(
+    snapshots: Sequence[MaterializedHandle], max_parallelism: int
+) -> npt.NDArray[np.int64]:
+    """Return by key group the checkpoint up to which a snapshot contains it; -1 without one."""
+    return _coverage(snapshots, max_parallelism)[1]
+
+
 def _coverage(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> tuple[_Int64Array, _Int64Array]:

@@ -48,6 +48,8 @@ class ChangelogOptions:
         backpressure_timeout: Longest wait for upload capacity.
         download_local_cache_idle_timeout: Life of a downloaded file after its last use, where a
             storage is given directories to keep such files in.
+        download_local_cache_max_bytes: Bound of those files together; the least recently used go
+            first, and 0 keeps none.
 
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
@@ -69,6 +71,7 @@ class ChangelogOptions:
     upload_next_attempt_delay: dt.timedelta = dt.timedelta(milliseconds=500)
     backpressure_timeout: dt.timedelta = dt.timedelta(minutes=10)
     download_local_cache_idle_timeout: dt.timedelta = dt.timedelta(minutes=10)
+    download_local_cache_max_bytes: int = 1024 * MIB
 
     def __post_init__(self) -> None:
         _check_signs(self)
@@ -178,21 +181,23 @@ class MaterializationOptions:
     When a snapshot is due; `MaterializationPolicy.of` makes the policy.
 
     Args:
-        log_to_snapshot_ratio: Once the log is this many times the snapshot's size; > 0.
+        log_to_snapshot_ratio: The log may grow to this many times the size of the state; > 0.
         min_log_bytes: A smaller log is never due by size.
-        max_log_handles: A longer chain is due whatever its size; >= 1.
+        max_log_handles: Checkpoints whose log one key group may have to replay; >= 1.
+        slice_bytes: Size of the snapshot that one micro-batch writes; >= 1.
 
     Raises:
         InvalidOptionsError: A value is out of range.
     """
 
-    log_to_snapshot_ratio: float = 1.0
+    log_to_snapshot_ratio: float = 2.0
     min_log_bytes: int = 16 * MIB
     max_log_handles: int = 250
+    slice_bytes: int = 4 * MIB
 
     def __post_init__(self) -> None:
         _check_signs(self)
-        _check_at_least_one(self, "max_log_handles")
+        _check_at_least_one(self, "max_log_handles", "slice_bytes")
         if not self.log_to_snapshot_ratio > 0:
             raise InvalidOptionsError(
                 f"log_to_snapshot_ratio is {self.log_to_snapshot_ratio}; it must be above 0",

@@ -61,7 +61,7 @@ def batch_frame(frame: DataFrame, config: EngineConfig, tasks: int | None) -> Da
         processor=config.processor,
         time_mode=config.time_mode,
         now_ms=now_ms() if config.time_mode != "none" else -1,
-        snapshots=frozenset(),
+        snapshots={},
         inline_bytes=0,
         staged=False,
         flavour=config.flavour,

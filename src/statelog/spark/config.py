@@ -17,6 +17,7 @@ from statelog.metrics import Metrics
 from statelog.spark.delivery import Delivery
 from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialState
+from statelog.spark.plans import InputPlan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.settings import QuerySettings
 from statelog.state.backend import StateBackend
@@ -36,9 +37,9 @@ class EngineConfig:
         output: Schema of the output rows.
         arrow_output: The same in Arrow's types.
         key_positions, first_input: Layout of the input, see `KeyedFrame`.
-        time_mode: "none" or "processingtime".
+        time_mode: "none", "processingtime" or "eventtime".
         delivery: How rows reach the sink.
-        tasks: Number of tasks.
+        min_tasks, max_tasks: Between how many tasks each micro-batch may have; equal for a fixed number.
         max_parallelism: Number of key groups.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
         checkpoints: How many to retain, and the like.
@@ -49,6 +50,9 @@ class EngineConfig:
         metrics: Where checkpoints and snapshots are counted.
         flavour: The form in which the processor sees rows.
         initial: Rows that the first batch of an empty state begins with.
+        plan: What the input's plan says.
+        event_time: The input column by which rows are late, or None.
+        event_time_output: The output column that may not be older than the watermark, or None.
         backend: Where the workers keep the state.
     """
 
@@ -63,7 +67,8 @@ class EngineConfig:
     first_input: int
     time_mode: str
     delivery: Delivery
-    tasks: int
+    min_tasks: int
+    max_tasks: int
     max_parallelism: int
     inline_bytes: int
     checkpoints: CheckpointOptions
@@ -74,6 +79,9 @@ class EngineConfig:
     metrics: Metrics
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialState | None = None
+    plan: InputPlan = field(default_factory=InputPlan)
+    event_time: str | None = None
+    event_time_output: str | None = None
     backend: StateBackend = field(default_factory=StateBackend)
 
 
@@ -94,13 +102,14 @@ class StatefulOperator:
 
 
 def engine_fields(settings: QuerySettings, cores: int) -> dict[str, Any]:
-    """Return what *settings* say of an `EngineConfig`, by default with a task for each core."""
-    tasks = settings.tasks or min(cores, settings.max_parallelism)
+    """Return what *settings* say of an `EngineConfig`, by default with at most a task for each core."""
+    least, most = settings.task_bounds(cores)
     return {
         "store_options": dict(settings.store_options),
         "fsync": settings.fsync,
         "delivery": settings.delivery,
-        "tasks": tasks,
+        "min_tasks": least,
+        "max_tasks": most,
         "max_parallelism": settings.max_parallelism,
         "inline_bytes": settings.inline_bytes,
         "checkpoints": settings.checkpoints,

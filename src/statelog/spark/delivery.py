@@ -33,6 +33,9 @@ from statelog.store import open_store
 OUTPUT_SECTION = b"OUTP"
 """Trailer section of `_metadata` that holds staged rows: a msgpack list of Arrow IPC streams."""
 
+_FEW_ROWS = 10_000
+"""Staged rows up to this number are handed to the sink in one partition."""
+
 Sink = Callable[[DataFrame, int], Any]
 
 
@@ -146,6 +149,8 @@ def output_frame(
     """Return the staged rows of one micro-batch as a frame."""
     inline = pa.concat_tables(tables) if tables else arrow.empty_table()
     frame = session.createDataFrame(inline, schema=schema)
+    if inline.num_rows <= _FEW_ROWS:
+        frame = frame.coalesce(1)  # one task and, in a sink of files, one file
     if not files:
         return frame
     names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]

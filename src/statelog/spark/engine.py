@@ -15,9 +15,10 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
+from statelog.core.task_count import TaskBounds, TaskCount
 from statelog.errors import StatelogError
+from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.config import EngineConfig
 from statelog.spark.delivery import (
@@ -39,8 +40,12 @@ from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
+from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
+from statelog.spark.task_count import batch_cost, input_bytes
+from statelog.spark.ticks import Pace, nothing_due
+from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
 
 _log = logging.getLogger("statelog.spark")
 
@@ -80,13 +85,20 @@ class MicroBatchEngine:
     Args:
         config: The query.
         sink: Takes the output frame and the batch id.
+        query_times: Tells the times of a micro-batch; None where nothing depends on them.
     """
 
-    def __init__(self, config: EngineConfig, sink: Sink) -> None:
+    def __init__(
+        self, config: EngineConfig, sink: Sink, query_times: QueryTimes | None = None
+    ) -> None:
         self._config = config
         self._sink = sink
+        self._query_times = query_times
+        self._pace = Pace()
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
+        self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
+        self._warned_of = ""
 
     def open(self) -> None:
         """Check that this query can go on from what its location holds; see `StateLocation`."""
@@ -104,41 +116,62 @@ class MicroBatchEngine:
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
+        config = self._config
         context = frame.sparkSession.sparkContext
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
+        times = (
+            BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
+        )
         if not self._location.epoch:
             self._location.take_over(query_id)
-            if self._location.is_committed(query_id, batch_id):
+            if self._location.is_committed(query_id, batch_id, times):
                 self._replay(frame, batch_id)
                 return
+        record = self._location.record
+        if record is not None:
+            times = times.not_before(record.watermark_ms)
+        if nothing_due(config, record, times):
+            self._pace.keep()
+            return
         watch = Stopwatch()
-        spec = self._spec(batch_id)
-        self._coordinator.trigger(spec.checkpoint_id, self._location.ranges)
-        recorder = self._location.recorder
-        recorder.materialization_started(len(spec.snapshots))
+        size = self._input_bytes(frame, times)
+        spec = self._spec(batch_id, times, self._task_count.choose(size))
+        self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
         try:
-            acks = self._run(frame, spec, watch)
-            completed = self._commit(spec, query_id, acks, watch)
+            acks = self._run(frame, spec, times, watch)
+            if times.is_idle and not any(map(_did_something, acks)):
+                self._location.snapshots.aborted(spec.snapshots)
+                self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
+                return
+            completed = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
-            recorder.materialization_failed(len(spec.snapshots))
+            self._location.snapshots.aborted(spec.snapshots)
             # What failed is the news; a coordinator that was fenced refuses even this.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        recorder.materialization_completed(
-            len(spec.snapshots), slowest_phases(acks).get("snapshot", 0.0)
-        )
+        if not times.is_idle:  # ticks say nothing of the next batch with rows
+            self._task_count.ran(batch_cost(acks, size))
+        self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed)
-        if self._config.delivery is Delivery.STAGED:
+        if config.delivery is Delivery.STAGED:
             self._deliver(frame, batch_id, completed, inline_outputs(acks))
         watch.lap("deliver")
         self._location.clean_up()
         watch.lap("clean_up")
         self._report(spec, completed, acks, watch)
 
-    def _spec(self, batch_id: int) -> TaskSpec:
+    def _input_bytes(self, frame: DataFrame, times: BatchTimes) -> int | None:
+        """Return the size of the input where it is known and of use."""
+        config = self._config
+        has_initial_rows = self._location.base is None and config.initial is not None
+        if config.min_tasks == config.max_tasks or has_initial_rows:
+            return None
+        return 0 if times.is_idle and config.plan.is_stateless else input_bytes(frame)
+
+    def _spec(self, batch_id: int, times: BatchTimes, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
-        overdue = config.materialization.choose(location.log_distances())
+        ranges = split_key_groups(config.max_parallelism, tasks)
         return TaskSpec(
             location=config.location,
             store_options=config.store_options,
@@ -148,16 +181,20 @@ class MicroBatchEngine:
             checkpoint_id=location.next_checkpoint_id(batch_id),
             base_id=-1 if location.base is None else location.base.checkpoint_id,
             committed=location.committed_handles(),
-            ranges=location.ranges,
+            ranges=ranges,
             schema=location.schema.to_json(),
             key_positions=config.key_positions,
             first_input=config.first_input,
             output=config.arrow_output,
             processor=config.processor,
             time_mode=config.time_mode,
-            now_ms=now_ms() if config.time_mode != "none" else -1,
-            snapshots=frozenset(() if overdue is None else (overdue,)),
-            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // len(location.ranges)),
+            now_ms=times.now_ms if config.time_mode != "none" else -1,
+            watermark_ms=times.watermark_ms,
+            event_time_output=config.event_time_output,
+            reads_input=not (times.is_idle and config.plan.is_stateless),
+            # A tick must not commit, or try a failing store each time, for a snapshot alone.
+            snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
+            inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             backend=config.backend,
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,
@@ -166,12 +203,24 @@ class MicroBatchEngine:
             else config.initial.task_layout,
         )
 
-    def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
-        if spec.initial is not None and self._config.initial is not None:
-            frame = with_initial_rows(frame, self._config.initial)
-        tasks = len(self._location.ranges)
-        partition = partition_of(tasks, self._config.max_parallelism)
-        partitioned = frame.repartitionById(tasks, partition)
+    def _partitioned(self, frame: DataFrame, spec: TaskSpec, times: BatchTimes) -> DataFrame:
+        """Return the input with one partition for each task."""
+        config, tasks = self._config, len(spec.ranges)
+        if not spec.reads_input:
+            return frame.sparkSession.range(0, tasks, 1, tasks)
+        if config.event_time is not None:
+            frame = without_late_rows(frame, config.event_time, times.late_ms)
+        if spec.initial is not None and config.initial is not None:
+            frame = with_initial_rows(frame, config.initial)
+        if tasks == 1:  # everything goes to one task: nothing to shuffle
+            return frame.coalesce(1)
+        return frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
+
+    def _run(
+        self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
+    ) -> list[TaskAck]:
+        tasks = len(spec.ranges)
+        partitioned = self._partitioned(frame, spec, times)
         watch.lap("plan")
         if spec.staged:
             acks = collect_acks(partitioned, spec)
@@ -190,7 +239,12 @@ class MicroBatchEngine:
         return acks
 
     def _commit(
-        self, spec: TaskSpec, query_id: str, acks: Sequence[TaskAck], watch: Stopwatch
+        self,
+        spec: TaskSpec,
+        query_id: str,
+        times: BatchTimes,
+        acks: Sequence[TaskAck],
+        watch: Stopwatch,
     ) -> CompletedCheckpoint:
         for ack in acks:
             self._coordinator.acknowledge(
@@ -203,7 +257,7 @@ class MicroBatchEngine:
             schema=spec.schema,
             query_id=query_id,
             batch_id=spec.batch_id,
-            tasks=len(self._location.ranges),
+            tasks=len(spec.ranges),
             delivery=self._config.delivery.value,
             time_mode=spec.time_mode,
             now_ms=spec.now_ms,
@@ -215,6 +269,9 @@ class MicroBatchEngine:
             output_bytes=len(section or b"") + sum(handle.size_bytes for handle in files),
             output_files=[handle.to_json() for handle in files],
             went_back_to=self._location.went_back_to,
+            watermark_ms=times.watermark_ms,
+            next_due_ms=min(ack.next_due_ms for ack in acks),
+            position=times.position,
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,
@@ -256,6 +313,9 @@ class MicroBatchEngine:
         base = self._location.base
         if base is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
+        if self._config.plan.has_watermark or not self._config.plan.is_stateless:
+            # What Spark keeps before this operator goes forward only as the rows are evaluated.
+            frame.write.format("noop").mode("append").save()
         record = BatchRecord.of(base)
         if record.delivery == Delivery.STAGED.value:
             section = self._coordinator.section(base.checkpoint_id, OUTPUT_SECTION)
@@ -266,7 +326,7 @@ class MicroBatchEngine:
                 batch_id=batch_id,
                 checkpoint_id=base.checkpoint_id,
                 replayed=True,
-                tasks=len(self._location.ranges),
+                tasks=record.tasks,
                 output_rows=record.output_rows,
                 milliseconds=watch.with_total(),
             )
@@ -280,24 +340,32 @@ class MicroBatchEngine:
         watch: Stopwatch,
     ) -> None:
         record = BatchRecord.of(completed)
-        distances = self._location.log_distances()
-        files = {path for ack in acks for path in _files_of(ack)}
+        distances = self._location.snapshots.distances
+        groups, keys = largest_groups(acks), largest_keys(acks)
+        warning = dominating(groups, keys)
+        if warning and warning.partition(" has ")[0] != self._warned_of:
+            self._warned_of = warning.partition(" has ")[0]
+            _log.warning("batch %d is uneven: %s", spec.batch_id, warning)
         self._emit(
             BatchProgress(
                 batch_id=spec.batch_id,
                 checkpoint_id=completed.checkpoint_id,
-                tasks=len(self._location.ranges),
+                tasks=len(spec.ranges),
                 rows=record.rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
                 state_entries=record.state_entries,
                 delta_bytes=record.delta_bytes,
                 output_bytes=record.output_bytes,
-                objects=1 + len(files),
-                object_bytes=self._coordinator.committed_bytes,
-                log_bytes=sum(distance.log_bytes for distance in distances),
-                log_handles=sum(distance.log_handles for distance in distances),
+                objects=1 + sum(ack.objects for ack in acks),
+                object_bytes=self._coordinator.committed_bytes
+                + sum(ack.object_bytes for ack in acks),
+                log_bytes=distances.log_bytes,
+                log_handles=distances.log_handles,
                 snapshots=sum(ack.materialized is not None for ack in acks),
+                snapshots_failed=sum(bool(ack.snapshot_error) for ack in acks),
+                largest_key_groups=groups,
+                largest_keys=keys,
                 catch_up=summed_catch_up(acks),
                 milliseconds=watch.with_total(),
                 task_milliseconds=slowest_phases(acks),
@@ -310,11 +378,7 @@ class MicroBatchEngine:
             self._config.on_progress(progress)
 
 
-def _files_of(ack: TaskAck) -> list[str]:
-    """Return the objects that a task wrote to the store."""
-    handles: list[object] = [ack.output]
-    if ack.log is not None:
-        handles += [entry.handle for entry in ack.log.handles_and_offsets]
-    if ack.materialized is not None:
-        handles.append(ack.materialized.handle)
-    return [handle.path for handle in handles if isinstance(handle, FileStateHandle)]
+def _did_something(ack: TaskAck) -> bool:
+    """Return whether a task saw rows, or changed or put out anything."""
+    wrote = ack.log is not None or ack.materialized is not None
+    return wrote or ack.rows > 0 or ack.output_rows > 0

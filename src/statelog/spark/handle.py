@@ -218,7 +218,9 @@ class TaskHandle(StatefulProcessorHandle):
 
     def _timers_or_error(self) -> api.Timers:
         if self._timers is None:
-            raise UsageError("timers need the time mode ProcessingTime; this query has None")
+            raise UsageError(
+                "timers need the time mode ProcessingTime or EventTime; this query has None"
+            )
         return self._timers
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -268,12 +270,12 @@ class DriverHandle(StatefulProcessorHandle):
 
     Args:
         parse: Turns a DDL string into a schema (needs the driver's session).
-        has_timers: Whether the time mode allows a time to live and timers.
+        has_ttl: Whether the time mode allows a time to live.
     """
 
-    def __init__(self, parse: Callable[[str], StructType], has_timers: bool) -> None:
+    def __init__(self, parse: Callable[[str], StructType], has_ttl: bool) -> None:
         self._parse = parse
-        self._has_timers = has_timers
+        self._has_ttl = has_ttl
         self.states: list[StateDescriptor] = []
         self.deleted: set[str] = set()
 
@@ -294,7 +296,7 @@ class DriverHandle(StatefulProcessorHandle):
             raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
         if ttl_ms is not None and type(ttl_ms) is not int:
             raise UsageError(f"state {name!r}: a time to live is an int in ms, not {ttl_ms!r}")
-        if ttl_ms is not None and (ttl_ms <= 0 or not self._has_timers):
+        if ttl_ms is not None and (ttl_ms <= 0 or not self._has_ttl):
             raise UsageError(
                 f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
                 f"0 ms (got {ttl_ms})"
@@ -403,7 +405,7 @@ def operator_schema(
     key_schema: pa.Schema,
     parse: Callable[[str], StructType],
     *,
-    has_timers: bool,
+    time_mode: str,
 ) -> OperatorStateSchema:
     """
     Return what *processor* keeps, by running `init` and `close` of a copy of it.
@@ -412,7 +414,7 @@ def operator_schema(
         ProcessorError: `init` or `close` failed.
         UsageError: A state variable has a type that cannot be kept.
     """
-    handle = DriverHandle(parse, has_timers)
+    handle = DriverHandle(parse, has_ttl=time_mode == "processingtime")
     trial = copy.deepcopy(processor)
     method = "init"
     try:
@@ -423,7 +425,7 @@ def operator_schema(
         raise ProcessorError(
             f"{type(processor).__name__}.{method} failed: {type(error).__name__}: {error}"
         ) from error
-    if has_timers:
+    if time_mode != "none":
         handle.states.append(StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])))
     schema = OperatorStateSchema(
         operator_id, key_schema, tuple(handle.states), deleted=frozenset(handle.deleted)

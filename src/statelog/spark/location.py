@@ -19,7 +19,6 @@ from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.core.materialization_policy import LogDistance
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -27,10 +26,11 @@ from statelog.errors import (
     StatelogError,
     StoreError,
 )
-from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
+from statelog.spark.snapshots import Snapshots
+from statelog.spark.watermark import NOTHING_READ, BatchTimes
 from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import LocationPaths, open_store
@@ -52,8 +52,8 @@ class StateLocation:
         self._config = config
         self._paths = LocationPaths()
         self._store = open_store(config.location, options=config.store_options, fsync=config.fsync)
-        self.ranges = split_key_groups(config.max_parallelism, config.tasks)
-        self.recorder = CheckpointRecorder(config.metrics)
+        recorder = CheckpointRecorder(config.metrics)
+        self.snapshots = Snapshots(config.materialization, config.max_parallelism, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
@@ -61,7 +61,7 @@ class StateLocation:
             max_parallelism=config.max_parallelism,
             options=config.checkpoints,
             clock_ms=now_ms,
-            recorder=self.recorder,
+            recorder=recorder,
         )
         self.schema = config.schema
         self.base: CompletedCheckpoint | None = None
@@ -117,14 +117,15 @@ class StateLocation:
         self.base = self.coordinator.restore(wanted)
         if self.base is not None:
             self._evolve(self.base)
-            self.went_back_to = BatchRecord.of(self.base).went_back_to if wanted is None else wanted
+            record = BatchRecord.of(self.base)
+            self.went_back_to = record.went_back_to if wanted is None else wanted
+            self.snapshots.begin(self.base, record.state_entries)
         self._next_id = max(present, default=-1) + 1
         _log.info(
-            "state location %s: epoch %d, base checkpoint %s, %d tasks, delivery %s",
+            "state location %s: epoch %d, base checkpoint %s, delivery %s",
             config.location,
             self.epoch,
             None if self.base is None else self.base.checkpoint_id,
-            config.tasks,
             config.delivery.value,
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
@@ -164,17 +165,27 @@ class StateLocation:
     def advance(self, completed: CompletedCheckpoint) -> None:
         """Go on from *completed*."""
         self.base, self._next_id = completed, completed.checkpoint_id + 1
+        self.snapshots.advance(completed)
 
-    def is_committed(self, query_id: str, batch_id: int) -> bool:
+    @property
+    def record(self) -> BatchRecord | None:
+        """The record of the checkpoint to go on from, or None."""
+        return None if self.base is None else BatchRecord.of(self.base)
+
+    def is_committed(self, query_id: str, batch_id: int, times: BatchTimes) -> bool:
         """
         Return whether the run begins with a batch that is committed already.
+
+        Batches that read nothing from any source may be missing: idle ticks with nothing to do
+        are not committed.
 
         Raises:
             CheckpointError: The batch does not follow on the state.
         """
         base, config = self.base, self._config
         if base is None:
-            if batch_id != 0 and config.restore != "empty":
+            read_before = times.position_before != NOTHING_READ
+            if batch_id != 0 and config.restore != "empty" and read_before:
                 raise CheckpointError(
                     f"the query is at batch {batch_id}, but {config.location} holds no checkpoint: "
                     "its state is missing. Point stateLocation to the state, or ask for "
@@ -187,7 +198,12 @@ class StateLocation:
             return False
         if batch_id == record.batch_id:
             return True
-        if batch_id != record.batch_id + 1 and base.checkpoint_id != self.went_back_to:
+        follows = batch_id == record.batch_id + 1 or (
+            batch_id > record.batch_id
+            and record.position is not None
+            and record.position == times.position_before
+        )
+        if not follows and base.checkpoint_id != self.went_back_to:
             raise CheckpointError(
                 f"the query is at batch {batch_id}, but the state in {config.location} is that "
                 f"after batch {record.batch_id}: they do not belong together. Restore a checkpoint "
@@ -195,22 +211,6 @@ class StateLocation:
                 reason="gap",
             )
         return False
-
-    def log_distances(self) -> list[LogDistance]:
-        """Return how far the log of each task's range has run ahead of its snapshots."""
-        if self.base is None:
-            return []
-        distances = []
-        for key_group_range in self.ranges:
-            handle = self.base.for_range(key_group_range)
-            distances.append(
-                LogDistance(
-                    log_bytes=sum(log.size_bytes for log in handle.log),
-                    log_handles=len(handle.log),
-                    snapshot_bytes=sum(max(m.handle.size_bytes, 0) for m in handle.materialized),
-                )
-            )
-        return distances
 
     def committed_handles(self) -> tuple[str, ...]:
         """Return the ids of the log handles that the base checkpoint itself added."""
@@ -245,6 +245,13 @@ class StateLocation:
 
     def _evolve(self, base: CompletedCheckpoint) -> None:
         record = BatchRecord.of(base)
+        if {record.time_mode, self._config.time_mode} == {"processingtime", "eventtime"}:
+            raise CheckpointError(
+                f"{self._config.location} holds timers of the time mode {record.time_mode}, the "
+                f"query has {self._config.time_mode}: the same numbers would mean other times. Keep "
+                "the time mode, or use another stateLocation",
+                reason="incompatible",
+            )
         stored = OperatorStateSchema.from_json(record.schema)
         self.schema = evolve(stored, self._config.schema, now_ms=max(now_ms(), record.now_ms))
 

@@ -27,13 +27,15 @@ from statelog.spark.grouping import KeyedFrame, keyed_frame, session_of
 from statelog.spark.handle import operator_schema
 from statelog.spark.initial_state import initial_state
 from statelog.spark.plan import RecordedPlan
+from statelog.spark.plans import InputPlan, input_plan
 from statelog.spark.progress import BatchProgress
 from statelog.spark.session import parse_schema, refuse_connect, use_this_python
 from statelog.spark.settings import QuerySettings, settle
 from statelog.spark.types import arrow_schema
+from statelog.spark.watermark import check_output_column, event_time_column
 
 _OPERATOR_ID = "transform_with_state"
-_TIME_MODES = ("none", "processingtime")
+_TIME_MODES = ("none", "processingtime", "eventtime")
 _OUTPUT_MODES = ("append", "update", "complete")
 
 
@@ -50,8 +52,14 @@ class OperatorSettings(TypedDict, total=False):
         delivery: "staged" (the default): rows are committed with the state and redelivered
             identically, exactly once for a sink that honours the batch id.  "direct": one Spark job
             less, at least once.
-        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: the
-            number of cores; over a batch frame `spark.sql.shuffle.partitions`.
+        idleTicks: Run a micro-batch at every trigger, so that timers fire when no data comes; fixed
+            for the life of the query.  Default: as the query began; for a new one, whether there
+            can be timers.
+        tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: as
+            many as each micro-batch is worth, between *minTasks* and *maxTasks*; over a batch frame
+            `spark.sql.shuffle.partitions`.
+        minTasks: At least so many, where *tasks* is left out (default 1).
+        maxTasks: At most so many, where *tasks* is left out (default: the number of cores).
         maxParallelism: Number of key groups (default 128); fixed for the life of the state.
         operatorId: Name of the operator; state of another one is refused.
         restore: "latest" (the default), "empty" (insist on starting without state), or the id of
@@ -75,7 +83,10 @@ class OperatorSettings(TypedDict, total=False):
 
     stateLocation: str | None
     delivery: str | None
+    idleTicks: bool | None
     tasks: int | None
+    minTasks: int | None
+    maxTasks: int | None
     maxParallelism: int | None
     operatorId: str | None
     restore: int | str | None
@@ -112,10 +123,12 @@ def transform_with_state(
         outputStructType: Schema of the output rows, also as DDL text.
         outputMode: "Update", "Append" or "Complete"; all hand on what the processor yields, as in
             Spark, and the writer knows the first two.
-        timeMode: "None" or "ProcessingTime" (timers and time to live).
+        timeMode: "None", "ProcessingTime" (timers and time to live) or "EventTime" (timers by the
+            watermark; late rows are dropped).  See docs/time.md.
         initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types; its rows go to
             `handleInitialState` in the first micro-batch of a state that is empty, and never again.
-        eventTimeColumnName: Not offered yet; must be empty.
+        eventTimeColumnName: Output column that holds the event time; rows older than the
+            watermark are refused.  Empty for none.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -126,8 +139,6 @@ def transform_with_state(
         UsageError: An argument or setting is wrong, or asks for what is not offered.
         ProcessorError: The processor's `init` failed.
     """
-    if eventTimeColumnName or str(timeMode).lower() == "eventtime":
-        raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
     return _stateful_frame(
         grouped,
         statefulProcessor,
@@ -135,6 +146,7 @@ def transform_with_state(
         outputMode,
         timeMode,
         initialState,
+        eventTimeColumnName,
         lambda session, output: RowFlavour(),
         settings,
     )
@@ -171,8 +183,6 @@ def transform_with_state_in_pandas(
         UsageError: An argument or setting is wrong, or asks for what is not offered.
         ProcessorError: The processor's `init` failed.
     """
-    if eventTimeColumnName or str(timeMode).lower() == "eventtime":
-        raise UsageError("the time mode EventTime is not offered yet; use None or ProcessingTime")
     return _stateful_frame(
         grouped,
         statefulProcessor,
@@ -180,6 +190,7 @@ def transform_with_state_in_pandas(
         outputMode,
         timeMode,
         initialState,
+        eventTimeColumnName,
         _pandas_flavour,
         settings,
     )
@@ -199,6 +210,7 @@ def _stateful_frame(
     output_mode: str,
     time_mode: str,
     initial: GroupedData | None,
+    event_time_output: str,
     flavour: Callable[[SparkSession, StructType], Flavour],
     settings: OperatorSettings,
 ) -> DataFrame:
@@ -220,14 +232,20 @@ def _stateful_frame(
     # The number of key groups shapes the frame, so the settings come first.
     keyed = keyed_frame(grouped, settled.max_parallelism)
     use_this_python(session)
-    config = _config(session, keyed, processor, output, time_mode.lower(), settled)
+    plan = input_plan(keyed.frame)
+    event_time = _event_time(grouped, plan) if time_mode.lower() == "eventtime" else None
     config = replace(
-        config,
-        flavour=flavour(session, config.output),
+        _config(session, keyed, processor, output, time_mode.lower(), settled),
+        plan=plan,
+        event_time=event_time,
+        event_time_output=event_time_output or None,
+        flavour=flavour(session, parse_schema(session, output)),
         initial=initial_state(initial, keyed, settled.max_parallelism),
         on_progress=on_progress,
         metrics=metrics or Metrics(),
     )
+    if event_time_output:
+        check_output_column(event_time_output, config.output, has_watermark=plan.has_watermark)
     if not keyed.frame.isStreaming:
         return batch_frame(keyed.frame, config, settled.tasks)
     return StatefulStream(
@@ -252,7 +270,7 @@ def _config(
             settings.operator_id or _OPERATOR_ID,
             arrow_schema(keyed.key_schema),
             lambda ddl: parse_schema(session, ddl),
-            has_timers=time_mode != "none",
+            time_mode=time_mode,
         ),
         processor=processor,
         output=output_schema,
@@ -264,6 +282,20 @@ def _config(
         metrics=Metrics(),
         **engine_fields(settings, session.sparkContext.defaultParallelism),
     )
+
+
+def _event_time(grouped: GroupedData, plan: InputPlan) -> str | None:
+    if not grouped._df.isStreaming:
+        raise UsageError(
+            "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
+            "ProcessingTime"
+        )
+    if not plan.has_watermark:
+        raise UsageError(
+            "the time mode EventTime needs a watermark; call withWatermark on the input before "
+            "groupBy"
+        )
+    return event_time_column(grouped._df.schema)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -24,13 +24,17 @@ class BatchProgress:
         delta_bytes: Bytes of the changes.
         output_bytes: Bytes of the staged rows.
         objects: Objects written to the store, the commit included.
-        object_bytes: Their size, as far as the driver knows it.
+        object_bytes: Their size.
         log_bytes, log_handles: Log behind the snapshots: bytes of changes, number of pieces.
-        snapshots: Snapshots written.
+        snapshots, snapshots_failed: Snapshots written; those that could not be.
+        largest_key_groups: Up to three with the most rows: `key_group`, `rows`, `share`.
+        largest_keys: Keys in them that have many rows: `key`, `key_group`, `rows`, `share`; none
+            while the load is even.
         catch_up: Key groups folded from memory, change sets replayed, snapshots restored, key groups
             taken from local files, blocks of key groups put into columns.
         milliseconds: Duration by phase on the driver.
-        task_milliseconds: Duration by phase of the slowest task of each.
+        task_milliseconds: Duration by phase of the slowest task of each; `wait`, for rows, is part
+            of `input`.
     """
 
     batch_id: int
@@ -48,6 +52,9 @@ class BatchProgress:
     log_bytes: int = 0
     log_handles: int = 0
     snapshots: int = 0
+    snapshots_failed: int = 0
+    largest_key_groups: Sequence[Mapping[str, Any]] = ()
+    largest_keys: Sequence[Mapping[str, Any]] = ()
     catch_up: Mapping[str, int] = field(default_factory=dict)
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     task_milliseconds: Mapping[str, float] = field(default_factory=dict)

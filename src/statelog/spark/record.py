@@ -22,6 +22,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         tasks: Number of tasks.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
+        watermark_ms: Its watermark; -1 without.  A query that goes on from here does not go back
+            behind it.
+        next_due_ms: When the next timer is due, in the time of the time mode; `NEVER_MS` without
+            timers, None if unknown.
+        position: How far the sources were read, see `BatchTimes`; None if unknown.
         rows, keys, output_rows: Counts of input rows, keys touched, rows out.
         state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
@@ -45,6 +50,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int
     output_files: list[dict[str, Any]]
     went_back_to: int | None = None
+    watermark_ms: int = -1
+    next_due_ms: int | None = None
+    position: str | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return the checkpoint's properties; staged files live and die with the checkpoint."""

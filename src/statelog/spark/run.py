@@ -8,6 +8,7 @@ that is due, in the order of time; a processor is initialized once per task and 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from statelog.errors import ProcessorError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.handle import TaskHandle
-from statelog.spark.spec import TaskSpec
+from statelog.spark.spec import NEVER_MS, TaskSpec
 from statelog.state.api import Cursor, Timers
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema import TIMERS_NAME
@@ -90,7 +91,8 @@ class ProcessorRun:
             self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
             timers_codec = self._codec.states[self._timers_id].value
             self._timers = Timers(self._cursor, self._timers_id, timers_codec)
-        self._times = TimerValues(spec.now_ms, spec.watermark_ms)
+        has_time = spec.time_mode != "none"
+        self._times = TimerValues(spec.now_ms, spec.watermark_ms if has_time else -1)
         self.output = output
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
@@ -167,10 +169,8 @@ class ProcessorRun:
         self._cursor.enter(self._state.groups[key_group], self._overlay(key_group))
 
     def _fire_timers(self, timers_id: int) -> None:
-        until = self._spec.now_ms
+        until = self._spec.due_until_ms
         self._state.prepare_due(self._range, timers_id, until)
-        spec = self._spec
-        until = spec.watermark_ms if spec.time_mode == "eventtime" else spec.now_ms
         due = []
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
@@ -179,7 +179,7 @@ class ProcessorRun:
                 if key not in changed:
                     due.append((time, key_group, key))
             for key, times in changed.items():
-                due += [(time, key_group, key) for time in times if time <= until]
+                due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
         due.sort(key=_BY_TIME)
         for time, key_group, key in due:
             self._enter(key_group)
@@ -188,7 +188,7 @@ class ProcessorRun:
 
     def _fire(self, time: int, key: Key) -> None:
         timers = self._timers
-        if timers is None or time not in timers.times():
+        if timers is None or not timers.contains(time):
             return  # a timer that fired before it deleted this one
         try:
             produced = self._spec.processor.handleExpiredTimer(
@@ -199,6 +199,26 @@ class ProcessorRun:
         except Exception as error:
             raise self._failed("handleExpiredTimer", key, error) from error
         timers.delete(time)
+
+    def next_due_ms(self) -> int:
+        """Return when the earliest timer of the task is due after this run."""
+        timers_id = self._timers_id
+        if timers_id is None:
+            return NEVER_MS
+        in_columns = self._state.first_timer_in_columns(
+            self._range, timers_id, self._spec.due_until_ms
+        )
+        first = NEVER_MS if in_columns is None else in_columns
+        for key_group in self._range:
+            overlay = self.overlays.get(key_group)
+            changed = overlay[timers_id] if overlay is not None else {}
+            folded = self._state.groups[key_group].first_timer(timers_id, changed)
+            if folded is not None:
+                first = min(first, folded)
+            for times in changed.values():
+                if times:
+                    first = min(first, times[0])
+        return first
 
     def _drop(self, state_id: int) -> None:
         """Remove a variable of every key of the task."""

@@ -63,7 +63,10 @@ def _restore(value: Any, *, key: str) -> int | str:
 _SETTINGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "stateLocation": ("state_location", parse_text),
     "delivery": ("delivery", _delivery),
+    "idleTicks": ("idle_ticks", parse_bool),
     "tasks": ("tasks", parse_count),
+    "minTasks": ("min_tasks", parse_count),
+    "maxTasks": ("max_tasks", parse_count),
     "maxParallelism": ("max_parallelism", parse_count),
     "operatorId": ("operator_id", parse_text),
     "restore": ("restore", _restore),
@@ -97,7 +100,9 @@ class QuerySettings:
         base_location: Folder that holds the state of each query under its name, where the session
             names one.
         delivery: How rows reach the sink.
-        tasks: Number of tasks; None for the default.
+        idle_ticks: Whether there is a micro-batch at every trigger; None for the default.
+        tasks: Number of tasks; None for as many as each micro-batch is worth.
+        min_tasks, max_tasks: Bounds of that; None at most for the number of cores.
         max_parallelism: Number of key groups.
         operator_id: Name of the operator; None for the default.
         restore: "latest", "empty", or a checkpoint id.
@@ -115,7 +120,10 @@ class QuerySettings:
     state_location: str | None = None
     base_location: str | None = None
     delivery: Delivery = Delivery.STAGED
+    idle_ticks: bool | None = None
     tasks: int | None = None
+    min_tasks: int = 1
+    max_tasks: int | None = None
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     operator_id: str | None = None
     restore: int | str = "latest"
@@ -132,9 +140,15 @@ class QuerySettings:
     def __post_init__(self) -> None:
         if self.max_parallelism < 1:
             raise InvalidOptionsError(f"maxParallelism is at least 1; got {self.max_parallelism}")
-        if self.tasks is not None and not 1 <= self.tasks <= self.max_parallelism:
+        tasks = {"tasks": self.tasks, "minTasks": self.min_tasks, "maxTasks": self.max_tasks}
+        for name, value in tasks.items():
+            if value is not None and not 1 <= value <= self.max_parallelism:
+                raise InvalidOptionsError(
+                    f"{name} is 1 to maxParallelism ({self.max_parallelism}); got {value}"
+                )
+        if self.max_tasks is not None and self.min_tasks > self.max_tasks:
             raise InvalidOptionsError(
-                f"tasks is 1 to maxParallelism ({self.max_parallelism}); got {self.tasks}"
+                f"minTasks is at most maxTasks ({self.max_tasks}); got {self.min_tasks}"
             )
         _ = self.backend  # made once, so that it refuses what is wrong
         if self.inline_bytes < 0:
@@ -144,6 +158,13 @@ class QuerySettings:
                 "adopt goes on from state that is there, restore='empty' insists on none: leave "
                 "one of them out"
             )
+
+    def task_bounds(self, cores: int) -> tuple[int, int]:
+        """Return between how many tasks a micro-batch may have, on so many *cores*."""
+        if self.tasks is not None:
+            return self.tasks, self.tasks
+        most = self.max_tasks or min(cores, self.max_parallelism)
+        return self.min_tasks, max(most, self.min_tasks)
 
     @property
     def backend(self) -> StateBackend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,9 @@ from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialLayout
 from statelog.state.backend import StateBackend
 from statelog.state.keyed_state import CatchUp
+
+NEVER_MS = (1 << 63) - 1
+"""A time that does not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,16 @@ class TaskSpec:
         first_input: Where the columns begin that the processor sees.
         output: Schema of the output rows.
         processor: The user's processor.
-        time_mode: "none" or "processingtime".
-        now_ms: Processing time of the batch.
-        snapshots: Partitions that write a snapshot this time.
+        time_mode: "none", "processingtime" or "eventtime".
+        now_ms: Processing time of the batch; -1 without.
+        snapshots: Key groups of which to write a snapshot this time, by partition.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
         staged: Whether output rows go into the answer (else they are the task's result).
         flavour: The form in which the processor sees rows.
         initial: Layout of the input of a first batch that carries initial state.
-        watermark_ms: Event time up to which timers fire, in the time mode EventTime.
+        watermark_ms: The batch's watermark: event-time timers up to it are due; -1 without.
+        event_time_output: The output column that may not be older than the watermark, or None.
+        reads_input: Whether the partitions carry input rows (else the batch is an idle tick).
         backend: Where the worker keeps the state.
     """
 
@@ -63,13 +69,20 @@ class TaskSpec:
     processor: StatefulProcessor
     time_mode: str
     now_ms: int
-    snapshots: frozenset[int]
+    snapshots: Mapping[int, KeyGroupRange]
     inline_bytes: int
     staged: bool
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialLayout | None = None
     watermark_ms: int = -1
+    event_time_output: str | None = None
+    reads_input: bool = True
     backend: StateBackend = field(default_factory=StateBackend)
+
+    @property
+    def due_until_ms(self) -> int:
+        """Up to when timers are due, in the time of the time mode."""
+        return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
 
 
 @dataclass(slots=True)
@@ -81,10 +94,16 @@ class TaskAck:
         partition: Which task.
         key_group_range: Its key groups.
         log: Handle of what it appended; None for no change.
-        materialized: Handle of its snapshot, if it was asked for one.
+        materialized: Handle of its snapshot, if it was asked for one and could write it.
+        snapshot_error: Why it could not.
         output: Staged rows as an Arrow IPC stream, or a handle of the file that holds it.
         rows, keys, entries, output_rows: Counts: input rows, keys touched, state entries, rows out.
+        group_entries: State entries of each of its key groups.
+        top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
+            rows).
         delta_bytes: Bytes of all changes.
+        next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
+        objects, object_bytes: Objects it wrote to the store, and their size.
         caught_up: How the state was brought forward.
         milliseconds: Duration of each phase.
     """
@@ -93,11 +112,18 @@ class TaskAck:
     key_group_range: KeyGroupRange
     log: ChangelogStateHandle | None = None
     materialized: MaterializedHandle | None = None
+    snapshot_error: str = ""
     output: bytes | FileStateHandle | None = None
     rows: int = 0
     keys: int = 0
     entries: int = 0
     output_rows: int = 0
+    group_entries: list[int] = field(default_factory=list)
+    top_groups: list[tuple[int, int]] = field(default_factory=list)
+    top_keys: list[tuple[int, str, int]] = field(default_factory=list)
     delta_bytes: int = 0
+    next_due_ms: int = NEVER_MS
+    objects: int = 0
+    object_bytes: int = 0
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)

@@ -33,9 +33,11 @@ from statelog.spark.initial_state import split_batches
 from statelog.spark.outputs import to_ipc
 from statelog.spark.rows import InputLayout
 from statelog.spark.run import KeyedInput, ProcessorRun
+from statelog.spark.skew import RowCounter
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.types import make_row
+from statelog.spark.watermark import check_event_times
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema import OperatorStateSchema
@@ -44,6 +46,7 @@ from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
 
 _CACHED_BYTES = 64 * 1024 * 1024
 _FREEZE_GROWTH = 1.5
+_ERROR_MAX = 2000
 
 
 class _Worker:
@@ -51,7 +54,7 @@ class _Worker:
 
     def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
         self.epoch = spec.epoch
-        self.store: ObjectStore = CachedStore(
+        self.store = CachedStore(
             open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
         )
         self.paths = LocationPaths()
@@ -121,6 +124,7 @@ def _run(
         raise changed_partitions()
     watch = Stopwatch()
     worker = _worker(spec)
+    objects, object_bytes = worker.store.objects_put, worker.store.bytes_put
     key_group_range = spec.ranges[partition]
     ack = TaskAck(partition, key_group_range)
     ack.caught_up = worker.state.catch_up(
@@ -128,27 +132,39 @@ def _run(
     )
     worker.state.sweep(key_group_range, spec.now_ms)
     watch.lap("catch_up")
-    rows, initial = read_input(spec, worker.state.codec, batches)
+    counter = RowCounter(key_group_range, spec.key_positions)
+    read = spec.reads_input and spec.initial is None
+    counted = counter.through(batches) if read else _input_of(spec, batches)
+    rows, initial = read_input(spec, worker.state.codec, counted)
     _check_range(partition, spec, rows)
+    ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
     watch.lap("input")
+    watch.milliseconds["wait"] = counter.waited_ms
     output_rows = spec.flavour.output(spec.output, spec.batch_id)
     run = ProcessorRun(spec, worker.state, key_group_range, rows, output_rows, initial)
     run.process()
-    ack.rows, ack.keys = rows.row_count, run.key_count
+    ack.rows, ack.keys, ack.next_due_ms = rows.row_count, run.key_count, run.next_due_ms()
     watch.lap("process")
     output = run.output.batch()
+    if spec.event_time_output is not None:
+        check_event_times(output, spec.event_time_output, spec.watermark_ms, spec.batch_id)
     ack.output_rows = output.num_rows
     watch.lap("output")
     _append(worker, spec, run.overlays, run, ack)
     fail_point("between-uploads")
     watch.lap("append")
     if partition in spec.snapshots:
-        ack.materialized = _materialize(worker, spec, key_group_range, run.overlays)
+        _snapshot(worker, spec, spec.snapshots[partition], run.overlays, ack)
         watch.lap("snapshot")
     if spec.staged:
         ack.output = _stage_output(worker, spec, output)
         watch.lap("stage")
-    ack.entries = worker.state.entry_count(key_group_range)
+    ack.group_entries = [
+        worker.state.entry_count(KeyGroupRange(one, one)) for one in key_group_range
+    ]
+    ack.entries = sum(ack.group_entries)
+    ack.objects = worker.store.objects_put - objects
+    ack.object_bytes = worker.store.bytes_put - object_bytes
     _freeze(worker)
     ack.milliseconds = watch.milliseconds
     fail_point("before-acknowledge")
@@ -191,6 +207,14 @@ def read_input(
     return rows, initial
 
 
+def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    if spec.reads_input:
+        return batches
+    for _ in batches:  # what stands for a partition of an idle tick; Spark wants it read
+        pass
+    return ()
+
+
 def _load(
     worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
@@ -230,15 +254,31 @@ def _append(
             )
 
 
+def _snapshot(
+    worker: _Worker,
+    spec: TaskSpec,
+    key_group_range: KeyGroupRange,
+    overlays: dict[int, Overlay],
+    ack: TaskAck,
+) -> None:
+    """Write a snapshot; a failure is only told, because the log has everything."""
+    try:
+        fail_point("before-snapshot")
+        ack.materialized = _materialize(worker, spec, key_group_range, overlays)
+    except Exception as error:
+        ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
+
+
 def _materialize(
     worker: _Worker,
     spec: TaskSpec,
     key_group_range: KeyGroupRange,
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
+    # Always a file: in the handle it would travel in every later checkpoint too.
     data = worker.state.snapshot(key_group_range, overlays, spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
-        worker.store, worker.paths, spec.checkpoint_id
+        worker.store, worker.paths, spec.checkpoint_id, threshold_bytes=0
     )
     with factory.create_task_owned_state_stream() as stream:
         stream.write(data)

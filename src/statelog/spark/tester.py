@@ -264,7 +264,7 @@ class ProcessorTester:
 
     def _operator(self, keys: pa.Schema) -> OperatorCodec:
         schema = operator_schema(
-            self._processor, "tester", keys, parse_ddl, has_timers=self._time_mode != "none"
+            self._processor, "tester", keys, parse_ddl, time_mode=self._time_mode
         )
         return OperatorCodec(schema, make_row)
 
@@ -336,7 +336,7 @@ class ProcessorTester:
             processor=pickle.loads(self._pickled),
             time_mode=self._time_mode,
             now_ms=self._now(),
-            snapshots=frozenset(),
+            snapshots={},
             inline_bytes=0,
             staged=False,
             watermark_ms=self._watermark_ms if self._time_mode == "eventtime" else -1,

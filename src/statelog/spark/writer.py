@@ -24,6 +24,8 @@ from statelog.spark.engine import MicroBatchEngine
 from statelog.spark.plan import RecordedPlan
 from statelog.spark.settings import OPTION_PREFIX, settle
 from statelog.spark.sinks import Target, batch_sink, foreach_sink
+from statelog.spark.ticks import wants_ticks, with_ticks
+from statelog.spark.watermark import QueryTimes
 from statelog.store.object_store import normalize_url
 
 _CHECKPOINT = "checkpointlocation"
@@ -45,6 +47,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._settings: dict[str, Any] = {}
         self._checkpoint: str | None = None
         self._query_name: str | None = None
+        self._trigger: dict[str, Any] = {}
         self._sink: Sink | None = None
         self._target = Target()
 
@@ -79,6 +82,7 @@ class StatefulStreamWriter(DataStreamWriter):
                     "processingTime or availableNow"
                 )
         super().trigger(**trigger)
+        self._trigger = trigger
         return self
 
     def queryName(self, queryName: str) -> StatefulStreamWriter:
@@ -212,12 +216,27 @@ class StatefulStreamWriter(DataStreamWriter):
             location=normalize_url(location),
             **engine_fields(settings, self._spark.sparkContext.defaultParallelism),
         )
-        plan = self._plan
-        engine = MicroBatchEngine(config, lambda frame, batch: sink(plan.apply(frame), batch))
+        plan, frame = self._plan, self._operator.frame
+        ticks = wants_ticks(
+            settings.idle_ticks, config.time_mode, frame, config.plan.sources, checkpoint
+        )
+        timeless = config.time_mode == "none" and not ticks and config.event_time_output is None
+        times = None if timeless else QueryTimes(self._spark, ticks=ticks)
+        engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
         engine.open()
+        if ticks:
+            self._begin_anew(with_ticks(frame))
         super().foreachBatch(engine)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
         return self._sq(self._jwrite.start())
+
+    def _begin_anew(self, frame: DataFrame) -> None:
+        """Write *frame* instead, under the name and with the trigger that were set."""
+        self._jwrite = frame._jdf.writeStream()
+        if self._query_name is not None:
+            super().queryName(self._query_name)
+        if self._trigger:
+            super().trigger(**self._trigger)
 
     def _checkpoint_location(self) -> str:
         """Return the query's checkpointLocation, found as Spark finds it."""

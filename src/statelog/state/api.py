@@ -17,7 +17,15 @@ from typing import Any
 
 from statelog.errors import UsageError
 from statelog.state.codec import StructCodec
-from statelog.state.tables import Key, KeyGroupState, ListDelta, MapDelta, Overlay, Values
+from statelog.state.tables import (
+    Key,
+    KeyGroupState,
+    ListDelta,
+    MapDelta,
+    Overlay,
+    Values,
+    holds_time,
+)
 
 _MISSING = object()
 
@@ -337,25 +345,39 @@ class ExpiringMapState(MapState):
 
 
 class Timers(BoundState):
-    """The timers of each key: a set of times in milliseconds."""
+    """
+    The timers of each key: a set of times in milliseconds.
+
+    The overlay holds a key's times as an ascending list, made once per key and micro-batch and
+    changed in place, so that a key with thousands of timers is not copied at every call.
+    """
+
+    def _held(self) -> Any:
+        times: Any = self._overlay.get(self._cursor.key)
+        return self._base.get(self._cursor.key, ()) if times is None else times
+
+    def _own(self) -> list[int]:
+        key = self._cursor.key
+        times: list[int] | None = self._overlay.get(key)
+        if times is None:
+            times = self._overlay[key] = list(self._base.get(key, ()))
+        return times
 
     def register(self, time_ms: int) -> None:
         """Add a timer; a second one for the same time is the same timer."""
-        times = self.times()
-        if time_ms not in times:
-            position = bisect.bisect(times, time_ms)
-            self._overlay[self._cursor.key] = (*times[:position], time_ms, *times[position:])
+        if not self.contains(time_ms):
+            bisect.insort(self._own(), time_ms)
 
     def delete(self, time_ms: int) -> None:
         """Remove a timer, if it is there."""
-        times = self.times()
-        if time_ms in times:
-            self._overlay[self._cursor.key] = tuple(time for time in times if time != time_ms)
+        if self.contains(time_ms):
+            times = self._own()
+            del times[bisect.bisect_left(times, time_ms)]
+
+    def contains(self, time_ms: int) -> bool:
+        """Return whether the current key has a timer at *time_ms*."""
+        return holds_time(self._held(), time_ms)
 
     def times(self) -> tuple[int, ...]:
         """Return the timers of the current key, ascending."""
-        key = self._cursor.key
-        times: Any = self._overlay.get(key, _MISSING)
-        if times is _MISSING:
-            times = self._base.get(key, ())
-        return tuple(times)
+        return tuple(self._held())

@@ -137,6 +137,17 @@ class ColumnarRun:
         alive = ~self.moved[rows]
         return rows[alive], np.concatenate(askers)[alive]
 
+    def first_timer(self, column: int, after_ms: int) -> int | None:
+        """
+        Return the earliest timer in *column* of the rows not moved, or None.
+
+        After a look for what is due up to *after_ms* it costs nothing, but for the rows moved
+        since; it may name one of a row that was moved, which is only too early.
+        """
+        if self._earliest is None or self._earliest <= after_ms:
+            self.due_rows(column, after_ms)
+        return None if self._earliest in (None, _NEVER) else self._earliest
+
     def due_rows(self, column: int, until_ms: int) -> Rows:
         """Return the rows not moved whose first timer in *column* is at or before *until_ms*."""
         if self._earliest is not None and self._earliest > until_ms:

@@ -145,6 +145,14 @@ class KeyedState:
         if self._runs is not None:
             self._runs.move_due(key_group_range, state_id, until_ms)
 
+    def first_timer_in_columns(
+        self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
+    ) -> int | None:
+        """Return the earliest timer of the keys in columns; None for none.  See `prepare_due`."""
+        if self._runs is None:
+            return None
+        return self._runs.first_timer(key_group_range, state_id, after_ms)
+
     def prepare_all(self, key_group_range: KeyGroupRange) -> None:
         """Make all keys ready; they must fit into memory."""
         if self._runs is not None:

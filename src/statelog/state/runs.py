@@ -81,6 +81,14 @@ class Runs:
             rows.append((run, due[(due >= start) & (due < stop)]))
         move_rows(self.layout, self._groups, rows)
 
+    def first_timer(
+        self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
+    ) -> int | None:
+        """Return the earliest timer in columns, once those up to *after_ms* were moved."""
+        column = self.layout.columns[state_id]
+        times = [run.first_timer(column, after_ms) for run, _ in self._in(key_group_range)]
+        return min((time for time in times if time is not None), default=None)
+
     def move_all(self, key_group_range: KeyGroupRange) -> None:
         """Make all of these key groups dict tables."""
         for key_group in key_group_range:

@@ -10,8 +10,9 @@ batch folds in the deltas it reads from the log: both ways are one function, `fo
 
 from __future__ import annotations
 
+import bisect
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from statelog.state.schema import StateKind
@@ -54,7 +55,7 @@ class MapDelta:
 
 
 Overlay = list[dict[Key, Any]]
-"""By state id: key -> delta.  Value: the new value or None.  Timers: the new tuple."""
+"""By state id: key -> delta.  Value: the new value or None.  Timers: all of them, ascending."""
 
 
 def nothing(kind: StateKind) -> Any:
@@ -82,7 +83,15 @@ class KeyGroupState:
     `sweep_due_ms`: before this time no entry can be one.
     """
 
-    __slots__ = ("_timer_heap", "folded", "kinds", "sweep_due_ms", "tables", "version")
+    __slots__ = (
+        "_timer_count",
+        "_timer_heap",
+        "folded",
+        "kinds",
+        "sweep_due_ms",
+        "tables",
+        "version",
+    )
 
     def __init__(self, kinds: Sequence[StateKind], version: int = -1) -> None:
         self.kinds = kinds
@@ -91,6 +100,7 @@ class KeyGroupState:
         self.folded = 0
         self.sweep_due_ms = -1
         self._timer_heap: list[tuple[int, _Opaque]] | None = None
+        self._timer_count = 0
 
     def fold(self, overlay: Overlay) -> None:
         """Bring the tables forward by *overlay*."""
@@ -109,15 +119,20 @@ class KeyGroupState:
             case StateKind.MAP:
                 _fold_maps(table, deltas)
             case StateKind.TIMER:
-                heap = self._timer_heap
-                for key, times in deltas.items():
-                    if times:
-                        table[key] = times
-                    else:
-                        table.pop(key, None)
-                    if heap is not None:
-                        for time in times:
-                            heapq.heappush(heap, (time, _Opaque(key)))
+                self._fold_timers(table, deltas)
+
+    def _fold_timers(self, table: Table, deltas: dict[Key, Sequence[int]]) -> None:
+        heap = self._timer_heap
+        for key, times in deltas.items():
+            before = table.get(key, ())
+            self._timer_count += len(times) - len(before)
+            if times:
+                table[key] = tuple(times)
+            else:
+                table.pop(key, None)
+            if heap is not None:
+                for time in set(times).difference(before):
+                    heapq.heappush(heap, (time, _Opaque(key)))
 
     def timers_due(self, state_id: int, until_ms: int) -> Iterator[tuple[int, Key]]:
         """
@@ -127,11 +142,7 @@ class KeyGroupState:
         entries are hints; what counts is the table.
         """
         table = self.tables[state_id]
-        heap = self._timer_heap
-        if heap is None or len(heap) > 64 + 2 * sum(map(len, table.values())):
-            heap = [(time, _Opaque(key)) for key, times in table.items() for time in times]
-            heapq.heapify(heap)
-            self._timer_heap = heap
+        heap = self._heap(table)
         seen: set[tuple[int, Key]] = set()
         pending = [0] if heap else []
         while pending:
@@ -141,9 +152,48 @@ class KeyGroupState:
                 continue
             pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
             key = opaque.key
-            if (time, key) not in seen and time in table.get(key, ()):
+            if (time, key) not in seen and holds_time(table.get(key, ()), time):
                 seen.add((time, key))
                 yield time, key
+
+    def first_timer(self, state_id: int, changed: Collection[Key]) -> int | None:
+        """
+        Return the earliest folded timer of the keys that are not in *changed*, or None.
+
+        The cost is that of the timers before it.
+        """
+        table = self.tables[state_id]
+        heap = self._heap(table)
+        while heap and not holds_time(table.get(heap[0][1].key, ()), heap[0][0]):
+            heapq.heappop(heap)  # the timer is gone; if it comes again, a fold brings a new hint
+        first: int | None = None
+        pending = [0] if heap else []
+        while pending:
+            index = pending.pop()
+            time, opaque = heap[index]
+            if first is not None and time >= first:
+                continue
+            if opaque.key not in changed and holds_time(table.get(opaque.key, ()), time):
+                first = time
+            else:
+                pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
+        return first
+
+    def _heap(self, table: Table) -> list[tuple[int, _Opaque]]:
+        heap = self._timer_heap
+        if heap is None:  # the table may have been put in whole, by a snapshot
+            self._timer_count = sum(map(len, table.values()))
+        if heap is None or len(heap) > 64 + 2 * self._timer_count:
+            heap = [(time, _Opaque(key)) for key, times in table.items() for time in times]
+            heapq.heapify(heap)
+            self._timer_heap = heap
+        return heap
+
+
+def holds_time(times: Sequence[int], time: int) -> bool:
+    """Return whether *time* is one of the ascending *times*."""
+    at = bisect.bisect_left(times, time)
+    return at < len(times) and times[at] == time
 
 
 class _Opaque:

@@ -17,6 +17,8 @@ class CachedStore:
     """
     An `ObjectStore` that keeps whole objects it read, least recently used dropped first.
 
+    `objects_put` and `bytes_put` count what was written through it.
+
     Args:
         store: Where everything really is.
         max_bytes: Upper bound of what is kept; larger objects pass through.
@@ -29,6 +31,8 @@ class CachedStore:
         self._max_bytes = max_bytes
         self._objects: OrderedDict[str, memoryview] = OrderedDict()
         self._bytes = 0
+        self.objects_put = 0
+        self.bytes_put = 0
 
     @property
     def url(self) -> str:
@@ -60,10 +64,19 @@ class CachedStore:
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object."""
         self._store.put(path, data)
+        self._count(data)
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
         """Write a new object, or raise `ObjectExistsError`."""
         self._store.put_if_absent(path, data)
+        self._count(data)
+
+    def _count(self, data: Buffers) -> None:
+        self.objects_put += 1
+        if isinstance(data, bytes | bytearray | memoryview):
+            self.bytes_put += len(data)
+        else:
+            self.bytes_put += sum(map(len, data))
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object."""

@@ -63,7 +63,14 @@ _HINTS: Final = (
     ),
     (("os error 20", "Not a directory"), "a part of the path is a file, not a folder"),
     (
-        ("os error 28", "No space left", "os error 122", "os error 27"),
+        (
+            "os error 28",
+            "No space left",
+            "os error 122",
+            "Disk quota exceeded",
+            "os error 27",
+            "File too large",
+        ),
         "the disk or quota is full; nothing of this object is visible",
     ),
     (("os error 30", "Read-only file system"), "the file system is mounted read-only"),

@@ -46,6 +46,15 @@ def kind_of(url: str) -> StoreKind | None:
     return next((kind for kind in StoreKind if kind.value == scheme), None)
 
 
+def is_known(location: str) -> bool:
+    """Return whether *location* is a path or a URL that obstore has a client for."""
+    scheme, separator, _ = location.partition("://")
+    if not separator or len(scheme) < 2 or "/" in scheme:
+        return True
+    scheme = scheme.lower()
+    return kind_of(f"{_SCHEME_ALIASES.get(scheme, scheme)}:") is not None
+
+
 def normalize_url(location: str) -> str:
     """
     Return *location* as a URL that obstore understands.

@@ -17,15 +17,19 @@ import obstore
 import obstore.exceptions as obstore_errors
 
 from statelog.errors import (
+    InvalidOptionsError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
     UsageError,
 )
+from statelog.format.change_set import joined
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.client import check_options, fsync_path, make_client
 from statelog.store.explain import is_missing_bucket, one_line
-from statelog.store.location import kind_of, local_path, normalize_url
+from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
+from statelog.store.local_disk import can_write, write_object
+from statelog.store.location import is_known, kind_of, local_path, normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
 __all__ = ["ObstoreStore", "normalize_url", "open_store"]
@@ -33,6 +37,8 @@ __all__ = ["ObstoreStore", "normalize_url", "open_store"]
 _LIST_CHUNK: Final = 1000
 _DELETE_CHUNK: Final = 1000  # what S3 takes in one request
 _WRITE_ATTEMPTS: Final = 3
+_JOIN_MAX_BYTES: Final = 64 * 1024 * 1024
+"""Larger objects are not copied once more only to be in one piece."""
 
 _used_in_pid = 0
 """The process in which obstore started its threads; a child inherits this number, not the threads."""
@@ -40,15 +46,17 @@ _used_in_pid = 0
 
 def open_store(
     location: str, *, options: Mapping[str, Any] | None = None, fsync: bool = True
-) -> ObstoreStore:
+) -> ObstoreStore | FsspecStore:
     """
     Return the store rooted at *location*; nothing is contacted before the first use.
 
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
-            (`abfs://`) URL.
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) are fsspec's.
         options: Client options of obstore (region, endpoint, credentials, ...).  Without them the
             usual environment variables count, those of the process that uses the store.
+            `backend="fsspec"` takes fsspec for any location; the others are arguments of its file
+            system then.
         fsync: On local disk, make every object durable (file and folders) before a put returns.
             False leaves it to the operating system: a power failure may then lose objects that
             were acknowledged.
@@ -56,9 +64,15 @@ def open_store(
     Raises:
         InvalidOptionsError: The location cannot be understood, or an option is unknown.
     """
+    settings = dict(options or {})
+    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
+    if backend == "fsspec":
+        return open_fsspec_store(location, settings)
+    if backend != "obstore":
+        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
     url = normalize_url(location)
-    check_options(url, options or {})
-    return ObstoreStore(url, dict(options or {}), fsync)
+    check_options(url, settings)
+    return ObstoreStore(url, settings, fsync)
 
 
 class ObstoreStore:
@@ -127,9 +141,15 @@ class ObstoreStore:
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction; durable on return."""
         with self._explained("put", path, writes=True) as client:
+            root = self.local_root
+            if root is not None and can_write(path):
+                _with_folders(lambda: write_object(root, path, data, fsync=self._fsync))
+                if self._fsync:
+                    self._fsync_folders(path)
+                return
             _with_folders(lambda: obstore.put(client, path, _content(data), use_multipart=False))
-            if self.local_root is not None and self._fsync:
-                fsync_path(os.path.join(self.local_root, path))
+            if root is not None and self._fsync:
+                fsync_path(os.path.join(root, path))
                 self._fsync_folders(path)
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
@@ -274,7 +294,12 @@ def _delete_quietly(client: Any, temporary: str) -> None:
 
 
 def _content(data: Buffers) -> Any:
-    return data if isinstance(data, bytes | bytearray | memoryview) else list(data)
+    """Return the content in one piece where that is cheap: obstore's clients pay for each."""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return data
+    if sum(len(piece) for piece in data) > _JOIN_MAX_BYTES:
+        return list(data)
+    return joined(data)
 
 
 def _info(meta: Any) -> ObjectInfo:

@@ -103,7 +103,7 @@ class FaultyStore:
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object, as far as the fault lets it."""
         kind = self._fault()
-        content = _joined(data)
+        content = joined(data)
         if path in self.objects:
             raise StoreError(f"{path} is written a second time", path=path)
         if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
@@ -168,7 +168,8 @@ class FaultyStore:
         return self.objects[path]
 
 
-def _joined(data: Buffers) -> bytes:
+def joined(data: Buffers) -> bytes:
+    """Return the content of an object in one piece."""
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     return b"".join(bytes(piece) for piece in data)

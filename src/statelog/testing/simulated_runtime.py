@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from statelog.errors import ClosedError, check
 from statelog.runtime.driver import Runtime
@@ -138,13 +138,19 @@ class SimulatedTimers:
             callback()
 
 
+class TakesFaults(Protocol):
+    """A store or a disk whose next operation meets the fault that is put in place."""
+
+    next_fault: Fault | None
+
+
 class SimulatedPool:
     """A `Pool` whose threads are events; each piece of work meets the fault that the plan draws."""
 
     def __init__(
         self,
         queue: EventQueue,
-        store: FaultyStore,
+        store: TakesFaults,
         rng: random.Random,
         plan: Callable[[], FaultPlan],
         num_threads: int,

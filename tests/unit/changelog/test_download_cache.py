@@ -13,7 +13,7 @@ import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
 
 import statelog as sl
-from statelog.changelog.local_recovery import write_file
+from statelog.changelog.local_files import write_file
 from statelog.format.segment import SegmentWriter
 from statelog.model import ChangeBatch
 from statelog.runtime.driver import system_runtime

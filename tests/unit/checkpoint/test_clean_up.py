@@ -12,6 +12,7 @@ from tests.unit.checkpoint.helpers import (
 )
 
 from statelog.checkpoint import sweep
+from statelog.checkpoint.clean_up import delete_objects
 from statelog.errors import CheckpointError, IncompatibleFormatError, StoreError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.store import LocationPaths
@@ -155,4 +156,37 @@ def test_failures_are_reported_and_bounded(filled):
     assert report.deleted == ()
     assert set(ORPHANS) <= set(report.failed)
     assert report.reason == "forbidden"
-    assert filled.requests["delete"] == 3
+    assert filled.requests["delete"] == 1 + 3  # together, then one by one
+
+
+class Bulk:
+    """A store that only deletes: it notes each request, and refuses some names."""
+
+    def __init__(self, *refused):
+        self.requests, self.gone, self.refused = [], [], set(refused)
+
+    def delete(self, paths):
+        self.requests.append(list(paths))
+        for path in reversed(self.requests[-1]):  # in no order that helps
+            if path in self.refused:
+                raise StoreError(f"{path} stays", path=path)
+            self.gone.append(path)
+
+
+def test_many_objects_go_with_one_request_and_metadata_goes_first():
+    store = Bulk()
+    files = [f"dstl/{number}" for number in range(2100)]
+    report = delete_objects(store, ["chk-1/_metadata", "chk-2/_metadata", *files])
+    assert [2, 1000, 1000, 100] == [len(each) for each in store.requests]
+    assert ["chk-1/_metadata", "chk-2/_metadata"] == store.requests[0]
+    assert (len(report.deleted), report.failed, report.reason) == (2102, (), "")
+
+
+@pytest.mark.parametrize("refused", [["b"], ["a", "d"], ["a", "b", "c", "d"]])
+def test_a_report_is_true_where_a_request_did_half_of_its_work(refused):
+    store = Bulk(*refused)
+    report = delete_objects(store, ["a", "b", "c", "d", "e"])
+    assert set(report.deleted) <= set(store.gone)
+    assert sorted((*report.deleted, *report.failed)) == ["a", "b", "c", "d", "e"]
+    assert set(refused) <= set(report.failed)
+    assert "stays" in report.reason

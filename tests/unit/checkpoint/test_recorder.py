@@ -41,6 +41,8 @@ def test_sizes_of_the_last_checkpoint(store) -> None:
     assert (5, 5, 3, 3) == sizes(metrics)
     run_checkpoint(one, 2, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"de")]], 2))])
     assert (5, 0, 5, 2) == sizes(metrics)
+    behind = [metrics.value(f"log_{what}_behind_snapshots") for what in ("bytes", "handles")]
+    assert [5, 2] == behind
 
 
 def test_runs_of_materializations_are_counted() -> None:

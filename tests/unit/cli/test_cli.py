@@ -118,7 +118,7 @@ def test_a_wrong_location_is_a_wrong_call(call, tmp_path, verb):
     assert "no such directory" in call(verb, str(tmp_path / "nope"), status=2)
     assert not (tmp_path / "nope").exists()
     assert "is no state location" in call(verb, str(tmp_path), status=2)
-    assert "unknown scheme" in call(verb, "ftp://host/x", status=2)
+    assert "unknown scheme" in call(verb, "nosuch://host/x", status=2)
 
 
 # -------------------------------------------------------------------------------------------- cat

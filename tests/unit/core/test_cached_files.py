@@ -17,6 +17,7 @@ from statelog.core.cached_files import (
     FileWritten,
     IdleChecked,
     Lookup,
+    Reason,
     RemoveFile,
     WriteFile,
 )
@@ -46,7 +47,7 @@ class Disk:
         actions = self.core.handle(event, self.now_ns)
         for action in actions:
             match action:
-                case RemoveFile(path):
+                case RemoveFile(path, _):
                     self.disk.pop(path, None)
                 case CheckIdle(at_ns):
                     check(self.check_at is None, "two idle checks are on their way")
@@ -134,7 +135,7 @@ def test_the_least_recently_used_goes_first() -> None:
         core.handle(FileWritten(path), now_ns)
     assert Lookup.READ == core.look_up("a", 3)
     core.look_up("c", 4)
-    assert [RemoveFile("b"), WriteFile("c")] == core.handle(FileFetched("c", 1), 4)
+    assert [RemoveFile("b", Reason.ROOM), WriteFile("c")] == core.handle(FileFetched("c", 1), 4)
 
 
 def test_what_is_not_whole_or_too_large_is_passed_on_for_ever() -> None:
@@ -149,7 +150,7 @@ def test_unknown_files_are_left_alone() -> None:
     core = CachedFiles(2, IDLE_NS)
     for event in (FileFetched("a", 1), FetchFailed("a"), FileLost("a")):
         assert [] == core.handle(event, 0)
-    assert [RemoveFile("a")] == core.handle(FileWritten("a"), 0)
+    assert [RemoveFile("a", Reason.LOST)] == core.handle(FileWritten("a"), 0)
 
 
 def nobody_is_evicted(self: CachedFiles, path: str, size_bytes: int) -> Any:

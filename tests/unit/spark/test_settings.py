@@ -92,6 +92,9 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"retained": "2", "checkpoint.retained": "3"}, {}, {}, "checkpoint.retained.* a second"),
         ({"maxParallelism": "4"}, {"tasks": 5}, {}, r"tasks is 1 to maxParallelism \(4\); got 5"),
         ({}, {"tasks": 0}, {}, "tasks is 1 to"),
+        ({}, {"minTasks": 0}, {}, "minTasks is 1 to"),
+        ({}, {"maxTasks": 129}, {}, "maxTasks is 1 to"),
+        ({"maxTasks": "2"}, {"minTasks": 3}, {}, r"minTasks is at most maxTasks \(2\); got 3"),
         ({}, {"maxParallelism": 0}, {}, "maxParallelism is at least 1"),
         ({}, {"inlineBytes": -1}, {}, "inlineBytes is never negative"),
         ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged or direct"),
@@ -128,3 +131,11 @@ def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:
     assert "own" == settled({"stateLocation": "b"}, {}, {"stateLocation": "own"}).location(
         "c", None
     )
+
+
+def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
+    assert (1, 4) == QuerySettings().task_bounds(4)
+    assert (1, 3) == QuerySettings(max_parallelism=3).task_bounds(4)
+    assert (6, 6) == QuerySettings(min_tasks=6).task_bounds(4)
+    assert (2, 9) == QuerySettings(min_tasks=2, max_tasks=9).task_bounds(4)
+    assert (5, 5) == QuerySettings(tasks=5).task_bounds(4)

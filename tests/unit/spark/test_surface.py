@@ -69,7 +69,6 @@ def test_what_is_no_grouped_frame_is_refused() -> None:
         ({"outputMode": "sometimes"}, "outputMode is one of append, update, complete"),
         ({"timeMode": "Lunch"}, "timeMode is one of none, processingtime"),
         ({"outputMode": 3}, "outputMode is one of"),
-        ({"timeMode": "EventTime"}, "EventTime is not offered yet"),
         ({"stateLocaton": "x"}, "no argument stateLocaton; it takes Spark's and stateLocation"),
     ],
 )

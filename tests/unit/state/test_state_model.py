@@ -168,6 +168,14 @@ def check_equal(group: KeyGroupState, overlay: Any, model: Model, now: int) -> N
     )
     if not any(overlay):
         assert expected == due
+    for changed in ((), ((0,),), ((1,), (2,)), tuple((key,) for key in range(4))):
+        left = [
+            time
+            for key in range(4)
+            if (key,) not in changed
+            for time in group.tables[6].get((key,), ())
+        ]
+        assert min(left, default=None) == group.first_timer(6, changed)
 
 
 def empty_overlay() -> list[dict[Any, Any]]:

@@ -1,0 +1,136 @@
+"""
+How many tasks a micro-batch gets: as many as its work is worth, within bounds.
+
+One task needs no shuffle; several share the work but pay for the shuffle and for a Python task
+each.  What a micro-batch will cost is estimated before it runs from the size of its input, where
+that is known, else from the rows of the last ones; what a row costs is learned from what ran.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from statelog.errors import UsageError
+
+TASK_WORK_MS = 150.0
+"""Work that pays for one more task: what a shuffle and a second Python task cost, measured with
+`bench/pipeline.py` on two cores."""
+
+_ROW_MS = 0.004
+"""Cost of a row before any was measured: a running total per key, rows included."""
+
+_INPUT_ROW_BYTES = 16
+"""Bytes of input per row before any was measured."""
+
+_REMEMBERED = 3
+_SLOW_INPUT_MS = 300.0
+_SLOW_INPUTS = 3
+"""In a row; the first batch of a run is always slow."""
+
+_SHUFFLED_BATCHES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBounds:
+    """
+    Between how many tasks may be chosen.
+
+    Args:
+        least: 1 to *most*.
+        most: At most the number of key groups.
+
+    Raises:
+        UsageError: The bounds contradict each other.
+    """
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise UsageError(
+                f"minTasks is 1 to maxTasks; got {self.least} and maxTasks {self.most}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """
+    What a micro-batch cost.
+
+    Args:
+        tasks: Its number of tasks.
+        rows: Its input rows.
+        input_bytes: Size of its input as it was told before; None if unknown.
+        work_ms: Time that all tasks together spent on rows, milliseconds.
+        input_ms: Longest time that a task waited for rows, milliseconds.
+    """
+
+    tasks: int
+    rows: int
+    input_bytes: int | None
+    work_ms: float
+    input_ms: float
+
+
+class TaskCount:
+    """
+    Chooses the number of tasks of each micro-batch.
+
+    The last three batches count, and of these the dearest: a large batch after small ones runs on
+    too few tasks once at most, and not at all where the size of the input is known.
+
+    Args:
+        bounds: Between how many.
+    """
+
+    def __init__(self, bounds: TaskBounds) -> None:
+        self._bounds = bounds
+        self._last: deque[BatchCost] = deque(maxlen=_REMEMBERED)
+        self._shuffled = 0
+        self._slow_inputs = 0
+
+    def choose(self, input_bytes: int | None) -> int:
+        """
+        Return the number of tasks of the next micro-batch.
+
+        Args:
+            input_bytes: Size of its input; None if unknown.
+        """
+        rows = self._expected_rows(input_bytes)
+        if rows is None:
+            return self._bounds.most
+        least = max(self._bounds.least, 2) if self._shuffled else self._bounds.least
+        wanted = math.floor(rows * self._row_ms() / TASK_WORK_MS) + 1
+        return min(max(wanted, least), self._bounds.most)
+
+    def ran(self, cost: BatchCost) -> None:
+        """Take in what a micro-batch cost."""
+        self._last.append(cost)
+        self._shuffled = max(0, self._shuffled - 1)
+        # Without a shuffle the one task also does what comes before: reading, parsing, filtering.
+        # That is worth more tasks although few rows are left.
+        slow = cost.tasks == 1 and cost.input_ms > max(_SLOW_INPUT_MS, cost.work_ms)
+        self._slow_inputs = self._slow_inputs + 1 if slow else 0
+        if self._slow_inputs >= _SLOW_INPUTS:
+            self._shuffled, self._slow_inputs = _SHUFFLED_BATCHES, 0
+
+    def _expected_rows(self, input_bytes: int | None) -> float | None:
+        if input_bytes is None:
+            return max((cost.rows for cost in self._last), default=None)
+        ratios = [
+            cost.rows / cost.input_bytes for cost in self._last if cost.input_bytes and cost.rows
+        ]
+        return input_bytes * max(ratios, default=1 / _INPUT_ROW_BYTES)
+
+    def _row_ms(self) -> float:
+        # Of a few rows only the fixed cost would be measured.
+        return max(
+            (cost.work_ms / cost.rows for cost in self._last if cost.rows >= _ROWS_THAT_TELL),
+            default=_ROW_MS,
+        )
+
+
+_ROWS_THAT_TELL = 1000

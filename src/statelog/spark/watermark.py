@@ -1,0 +1,194 @@
+"""
+The times of a micro-batch: processing time, watermarks, and how far its sources were read.
+
+They are Spark's own.  Spark follows the watermark of a query by itself, as long as the rows are
+evaluated, and writes processing time, watermark and source offsets of a micro-batch into its
+offset log before the batch runs; so a batch that is repeated, in this process or after a restart,
+has the same times.  Rows are late by the watermark of the micro-batch before, timers fire by the
+one of this batch.
+Source: Spark's MicroBatchExecution, WatermarkTracker, WatermarkSupport; measured on Spark 4.3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, lit, timestamp_millis
+from pyspark.sql.types import StructType, TimestampType
+
+from statelog.errors import ProcessorError, StatelogError, UsageError
+
+_WATERMARK_KEY = "spark.watermarkDelayMs"
+NOTHING_READ = ""
+"""The position of a query that has read nothing from any source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    """
+    The times of one micro-batch.
+
+    Args:
+        now_ms: Processing time; -1 if unknown.
+        watermark_ms: The watermark: timers up to it are due; -1 if unknown.
+        late_ms: The watermark of the micro-batch before: rows up to it are late; -1 if unknown.
+        position: How far the sources are read with this batch; None if unknown.
+        position_before: How far they were read before it.
+    """
+
+    now_ms: int = -1
+    watermark_ms: int = -1
+    late_ms: int = -1
+    position: str | None = None
+    position_before: str | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the batch surely has no new input."""
+        return self.position is not None and self.position == self.position_before
+
+    def not_before(self, watermark_ms: int) -> BatchTimes:
+        """Return these times with watermarks that do not go back behind *watermark_ms*."""
+        return replace(
+            self,
+            watermark_ms=max(self.watermark_ms, watermark_ms),
+            late_ms=max(self.late_ms, watermark_ms),
+        )
+
+
+class QueryTimes:
+    """
+    Reads the times of micro-batches from a running query's offset log.
+
+    Args:
+        session: The session on which the query was started.
+        ticks: Whether the last source only ticks, and does not count as input.
+    """
+
+    def __init__(self, session: SparkSession, *, ticks: bool) -> None:
+        self._session = session
+        self._ticks = ticks
+
+    def of(self, query_id: str, batch_id: int) -> BatchTimes:
+        """
+        Return the times of a micro-batch that is running.
+
+        Raises:
+            StatelogError: The query or its log entry cannot be found.
+
+        Blocks: Hardly; Spark keeps the last two entries of the log in memory.
+        """
+        streams: Any = self._session._jsparkSession.streams()
+        query = streams.get(query_id)
+        if query is None:
+            raise StatelogError(
+                f"query {query_id} is not among those of the session that started it; batch "
+                f"{batch_id} has no known watermark. Start the query on the session of its frame"
+            )
+        log = query.streamingQuery().offsetLog()
+        entry = log.get(batch_id)
+        if not entry.isDefined():
+            raise StatelogError(
+                f"Spark's offset log of query {query_id} has no entry for batch {batch_id}, which "
+                "is running"
+            )
+        times = entry.get().metadataOpt().get()
+        late_ms, position_before = 0, NOTHING_READ if batch_id == 0 else None
+        before = log.get(batch_id - 1)
+        if before.isDefined():
+            late_ms = before.get().metadataOpt().get().batchWatermarkMs()
+            position_before = self._position(before.get())
+        return BatchTimes(
+            now_ms=times.batchTimestampMs(),
+            watermark_ms=times.batchWatermarkMs(),
+            late_ms=late_ms,
+            position=self._position(entry.get()),
+            position_before=position_before,
+        )
+
+    def _position(self, entry: Any) -> str | None:
+        """Return a digest of the offsets of the user's sources; None where they have no order."""
+        if entry.getClass().getSimpleName() != "OffsetSeq":
+            return None
+        offsets = entry.offsets()
+        found = [offsets.apply(at) for at in range(offsets.size() - self._ticks)]
+        texts = [offset.get().json() if offset.isDefined() else None for offset in found]
+        if not any(texts):
+            return NOTHING_READ
+        return hashlib.sha256(msgspec.json.encode(texts)).hexdigest()[:32]
+
+
+def event_time_column(schema: StructType) -> str | None:
+    """
+    Return the column that carries the watermark, or None.
+
+    Args:
+        schema: Of the input.
+
+    Raises:
+        UsageError: Several columns carry one, or others have its name.
+    """
+    names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
+    if not names:
+        return None
+    if len(names) > 1 or schema.names.count(names[0]) > 1:
+        raise UsageError(
+            f"one event time column is needed; these carry a watermark: {', '.join(names)}, in "
+            f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
+        )
+    return names[0]
+
+
+def without_late_rows(frame: DataFrame, column: str, late_ms: int) -> DataFrame:
+    """
+    Return *frame* without the rows whose event time is at or before *late_ms*.
+
+    Rows without an event time stay, as in Spark; of a window its end counts.
+    """
+    time = col(f"`{column.replace('`', '``')}`")
+    if isinstance(frame.schema[column].dataType, StructType):
+        time = time["end"]
+    return frame.where(time.isNull() | (time > timestamp_millis(lit(late_ms))))
+
+
+def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
+    """
+    Check the argument `eventTimeColumnName`.
+
+    Raises:
+        UsageError: There is no watermark, or the output has no such timestamp column.
+    """
+    if not has_watermark:
+        raise UsageError(
+            f"eventTimeColumnName={name!r}: a watermark needs to be defined first; call "
+            "withWatermark on the input"
+        )
+    if name not in output.names or not isinstance(output[name].dataType, TimestampType):
+        raise UsageError(
+            f"eventTimeColumnName={name!r} is no timestamp column of the output "
+            f"({output.simpleString()})"
+        )
+
+
+def check_event_times(batch: pa.RecordBatch, column: str, watermark_ms: int, batch_id: int) -> None:
+    """
+    Check that no output row is older than the watermark, as Spark does.
+
+    Raises:
+        ProcessorError: One is.
+    """
+    times = batch.column(column).cast(pa.timestamp("us", tz="UTC"))
+    oldest = pc.min(times.cast(pa.int64())).as_py()
+    if oldest is not None and oldest < watermark_ms * 1000:
+        raise ProcessorError(
+            f"the output of batch {batch_id}: {column} = {pc.min(times).as_py()} is older than the "
+            f"watermark, {watermark_ms} ms since 1970. A processor with an eventTimeColumnName "
+            "yields no such rows. Nothing of this batch was committed; the last checkpoint is valid",
+            batch_id=batch_id,
+        )

@@ -1,0 +1,296 @@
+"""
+Stores through fsspec: HDFS, SFTP and whatever else obstore has no client for.
+
+Where a file system shows a file while it is written, an object is written beside its name and
+moved.  A commit needs the exclusive creation of a name, `open(mode="xb")`.  Most file systems of
+fsspec have no such mode, and some take it and overwrite all the same: it is tried out before the
+first use, and refused where it does not hold.  (Their `pipe_file(mode="create")` is no way out: its
+default looks first and writes then.)
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from statelog.errors import (
+    InvalidOptionsError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+    UsageError,
+)
+from statelog.store.api import Buffers, ObjectInfo
+from statelog.store.explain import one_line
+from statelog.store.location import normalize_url
+from statelog.store.paths import TEMPORARY_FOLDER
+
+_MEMORY: Final = "fsspec.implementations.memory"
+_READ_ONLY: Final = ("http", "https", "data", "github", "git")
+_WHOLE_AT_ONCE: Final = ("memory", "s3", "gs", "gcs", "az", "abfs", "oss", "cos")
+"""Protocols whose files appear when they are complete; a move would be a copy there."""
+
+
+def open_fsspec_store(location: str, options: Mapping[str, Any]) -> FsspecStore:
+    """
+    Return the store rooted at *location*; nothing is contacted before the first use.
+
+    Args:
+        location: A URL of fsspec, or a path.
+        options: Arguments of the file system's class.
+
+    Raises:
+        InvalidOptionsError: fsspec is not installed, or does not know the scheme.
+    """
+    scheme, separator, _ = location.partition("://")
+    if not separator:
+        return FsspecStore(normalize_url(location), dict(options))
+    try:
+        known = importlib.import_module("fsspec").available_protocols()
+    except ImportError as error:
+        raise InvalidOptionsError(
+            f"{location!r} needs fsspec, which is not installed: pip install 'statelog[fsspec]'"
+        ) from error
+    if scheme in _READ_ONLY or scheme not in known:
+        normalize_url(location)  # says what can be opened
+    return FsspecStore(location.rstrip("/"), dict(options))
+
+
+class FsspecStore:
+    """
+    An `ObjectStore` over an fsspec file system.  Picklable: the copy opens its own.
+
+    Nothing is made durable beyond what the file system does when a file is closed, and what
+    `put_if_absent` writes may be seen while it is written; the checksums of all files of statelog
+    tell that from a whole one.
+    """
+
+    def __init__(self, location: str, options: dict[str, Any]) -> None:
+        self._location = location
+        self._options = options
+        self._opened: tuple[Any, str] | None = None
+        self._creates = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FsspecStore, (self._location, self._options)
+
+    def __repr__(self) -> str:
+        return f"FsspecStore({self._location!r})"
+
+    @property
+    def url(self) -> str:
+        """Root of the store as a URL."""
+        return self._location
+
+    @property
+    def local_root(self) -> None:
+        """None: whatever the file system is, nobody goes around it."""
+        return None
+
+    @property
+    def file_system(self) -> Any:
+        """The file system of fsspec."""
+        return self._open()[0]
+
+    @property
+    def _root(self) -> str:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            try:
+                url_to_fs = importlib.import_module("fsspec.core").url_to_fs
+                file_system, root = url_to_fs(self._location, **self._options)
+            except (ImportError, TypeError, ValueError) as error:
+                raise InvalidOptionsError(
+                    f"fsspec cannot open {self._location!r}: {one_line(error)}"
+                ) from error
+            # Listings would be remembered, and others write too.
+            file_system.use_listings_cache = False
+            self._opened = file_system, root.rstrip("/")
+        return self._opened
+
+    def _name(self, path: str) -> str:
+        parts = path.split("/")
+        if not path or any(part in ("", ".", "..") for part in parts):
+            raise UsageError(f"{path!r} is no name of an object", path=path)
+        return f"{self._root}/{path}"
+
+    @contextmanager
+    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Any]:
+        facts = {"path": path, "url": self._location, "operation": operation}
+        where = f"{operation} {path or '/'} in {self._location}"
+        try:
+            yield self.file_system
+        except (StoreError, UsageError, InvalidOptionsError):
+            raise
+        except FileExistsError as error:
+            raise ObjectExistsError(f"{where}: the object exists already", **facts) from error
+        except (FileNotFoundError, IsADirectoryError) as error:
+            if writes:
+                raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
+            raise ObjectNotFoundError(f"{where}: no such object", **facts) from error
+        except Exception as error:  # file systems raise what their clients raise
+            raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
+
+    def put(self, path: str, data: Buffers) -> None:
+        """Write a new object under a name that is unique by construction."""
+        name = self._name(path)
+        with self._explained("put", path, writes=True) as file_system:
+            if self._whole_at_once:
+                file_system.pipe_file(name, _joined(data))
+                return
+            staged = self._write_beside(file_system, path, data)
+            self._make_folder(file_system, name)
+            file_system.mv(staged, name)
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        """
+        Write a new object, or raise `ObjectExistsError` and change nothing.
+
+        Raises:
+            ObjectExistsError: The name is taken.
+            StoreError: The file system cannot create a name exclusively, or it failed; then the
+                object may be there or not.
+        """
+        name = self._name(path)
+        with self._explained("put-if-absent", path, writes=True) as file_system:
+            self._try_creation(file_system)
+            self._create(file_system, name, _joined(data))
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole object, or raise `ObjectNotFoundError`."""
+        with self._explained("get", path) as file_system:
+            return memoryview(file_system.cat_file(self._name(path)))
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return *length* bytes from *start*; fewer only where the object ends, none beyond it."""
+        if start < 0 or length < 0:
+            raise UsageError(f"no object has the range of {length} bytes from {start}", path=path)
+        if length == 0:
+            return memoryview(b"")
+        size_bytes = self.head(path).size_bytes
+        if start >= size_bytes:
+            return memoryview(b"")
+        with self._explained("get-range", path) as file_system:
+            end = min(start + length, size_bytes)
+            return memoryview(file_system.cat_file(self._name(path), start=start, end=end))
+
+    def head(self, path: str) -> ObjectInfo:
+        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        with self._explained("head", path) as file_system:
+            info = file_system.info(self._name(path))
+            if info["type"] != "file":
+                raise FileNotFoundError(path)
+            return self._info(info)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object below the folder *prefix*, in no particular order."""
+        with self._explained("list", prefix) as file_system:
+            folder = self._name(prefix) if prefix else self._root
+            try:
+                found = file_system.find(folder, detail=True)
+            except FileNotFoundError:
+                return
+            inside = [info for name, info in found.items() if name != folder]
+        yield from map(self._info, inside)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the names of the folders directly below the folder *prefix*."""
+        # File systems keep empty folders, object stores have none: only what holds objects counts.
+        cut = len(prefix) + 1 if prefix else 0
+        names = (info.path[cut:] for info in self.list(prefix))
+        return sorted({name.partition("/")[0] for name in names if "/" in name})
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete the objects; names that do not exist, and folders, are fine."""
+        for path in paths:
+            with self._explained("delete", path, writes=True) as file_system:
+                name = self._name(path)
+                try:
+                    if file_system.isfile(name):
+                        file_system.rm_file(name)
+                except FileNotFoundError:
+                    continue
+
+    @property
+    def _whole_at_once(self) -> bool:
+        return any(name in _WHOLE_AT_ONCE for name in self._protocols)
+
+    @property
+    def _protocols(self) -> tuple[str, ...]:
+        protocol = self.file_system.protocol
+        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+    def _write_beside(self, file_system: Any, path: str, data: Buffers) -> str:
+        short = path.replace("/", "-")[-100:]
+        staged = f"{self._root}/{TEMPORARY_FOLDER}/{short}-{os.urandom(8).hex()}"
+        self._make_folder(file_system, staged)
+        file_system.pipe_file(staged, _joined(data))
+        return staged
+
+    def _make_folder(self, file_system: Any, name: str) -> None:
+        file_system.makedirs(name.rpartition("/")[0], exist_ok=True)
+
+    def _create(self, file_system: Any, name: str, data: bytes) -> None:
+        self._make_folder(file_system, name)
+        if "memory" in self._protocols:
+            # Its own way looks first and writes then; a dict does both in one step.
+            key = file_system._strip_protocol(name)
+            made = importlib.import_module(_MEMORY).MemoryFile(file_system, key, data)
+            if file_system.store.setdefault(key, made) is not made:
+                raise FileExistsError(name)
+            return
+        with file_system.open(name, "xb") as file:
+            file.write(data)
+
+    def _try_creation(self, file_system: Any) -> None:
+        """Create one name twice, once in the life of this store; the second time must fail."""
+        if self._creates:
+            return
+        name = f"{self._root}/{TEMPORARY_FOLDER}/create-{os.urandom(8).hex()}"
+        reason = "it overwrites"
+        try:
+            self._create(file_system, name, b"1")
+            try:
+                self._create(file_system, name, b"2")
+            except FileExistsError:
+                self._creates = True
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = one_line(error)
+        finally:
+            if file_system.exists(name):
+                file_system.rm_file(name)
+        if not self._creates:
+            raise StoreError(
+                f"{self._location} cannot create a name exclusively ({reason}), and a checkpoint "
+                "is committed by that: keep checkpoints in another store",
+                path="",
+                url=self._location,
+                operation="put-if-absent",
+            )
+
+    def _info(self, info: Mapping[str, Any]) -> ObjectInfo:
+        name = str(info["name"])
+        modified = next((info[key] for key in _TIMES if info.get(key) is not None), _NEVER)
+        if isinstance(modified, int | float):
+            modified = dt.datetime.fromtimestamp(modified, dt.UTC)
+        if modified.tzinfo is None:
+            modified = modified.replace(tzinfo=dt.UTC)
+        return ObjectInfo(name[len(self._root) + 1 :], int(info["size"]), modified)
+
+
+_TIMES: Final = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+"""What file systems call the time of the last write."""
+_NEVER: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
+"""An object whose age nobody knows is never old enough for a sweep."""
+
+
+def _joined(data: Buffers) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    return b"".join(data)

@@ -1,0 +1,87 @@
+"""Who acts in a simulated history: writers, what they must have written, what they asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.changelog.writer_api import PersistFuture
+from statelog.errors import check
+from statelog.model import ChangelogStateHandle, FileStateHandle
+from statelog.testing.reference_model import ReferenceLog
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """
+    A persist that was asked for.
+
+    Args:
+        checkpoint_id: Its label.
+        from_sqn: First number it was to cover.
+        to_sqn: The number behind the last one.
+        future: Its end.
+        confirmed: A checkpoint owns its files.
+        aborted: Its checkpoint will never be complete.
+    """
+
+    checkpoint_id: int
+    from_sqn: int
+    to_sqn: int
+    future: PersistFuture
+    confirmed: bool = False
+    aborted: bool = False
+
+    @property
+    def completed(self) -> bool:
+        """Whether it has ended well."""
+        return self.future.done() and self.future.exception() is None
+
+    @property
+    def handle(self) -> ChangelogStateHandle:
+        """What it has come to, once it has ended well."""
+        handle = self.future.result().job_manager_owned
+        check(handle is not None, "a snapshot without a handle")
+        return handle  # type: ignore[return-value]
+
+    @property
+    def local(self) -> ChangelogStateHandle | None:
+        """Its host-local copy, if there is one."""
+        return self.future.result().task_local
+
+
+class Actor:
+    """A writer, its reference model, and its checkpoints."""
+
+    def __init__(self, writer: FsStateChangelogWriter) -> None:
+        self.writer = writer
+        self.model = ReferenceLog()
+        self.checkpoints: list[Checkpoint] = []
+        self.counted: set[int] = set()
+        self.wanted_to = 2**62
+        self.busy = False
+        self.closed = False
+
+    @property
+    def completed(self) -> list[Checkpoint]:
+        """The checkpoints that have ended well."""
+        return [each for each in self.checkpoints if each.completed]
+
+    def kept(self) -> list[Checkpoint]:
+        """Return the checkpoints whose files must be there."""
+        return [
+            each
+            for each in self.completed
+            if each.confirmed
+            or (each.from_sqn >= self.model.truncated_to and each.to_sqn <= self.wanted_to)
+        ]
+
+    def sync(self) -> None:
+        """Let the model follow a cut that an append has made by reaching the threshold."""
+        if self.writer._log.active_sqn > self.model.active_sqn:
+            self.model.cut()
+
+    def files(self) -> list[str]:
+        """Return the files that hold sets of this writer."""
+        handles = [each.result.entry.handle for each in self.writer._log._uploaded.values()]
+        return [handle.path for handle in handles if isinstance(handle, FileStateHandle)]

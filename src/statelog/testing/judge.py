@@ -1,0 +1,196 @@
+"""
+What must hold of a simulated history as a whole: handles, files, local copies, and the end.
+
+Each handle is read back and compared with the model, from the store and from the host-local copies
+as far as those are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import pyarrow as pa
+
+from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
+from statelog.changelog.reader import ReadReport, read_change_batches
+from statelog.changelog.scheduler import StateChangeUploadScheduler
+from statelog.errors import (
+    ChangesTruncatedError,
+    ClosedError,
+    InvariantError,
+    ObjectNotFoundError,
+    UploadFailedError,
+    check,
+)
+from statelog.model import FileStateHandle, StateChange
+from statelog.testing.actors import Actor, Checkpoint
+from statelog.testing.checkers import Watch
+from statelog.testing.faulty_disk import FaultyDisk
+from statelog.testing.faulty_store import FaultyStore
+from statelog.testing.reference_model import canonical
+
+
+class Judge:
+    """
+    Compares what happened with what must hold.
+
+    Args:
+        store: Where the files are.
+        disk: Where the local copies are.
+        watch: Knows who owns which file, and what the checkers have seen.
+    """
+
+    def __init__(self, store: FaultyStore, disk: FaultyDisk, watch: Watch) -> None:
+        self._store = store
+        self._disk = disk
+        self._watch = watch
+        self.newest_confirmed = 0
+        self.local_reads = 0
+        self.set_aside = 0
+
+    # --- one checkpoint ---------------------------------------------------------------------------
+
+    def look_at(self, actor: Actor, checkpoint: Checkpoint) -> None:
+        """Compare what a persist has returned with the model, the first time it is seen."""
+        self.read_back(actor, checkpoint)
+        handle, model = checkpoint.handle, actor.model
+        sizes = {
+            sqn: model.size_bytes(sqn, sqn + 1)
+            for sqn in range(checkpoint.from_sqn, checkpoint.to_sqn)
+            if sqn not in actor.counted
+        }
+        actor.counted.update(sizes)
+        incremental = handle.incremental_size_bytes
+        check(incremental == sum(sizes.values()), "the incremental size is wrong")
+        size_bytes = model.size_bytes(checkpoint.from_sqn, checkpoint.to_sqn)
+        check(handle.size_bytes == size_bytes, "a size is wrong")
+        check(handle.checkpoint_id == checkpoint.checkpoint_id, "a label is wrong")
+        missing = [path for path in _local_files(checkpoint) if path not in self._disk.files]
+        check(not missing, f"the local copy names {missing}, which is not there")
+
+    def read_back(self, actor: Actor, checkpoint: Checkpoint) -> None:
+        """Read a handle, from the store and with its local copy, and compare with the model."""
+        expected = actor.model.sets(checkpoint.from_sqn, checkpoint.to_sqn)
+        try:
+            batches = list(read_change_batches(self._store, checkpoint.handle))
+        except ObjectNotFoundError as error:
+            raise InvariantError(f"checkpoint {checkpoint.checkpoint_id} lost a file") from error
+        check(_canonical(batches) == expected, "a handle holds other changes")
+        if checkpoint.local is None:
+            return
+        whole = self._whole_copies(checkpoint)
+        report = ReadReport()
+        restored = list(
+            read_change_batches(
+                self._store,
+                checkpoint.handle,
+                local=checkpoint.local,
+                report=report,
+                disk=self._disk,
+            )
+        )
+        check(_canonical(restored) == expected, "a restore with local copies has other changes")
+        check(report.local_files >= whole, "a local copy is whole and was not used")
+        self.local_reads += report.local_files
+        self.set_aside += len(report.set_aside)
+
+    def _whole_copies(self, checkpoint: Checkpoint) -> int:
+        """Return how many of the local files are what the store has, file by file."""
+        local = checkpoint.local
+        copies = () if local is None else local.handles_and_offsets
+        pairs = zip(checkpoint.handle.handles_and_offsets, copies, strict=True)
+        whole = 0
+        for (remote, copy), _ in groupby((each.handle, copy.handle) for each, copy in pairs):
+            if isinstance(remote, FileStateHandle) and isinstance(copy, FileStateHandle):
+                whole += self._disk.files.get(copy.path) == self._store.objects[remote.path]
+        return whole
+
+    def reason_is_fair(
+        self, actor: Actor, checkpoint: Checkpoint, *, closed: bool, faults: bool
+    ) -> None:
+        """
+        Look at why a persist has failed.
+
+        Args:
+            actor: Whose it is.
+            checkpoint: The one that failed.
+            closed: Whether the storage is.
+            faults: Whether uploads may fail.
+        """
+        match checkpoint.future.exception():
+            case ClosedError():
+                check(actor.closed or closed, "closed without a close")
+            case ChangesTruncatedError():
+                check(checkpoint.from_sqn < actor.model.truncated_to, "not truncated")
+            case UploadFailedError():
+                check(faults, "an upload failed without a fault")
+            case error:
+                check(False, f"an unexpected failure: {error!r}")
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    def when_quiet(self, actors: Sequence[Actor], scheduler: StateChangeUploadScheduler) -> None:
+        """Liveness: everything that began has ended."""
+        for actor in actors:
+            for checkpoint in actor.checkpoints:
+                check(checkpoint.future.done(), "a persist never ended")
+        check(scheduler.availability.is_available, "there is room, but nobody is told")
+        if isinstance(scheduler, BatchingStateChangeUploadScheduler):
+            check(scheduler.in_flight_bytes == 0, "bytes in flight while nothing moves")
+        self.local_copies_are_there(actors)
+
+    def local_copies_are_there(self, actors: Sequence[Actor]) -> None:
+        """Whatever was aborted: the newest confirmed checkpoint and later ones have their copies."""
+        for actor in actors:
+            for checkpoint in actor.completed:
+                if checkpoint.aborted or checkpoint.checkpoint_id < self.newest_confirmed:
+                    continue
+                for remote, copy in _local_files(checkpoint).values():
+                    wanted = remote not in self._watch.ownership.deleted
+                    gone = wanted and copy not in self._disk.files
+                    check(not gone, f"checkpoint {checkpoint.checkpoint_id} lost its local {copy}")
+
+    def no_garbage(self, actors: Iterable[Actor]) -> None:
+        """In a world without faults, every file is of use to somebody."""
+        used = {path for actor in actors for path in actor.files()}
+        garbage = set(self._store.objects) - used - self._watch.ownership.confirmed
+        check(not garbage, f"nobody needs {sorted(garbage)}")
+
+    def no_local_garbage(self, known: Iterable[str]) -> None:
+        """On a disk without faults, every copy is known to the registry."""
+        garbage = set(self._disk.files) - set(known)
+        check(not garbage, f"nobody knows of the local {sorted(garbage)}")
+
+    def after_close(self, actors: Iterable[Actor]) -> None:
+        """Safety of what a checkpoint may name, after everything has ended."""
+        for actor in actors:
+            for checkpoint in actor.kept():
+                self.read_back(actor, checkpoint)
+
+    def nothing_untold(self) -> None:
+        """After an orderly end without faults, only what checkpoints own is left."""
+        garbage = set(self._store.objects) - self._watch.ownership.confirmed
+        check(not garbage, f"nobody was told of {sorted(garbage)}")
+
+
+def _canonical(batches: Iterable[pa.RecordBatch]) -> list[dict[int, list[bytes]]]:
+    return [
+        canonical(map(StateChange, batch.column(0).to_pylist(), batch.column(1).to_pylist()))
+        for batch in batches
+    ]
+
+
+def _local_files(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
+    """Return remote and local path of each file that has a copy, by the local one."""
+    if checkpoint.local is None:
+        return {}
+    return {
+        copy.handle.path: (entry.handle.path, copy.handle.path)
+        for entry, copy in zip(
+            checkpoint.handle.handles_and_offsets,
+            checkpoint.local.handles_and_offsets,
+            strict=True,
+        )
+        if isinstance(entry.handle, FileStateHandle) and isinstance(copy.handle, FileStateHandle)
+    }

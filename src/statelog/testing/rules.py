@@ -1,0 +1,299 @@
+"""
+The rules of the core objects, each as a checker that sees every step of one of them.
+
+Safety says what never happens, policy that things happen for the stated reason.  The latter kind
+matters: a batcher that uploads each record alone, or a retry that never retries, is safe and
+useless.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statelog.core import (
+    change_log,
+    file_ownership,
+    local_copies,
+    upload_batcher,
+    upload_retry,
+)
+from statelog.errors import check
+
+
+class BatchPolicy:
+    """
+    Batches start for a reason, once, whole, in order.
+
+    Args:
+        delay_ns: Longest stay in the queue.
+        threshold_bytes: Queue size that starts a batch.
+        limit_bytes: Bound on admitted bytes.
+        fixed_delay: Whether the idle rule is off.
+    """
+
+    def __init__(
+        self, *, delay_ns: int, threshold_bytes: int, limit_bytes: int, fixed_delay: bool
+    ) -> None:
+        self.delay_ns = delay_ns
+        self.threshold_bytes = threshold_bytes
+        self.limit_bytes = limit_bytes
+        self.fixed_delay = fixed_delay
+        self._sizes: dict[int, int] = {}
+        self._waiting: list[int] = []
+        self._queue: dict[int, int] = {}
+        self._running: dict[int, tuple[int, ...]] = {}
+        self._timer_ns: int | None = None
+        self._closed = False
+
+    def see(self, event: upload_batcher.Event, now_ns: int, actions: list[Any]) -> None:
+        """Compare one step with the rules."""
+        match event:
+            case upload_batcher.TaskOffered(task_id, size_bytes):
+                self._sizes[task_id] = size_bytes
+                self._waiting.append(task_id)
+            case upload_batcher.TaskWithdrawn(task_id) if task_id in self._waiting:
+                self._waiting.remove(task_id)
+            case upload_batcher.BatchDone(batch_id):
+                del self._running[batch_id]
+            case upload_batcher.Closed():
+                self._closed = True
+            case _:
+                pass
+        for action in actions:
+            self._act(action, event, now_ns)
+        self._after(now_ns)
+
+    def _act(self, action: Any, event: upload_batcher.Event, now_ns: int) -> None:
+        match action:
+            case upload_batcher.TaskAdmitted(task_id):
+                check(not self._closed, "a task was admitted after the close")
+                check(self._waiting[:1] == [task_id], "a task passed another that waits")
+                self._waiting.pop(0)
+                self._queue[task_id] = now_ns
+            case upload_batcher.StartBatch(batch_id, task_ids):
+                self._start(batch_id, task_ids, event, now_ns)
+            case upload_batcher.SetTimer(at_ns):
+                check(self._timer_ns is None, "a second timer for one batch")
+                check(at_ns >= now_ns, "a timer in the past")
+                self._timer_ns = at_ns
+            case upload_batcher.RejectTasks(task_ids):
+                for task_id in task_ids:
+                    self._queue.pop(task_id, None)
+                    if task_id in self._waiting:
+                        self._waiting.remove(task_id)
+                self._timer_ns = None
+            case _:
+                pass
+
+    def _start(
+        self, batch_id: int, task_ids: tuple[int, ...], event: upload_batcher.Event, now_ns: int
+    ) -> None:
+        check(tuple(self._queue) == task_ids, "a batch is not the whole queue in order")
+        full = sum(self._sizes[task_id] for task_id in task_ids) >= self.threshold_bytes
+        old = now_ns - self._queue[task_ids[0]] >= self.delay_ns
+        idle = not self.fixed_delay and not self._running
+        check(full or old or idle, "a batch started without a reason")
+        self._queue.clear()
+        self._timer_ns = None
+        self._running[batch_id] = task_ids
+
+    def _after(self, now_ns: int) -> None:
+        queued = sum(self._sizes[task_id] for task_id in self._queue)
+        running = [self._sizes[each] for ids in self._running.values() for each in ids]
+        admitted = queued + sum(running)
+        tasks = [size for size in running if size] + [
+            self._sizes[each] for each in self._queue if self._sizes[each]
+        ]
+        check(admitted <= self.limit_bytes or len(tasks) == 1, "the limit was passed")
+        if self._queue:
+            check(queued < self.threshold_bytes, "a full queue waits")
+            check(bool(self._running) or self.fixed_delay, "the uploader idles beside a queue")
+            check(
+                self._timer_ns is not None
+                and self._timer_ns <= min(self._queue.values()) + self.delay_ns,
+                "a queue without a timer in time",
+            )
+        if self._waiting:
+            size = self._sizes[self._waiting[0]]
+            fits = admitted == 0 or admitted + size <= self.limit_bytes
+            check(not fits, "a task waits beside room")
+
+
+class RetryChecker:
+    """Attempts start for a reason, in number and time, and an upload ends once."""
+
+    def __init__(self, policy: upload_retry.RetryPolicy) -> None:
+        self._policy = policy
+        self._attempts = 0
+        self._rivals_due = 0
+        self._earliest_ns: int | None = None
+        self._ended = 0
+        self._successes: list[int] = []
+        self._discarded: list[int] = []
+        self._winner: int | None = None
+        self._hopeless = False
+
+    def see(self, event: upload_retry.Event, now_ns: int, actions: list[Any]) -> None:
+        """Compare one step with the rules."""
+        match event:
+            case upload_retry.UploadRequested():
+                self._rivals_due = 1
+            case upload_retry.AttemptSucceeded(attempt):
+                self._successes.append(attempt)
+            case upload_retry.AttemptFailed(attempt, _, retryable, jitter) if retryable:
+                delay_ns = self._policy.delay_after_error_ns(attempt, jitter)
+                if self._earliest_ns is None:
+                    self._earliest_ns = now_ns + delay_ns
+            case upload_retry.AttemptFailed():
+                self._hopeless = True
+            case _:
+                pass
+        for action in actions:
+            self._act(action, now_ns)
+        for attempt in self._successes:
+            check(
+                attempt == self._winner or attempt in self._discarded,
+                "a success is neither winner nor discarded",
+            )
+
+    def _act(self, action: Any, now_ns: int) -> None:
+        match action:
+            case upload_retry.ThreadStuck():
+                self._rivals_due += 1
+            case upload_retry.StartAttempt():
+                self._attempts += 1
+                check(self._attempts <= self._policy.max_attempts, "too many attempts")
+                check(not self._ended, "an attempt after the end")
+                if self._rivals_due:
+                    self._rivals_due -= 1
+                else:
+                    in_time = self._earliest_ns is not None and now_ns >= self._earliest_ns
+                    check(in_time, "a retry before its delay")
+                    self._earliest_ns = None
+            case upload_retry.UploadWon(attempt):
+                self._ended += 1
+                self._winner = attempt
+            case upload_retry.UploadGivenUp():
+                self._ended += 1
+            case upload_retry.DiscardAttempt(attempt):
+                check(attempt != self._winner, "the winner was discarded")
+                self._discarded.append(attempt)
+            case _:
+                pass
+        check(self._ended <= 1, "an upload ended twice")
+
+    def finish(self, cancelled: bool) -> None:
+        """
+        Look at the upload when everything is quiet.
+
+        Args:
+            cancelled: Whether the storage was closed, which ends uploads before their time.
+        """
+        check(self._ended == 1, "an upload never ended")
+        failed = self._winner is None and not cancelled
+        tried = self._attempts == self._policy.max_attempts
+        check(not failed or tried or self._hopeless, "given up with attempts left")
+
+
+class UploadOnceChecker:
+    """A set is on its way once at a time, and never again when it has arrived."""
+
+    def __init__(self) -> None:
+        self._busy: set[tuple[int, int]] = set()
+
+    def see(self, log: change_log.ChangeLog, event: change_log.Event, actions: list[Any]) -> None:
+        """Compare one step with the rules."""
+        if isinstance(event, change_log.UploadFailed):
+            self._busy -= {(id(log), sqn) for sqn in event.sqns}
+        for action in actions:
+            if isinstance(action, change_log.StartUpload):
+                started = {(id(log), each.sqn.value) for each in action.change_sets}
+                check(not started & self._busy, "a set is sent that is on its way or there")
+                self._busy |= started
+
+
+class OwnershipChecker:
+    """Files are deleted once, only by the rules, and never if a checkpoint has them."""
+
+    def __init__(self) -> None:
+        self.confirmed: set[str] = set()
+        self.tracked: dict[str, int] = {}
+        self.deleted: set[str] = set()
+
+    def see(self, event: file_ownership.Event, actions: list[Any]) -> None:
+        """Compare one step with the rules."""
+        discarded = False
+        match event:
+            case file_ownership.FileTracked(path, num_sets):
+                self.tracked[path] = num_sets
+            case file_ownership.FileConfirmed(path):
+                self.confirmed.add(path)
+            case file_ownership.SetReleased(path) if path in self.tracked:
+                self.tracked[path] -= 1
+                check(self.tracked[path] >= 0, f"a set of {path} was released twice")
+            case file_ownership.FileDiscarded(path):
+                discarded = True
+                self.tracked.pop(path, None)
+            case _:
+                pass
+        for action in actions:
+            if not isinstance(action, file_ownership.DeleteFile):
+                continue  # of a local copy, which has a checker of its own
+            check(action.path not in self.deleted, f"{action.path} is deleted twice")
+            check(action.path not in self.confirmed, f"{action.path} belongs to a checkpoint")
+            needed = self.tracked.get(action.path, 0)
+            check(discarded or needed == 0, f"{action.path} is deleted and still needed")
+            self.deleted.add(action.path)
+        if isinstance(event, file_ownership.SetReleased):
+            gone = self.tracked.get(event.path) == 0 and event.path not in self.confirmed
+            check(not gone or event.path in self.deleted, f"{event.path} is garbage and stays")
+
+
+class CopiesChecker:
+    """Local copies go when nobody needs them, and not before."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._held: set[str] = set()
+        self._uses: dict[str, set[int]] = {}
+        self._confirmed = -1
+        self._deleted: set[str] = set()
+
+    def see(self, event: local_copies.Event, actions: list[Any]) -> None:
+        """Compare one step with the rules."""
+        match event:
+            case local_copies.CopyWritten(path):
+                self._known.add(path)
+                self._held.add(path)
+            case local_copies.CopyUsed(path, checkpoint_id):
+                self._known.add(path)
+                self._uses.setdefault(path, set()).add(checkpoint_id)
+            case local_copies.CopyReleased(path):
+                self._held.discard(path)
+            case local_copies.CopyDropped(path):
+                self._held.discard(path)
+                self._uses.pop(path, None)
+            case local_copies.CheckpointConfirmed(checkpoint_id):
+                self._confirmed = max(self._confirmed, checkpoint_id)
+                for uses in self._uses.values():
+                    uses -= {each for each in uses if each < checkpoint_id}
+            case local_copies.CheckpointAborted(checkpoint_id):
+                if checkpoint_id > self._confirmed:
+                    for uses in self._uses.values():
+                        uses.discard(checkpoint_id)
+            case local_copies.CopiesClosed():
+                self._known.clear()
+        self._judge({action.path for action in actions}, len(actions))
+
+    def _judge(self, deleted: set[str], num_deletions: int) -> None:
+        twice = len(deleted) < num_deletions or deleted & self._deleted
+        check(not twice, "a local copy is deleted twice")
+        self._deleted |= deleted
+        for path in deleted:
+            needing = sorted(self._uses.get(path, ()))
+            check(not needing, f"local copy {path} is deleted and checkpoints {needing} need it")
+            check(path not in self._held, f"local copy {path} is deleted and the log has it")
+        self._known -= deleted
+        for path in self._known:
+            needed = path in self._held or self._uses.get(path)
+            check(bool(needed), f"local copy {path} is needed by nobody and stays")

@@ -1,0 +1,163 @@
+"""On clusters: state catches up wherever a task lands, whoever dies, and attempts count once."""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from tests.spark.processors import TotalsModel
+
+from statelog.runtime.java import prepare_environment
+from statelog.runtime.processes import kill_session, start_session
+
+ROOT = Path(__file__).parents[2]
+# In a worker, when everything is written and before it is acknowledged: the first attempt of one
+# task waits until a speculative one has come as far, so that both have written the same.
+SLOW_TO_ANSWER = """
+import os, sys, time
+
+if "pyspark.daemon" in " ".join(sys.orig_argv):
+    import statelog.spark.task as task
+    from pyspark import TaskContext
+
+    def slow_at(name):
+        slow = os.environ["STATELOG_SLOW_MARKER"]
+        context = TaskContext.get()
+        if name != "before-acknowledge" or context.partitionId() != 0:
+            return
+        if context.attemptNumber():
+            open(slow + "-overtaken", "w").close()
+        elif os.path.exists(slow):
+            os.unlink(slow)
+            for _ in range(1200):
+                if os.path.exists(slow + "-overtaken"):
+                    break
+                time.sleep(0.1)
+
+    task.fail_point = slow_at
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(SLOW_TO_ANSWER)
+    prepare_environment()
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def run_scenario(
+    master: str, folder: Path, variables: dict[str, str], deliveries: list[str], timeout: int
+) -> dict[str, Any]:
+    """Run the scenario to its end and return what it printed."""
+    log = folder / "scenario.log"
+    program = str(Path(__file__).with_name("scenario.py"))
+    process = start_session(
+        [sys.executable, program, master, str(folder), *deliveries], log=log, environment=variables
+    )
+    try:
+        status = process.wait(timeout)
+    finally:
+        kill_session(process)
+    lines = log.read_text(errors="replace").splitlines()
+    assert 0 == status, "\n".join(lines[-60:])
+    result: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
+    return result
+
+
+def expected(batches: int) -> list[list[list[int]]]:
+    model = TotalsModel()
+    return [
+        sorted(map(list, model.apply([(key, number + key) for key in range(40)])))
+        for number in range(batches)
+    ]
+
+
+def check(story: dict[str, Any], batches: int) -> None:
+    assert expected(batches) == story["delivered"]
+    assert [2] * (batches - 2) + [3, 1] == story["tasks"]
+    assert story["died"]
+    assert not any(name.startswith("again") for name in story["last orphans"])
+    # A task on another executor has to read what it missed.
+    assert any(one["replayed"] for one in story["catch up"])
+
+
+def test_an_executor_that_dies_in_mid_batch_and_other_numbers_of_tasks(tmp_path: Path) -> None:
+    result = run_scenario(
+        "local-cluster[2,1,1024]", tmp_path, environment(tmp_path), ["staged"], 280
+    )
+    check(result["staged"], 7)
+    assert {} == result["staged"]["first orphans"]  # nobody had died yet
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A standalone master and two workers, which pass for two hosts, on the loopback interface."""
+    variables = environment(tmp_path)
+    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    deploy = "org.apache.spark.deploy"
+    local = ["--host", "127.0.0.1", "--webui-port", "0"]
+    log = tmp_path / "master.log"
+    started = [
+        start_session(
+            [spark_class, f"{deploy}.master.Master", *local, "--port", "0"],
+            log=log,
+            environment=variables,
+        )
+    ]
+    try:
+        url = wait_for(log, r"Starting Spark master at (spark://\S+)", 1)
+        for index in range(2):
+            host = ["--host", f"127.0.0.{index + 1}", "--webui-port", "0"]
+            work = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"w{index}")]
+            started.append(
+                start_session(
+                    [spark_class, f"{deploy}.worker.Worker", *host, *work, url],
+                    log=tmp_path / f"worker-{index}.log",
+                    environment=variables,
+                )
+            )
+        wait_for(log, "Registering worker", 2)
+        yield url, variables
+    finally:
+        for process in reversed(started):
+            kill_session(process)
+
+
+def wait_for(log: Path, pattern: str, times: int) -> str:
+    """Wait until a log says something so many times; return the last group, if there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = re.findall(pattern, log.read_text(errors="replace"))
+        if len(found) >= times:
+            return str(found[-1])
+        time.sleep(0.1)
+    raise AssertionError(f"{pattern!r} is not in {log}: {log.read_text()[-2000:]}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("delivery", "folders"), [("staged", {"dstl", "output"}), ("direct", {"dstl"})]
+)
+def test_a_master_with_two_workers(
+    tmp_path: Path, master: tuple[str, dict[str, str]], delivery: str, folders: set[str]
+) -> None:
+    url, variables = master
+    story = run_scenario(url, tmp_path, variables, [delivery], 800)[delivery]
+    check(story, 8)
+    assert story["overtaken"]
+    # The attempt that lost had written the same as the one that counts.  On a busy machine other
+    # attempts may have been overtaken too.
+    assert folders == set(story["orphans of speculation"])

@@ -1,0 +1,258 @@
+"""Timers when no data comes: idle ticks, what they leave out, and restarts after them."""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+
+from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.spark import transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+
+INPUT = "key bigint, wait_ms bigint"
+OUTPUT = "key bigint, kind string, due bigint, now bigint, kept string"
+TTL_MS = 300
+TRIGGER_MS = 500
+PATIENCE_SECONDS = 60
+
+
+class Alarm(StatefulProcessor):
+    """Each row sets a timer; when it fires, the value with a time to live should be gone."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("value", "wait_ms bigint", TTL_MS)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        now = timerValues.getCurrentProcessingTimeInMs()
+        for row in rows:
+            self.value.update((row.wait_ms,))
+            self.handle.registerTimer(now + row.wait_ms)
+            yield self.tell(key, "set", now + row.wait_ms, now)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        now = timerValues.getCurrentProcessingTimeInMs()
+        yield self.tell(key, "rang", expiredTimerInfo.getExpiryTimeInMs(), now)
+
+    def tell(self, key: Any, kind: str, due: int, now: int) -> Row:
+        return Row(key=key[0], kind=kind, due=due, now=now, kept=str(self.value.get()))
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> Job:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    return Job(source, tmp_path, ["key"], Alarm(), OUTPUT, {"timeMode": "ProcessingTime"})
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.05)
+
+
+def told(job: Job, kind: str) -> list[Row]:
+    return [row for _, rows in job.delivered for row in rows if row.kind == kind]
+
+
+def batches(job: Job) -> int:
+    """Return the number of micro-batches Spark has planned."""
+    return len(list((job.folder / "query" / "offsets").glob("[0-9]*")))
+
+
+def objects(job: Job) -> set[str]:
+    return {str(path.relative_to(job.state)) for path in job.state.rglob("*") if path.is_file()}
+
+
+def test_a_timer_fires_without_data_and_ticks_with_nothing_due_leave_no_trace(job: Job) -> None:
+    every = {"processingTime": f"{TRIGGER_MS} milliseconds"}
+    job.source.add([(1, 2_000), (2, 10**9)])
+    query = job.start(trigger=every, tasks=2)
+    until(lambda: bool(told(job, "rang")), "the timer")
+    (rang,) = told(job, "rang")
+    assert 1 == rang.key
+    assert "None" == rang.kept  # its time to live ended before the timer
+    planned = batches(job)
+    until(lambda: batches(job) > planned, "an idle tick")
+    left = objects(job)
+    planned = batches(job)
+    until(lambda: batches(job) > planned + 2, "idle ticks")
+    query.stop()
+    assert left == objects(job)
+    assert 2 == len(job.progress)  # the row's batch, the timer's batch
+    # Many batches of Spark's were not committed here; data goes on behind them.
+    job.source.add([(1, 0)])
+    job.run(tasks=3)
+    assert 2 == len(told(job, "rang"))
+    assert job.progress[-1].batch_id > job.progress[-2].batch_id + 3
+    with pytest.raises(UsageError, match=r"idleTicks=False, but .* began with idle ticks"):
+        job.start(idleTicks=False)
+    # State that misses a batch with data is still refused.
+    job.source.add([(5, 10**9)])
+    job.run()
+    job.run()
+    newest = max(job.state.glob("chk-*"), key=lambda path: int(path.name[4:]))
+    (newest / "_metadata").unlink()
+    with pytest.raises(Exception, match="they do not belong together"):
+        job.run()
+
+
+def test_each_timer_rings_once_over_failures_idle_runs_and_numbers_of_tasks(job: Job) -> None:
+    calls = itertools.count(1)
+
+    def sink(frame: DataFrame, batch_id: int) -> None:
+        if next(calls) in (2, 5):  # committed, and to be delivered again
+            raise ConnectionError("no room")
+        job.collect(frame, batch_id)
+
+    for run, tasks in enumerate((2, 3, 1)):
+        job.source.add([(key, wait) for key in range(6) for wait in (0, 200 * key, 10**9)])
+        job.source.add([(key, wait) for key in range(3, 9) for wait in (1, 100 * run)])
+        for _ in range(3):  # the last one has no data: an idle tick
+            try:
+                job.run(sink=sink, tasks=tasks)
+            except Exception as error:
+                assert "no room" in str(error)
+    assert 2 == sum(progress.replayed for progress in job.progress)
+    ids = [batch_id for batch_id, _ in job.delivered]
+    assert sorted(set(ids)) == ids
+    assert 6 == len({row.now for row in told(job, "set")})
+    last = max(row.now for row in told(job, "rang"))
+    due = {(row.key, row.due) for row in told(job, "set") if row.due <= last}
+    rang = Counter((row.key, row.due) for row in told(job, "rang"))
+    assert Counter(due) == rang
+    assert all(row.due <= row.now for row in told(job, "rang"))
+
+
+class Watch(StatefulProcessor):
+    """Sets an event-time timer at each row's time."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(int(row.at.timestamp() * 1000))
+        yield Row(key=key[0], due=-1, watermark=timerValues.getCurrentWatermarkInMs())
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(
+            key=key[0],
+            due=expiredTimerInfo.getExpiryTimeInMs(),
+            watermark=timerValues.getCurrentWatermarkInMs(),
+        )
+
+
+class TwoWatermarks(BatchSource):
+    """A stream beside a slower one, each with its own watermark."""
+
+    def frame(self) -> DataFrame:
+        fast = super().frame().withWatermark("at", "5 seconds")
+        slow = super().frame().where("key > 0").withWatermark("at", "100 seconds")
+        return fast.unionAll(slow)
+
+
+def test_event_time_timers_fire_in_a_batch_without_data_by_the_policy_of_several_watermarks(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = TwoWatermarks(spark, tmp_path / "in", "key bigint, at timestamp")
+    output = "key bigint, due bigint, watermark bigint"
+    job = Job(source, tmp_path, ["key"], Watch(), output, {"timeMode": "EventTime"})
+    start = 1_700_000_000
+
+    def add(*rows: tuple[int, int]) -> None:
+        source.add([{"key": key, "at": (start + at) * 1_000_000} for key, at in rows])
+
+    def take() -> list[set[tuple[Any, ...]]]:
+        return [set(map(tuple, rows)) for rows in job.take()]
+
+    add(*((key, at) for key in (1, 2) for at in (0, 50, 150)))
+    job.run()
+    assert [{(1, -1, 0), (2, -1, 0)}] == take()
+    job.run()  # no data: the watermark is the slower one's, 100 s behind
+    watermark = (start + 50) * 1000
+    assert [{(key, (start + at) * 1000, watermark) for key in (1, 2) for at in (0, 50)}] == take()
+    job.run()
+    assert [] == take()  # nothing was due: the batch was left out
+    # A new query that adopts the state begins with its watermark: what is older is late for it.
+    for file in source.folder.glob("*.parquet"):
+        file.unlink()
+    add((1, 40), (1, 90))
+    job.run(adopt=True, checkpointLocation=str(tmp_path / "other"))
+    assert [{(1, -1, watermark)}] == take()
+    assert 2 == job.progress[-1].rows  # of four: each row comes by both streams
+    with pytest.raises(CheckpointError, match="timers of the time mode eventtime"):
+        job.start(timeMode="ProcessingTime", adopt=True, checkpointLocation=str(tmp_path / "third"))
+    with pytest.raises(UsageError, match="'nope' is no timestamp column of the output"):
+        job.start(eventTimeColumnName="nope")
+
+
+class Distinct(BatchSource):
+    """A stream without duplicates, of which Spark keeps state of its own."""
+
+    def frame(self) -> DataFrame:
+        distinct = super().frame().withWatermark("at", "5 seconds")
+        return distinct.dropDuplicatesWithinWatermark(["key", "at"])
+
+
+def test_an_operator_before_this_one_goes_forward_with_idle_and_repeated_batches(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = Distinct(spark, tmp_path / "in", "key bigint, at timestamp")
+    output = "key bigint, due bigint, watermark bigint"
+    job = Job(source, tmp_path, ["key"], Watch(), output, {"timeMode": "EventTime"})
+    start = 1_700_000_000
+
+    def add(*rows: tuple[int, int]) -> None:
+        source.add([{"key": key, "at": (start + at) * 1_000_000} for key, at in rows])
+
+    def refuse(frame: DataFrame, batch_id: int) -> None:
+        raise ConnectionError("no room")
+
+    add((1, 0), (1, 0), (2, 10))
+    job.run(tasks=3)
+    job.run()  # the watermark has come to 5 s
+    first = {row.due - start * 1000 for rows in job.take() for row in rows if row.due > 0}
+    assert {0} == first
+    left = objects(job)
+    job.run()
+    assert [] == job.take()
+    assert all(name.startswith("owner/") for name in objects(job) - left)  # nothing was committed
+    add((2, 10), (3, 9), (3, 90))
+    with pytest.raises(Exception, match="no room"):
+        job.run(sink=refuse, tasks=1)
+    add((3, 90), (4, 91))
+    job.run(tasks=2)
+    assert 1 == [progress.rows for progress in job.progress if progress.rows][-1]
+    told = Counter((row.key, row.due) for rows in job.take() for row in rows)
+    assert 1 == told[3, -1] == told[4, -1] == told[3, (start + 9) * 1000]
+
+
+def test_what_event_time_needs_is_said_before_the_query_starts(job: Job) -> None:
+    with pytest.raises(UsageError, match="EventTime needs a watermark; call withWatermark"):
+        job.start(timeMode="EventTime")
+    with pytest.raises(UsageError, match="a watermark needs to be defined first"):
+        job.start(eventTimeColumnName="due")
+    late = job.source.frame().selectExpr("key", "timestamp_millis(wait_ms) AS at")
+    with pytest.raises(ProcessorError, match=r"'value': a time to live needs .*ProcessingTime"):
+        transform_with_state(
+            late.withWatermark("at", "1 second").groupBy("key"),
+            Alarm(),
+            OUTPUT,
+            timeMode="EventTime",
+        )

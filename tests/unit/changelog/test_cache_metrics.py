@@ -1,0 +1,103 @@
+"""What the download cache and the local copies were worth, as the metrics tell it."""
+
+import datetime as dt
+import os
+import time
+from pathlib import Path
+
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+
+
+def told(storage: sl.FsStateChangelogStorage, family: str) -> dict[str, object]:
+    """Return the values of one family that are not zero, without the family's name."""
+    values = storage.metrics.snapshot().items()
+    return {
+        name.removeprefix(family): value
+        for name, value in values
+        if name.startswith(family) and value
+    }
+
+
+def filled(storage: sl.FsStateChangelogStorage, *values: bytes) -> list[sl.ChangelogStateHandle]:
+    """Persist each value as a file of its own."""
+    writer = storage.create_writer("operator", ALL)
+    handles = []
+    for value in values:
+        start = writer.next_sequence_number()
+        writer.append(1, value)
+        handles.append(handle_of(writer.persist(start).result(5)))
+    return handles
+
+
+def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path: Path) -> None:
+    options = sl.ChangelogOptions(download_local_cache_max_bytes=3000)
+    with sl.FsStateChangelogStorage(
+        ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
+    ) as storage:
+        first, second, large = filled(storage, b"1" * 2000, b"2" * 2000, b"3" * 9000)
+        for _ in range(3):
+            list(storage.read(first))
+        assert {"hits": 2, "misses": 1} == {
+            key: value for key, value in told(storage, "download_cache_").items() if key != "bytes"
+        }
+        assert 2000 < told(storage, "download_cache_")["bytes"] < 3000
+        list(storage.read(second))
+        assert 1 == told(storage, "download_cache_")["evictions"]
+        for _ in range(2):
+            list(storage.read(large))
+        assert 4 == told(storage, "download_cache_")["misses"], "a large file passes through"
+        (file,) = tmp_path.iterdir()
+        file.write_bytes(b"damaged")
+        assert [b"2" * 2000] == values_of(storage.read(second))
+        assert {"faults": 1, "misses": 5, "evictions": 1, "hits": 2} == {
+            key: value for key, value in told(storage, "download_cache_").items() if key != "bytes"
+        }
+
+
+def test_files_nobody_uses_go_and_are_counted(tmp_path: Path) -> None:
+    options = sl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=30))
+    with sl.FsStateChangelogStorage(
+        ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
+    ) as storage:
+        (handle,) = filled(storage, b"1")
+        list(storage.read(handle))
+        until_s = time.monotonic() + 10
+        while not told(storage, "download_cache_idle_removals"):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert 0 == storage.metrics.snapshot()["download_cache_bytes"]
+
+
+def test_what_local_copies_were_worth(tmp_path: Path) -> None:
+    config = sl.LocalRecoveryConfig((str(tmp_path),))
+    with sl.FsStateChangelogStorage(
+        ScriptedStore(), job_id="job", local_recovery=config
+    ) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        result = writer.persist(sl.SequenceNumber(0), 1).result(5)
+        handle, local = handle_of(result), result.task_local
+        assert local is not None
+        assert {"ies_written": 1} == told(storage, "local_cop")
+        list(storage.read(handle, local=local))
+        size_bytes = local.handles_and_offsets[0].handle.size_bytes
+        assert {"hits": 1, "bytes": size_bytes} == told(storage, "local_recovery_")
+        list(storage.read(handle))
+        assert {"hits": 1, "bytes": size_bytes} == told(storage, "local_recovery_")
+        for file in Path(config.folder_of("job")).iterdir():
+            os.truncate(file, 10)
+        assert [b"value"] == values_of(storage.read(handle, local=local))
+        assert {"hits": 1, "bytes": size_bytes, "misses": 1} == told(storage, "local_recovery_")
+        assert 1 == storage.metrics.snapshot()["local_copy_faults"]
+
+
+def test_a_copy_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    config = sl.LocalRecoveryConfig((str(tmp_path / "file"),))
+    with sl.FsStateChangelogStorage(
+        ScriptedStore(), job_id="job", local_recovery=config
+    ) as storage:
+        filled(storage, b"value")
+        assert {"y_faults": 1} == told(storage, "local_cop")

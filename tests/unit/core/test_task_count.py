@@ -1,0 +1,82 @@
+"""How many tasks a micro-batch gets."""
+
+import pytest
+
+from statelog.core.task_count import TASK_WORK_MS, BatchCost, TaskBounds, TaskCount
+from statelog.errors import UsageError
+
+ROW_MS = 0.01
+SMALL, LARGE = 50, int(20 * TASK_WORK_MS / ROW_MS)
+BYTES_PER_ROW = 8
+
+
+def cost(tasks: int, rows: int, *, sized: bool = True, input_ms: float = 5.0) -> BatchCost:
+    return BatchCost(tasks, rows, rows * BYTES_PER_ROW if sized else None, rows * ROW_MS, input_ms)
+
+
+def run(count: TaskCount, batches: list[int], *, sized: bool) -> list[int]:
+    """Run micro-batches of so many rows and return their numbers of tasks."""
+    chosen = []
+    for rows in batches:
+        chosen.append(count.choose(rows * BYTES_PER_ROW if sized else None))
+        count.ran(cost(chosen[-1], rows, sized=sized))
+    return chosen
+
+
+def test_small_batches_get_one_task_and_large_ones_all() -> None:
+    count = TaskCount(TaskBounds(1, 8))
+    assert 1 == count.choose(SMALL * BYTES_PER_ROW)
+    assert [5, 8, 1, 8, 1] == run(count, [LARGE, LARGE, SMALL, LARGE, SMALL], sized=True)
+
+
+def test_between_them_tasks_are_as_many_as_the_work_pays_for() -> None:
+    count = TaskCount(TaskBounds(1, 8))
+    for _ in range(3):  # a row is known to cost so much
+        count.ran(cost(1, 10_000))
+    rows = int(3.5 * TASK_WORK_MS / ROW_MS)
+    assert 4 == count.choose(rows * BYTES_PER_ROW)
+
+
+def test_without_a_known_size_one_batch_at_most_has_too_few_tasks() -> None:
+    count = TaskCount(TaskBounds(1, 8))
+    assert [8, 1, 1, 1, 8, 8, 8, 8, 1] == run(
+        count, [SMALL, SMALL, SMALL, LARGE, LARGE, SMALL, SMALL, SMALL, SMALL], sized=False
+    )
+
+
+def test_a_dear_processor_gets_more_tasks_for_the_same_rows() -> None:
+    count = TaskCount(TaskBounds(1, 8))
+    count.ran(BatchCost(1, 2000, None, 2000 * 1.0, 5.0))
+    assert 8 == count.choose(None)
+
+
+def test_a_handful_of_rows_does_not_tell_what_a_row_costs() -> None:
+    count = TaskCount(TaskBounds(1, 8))
+    count.ran(BatchCost(1, 3, None, 6.0, 5.0))  # the fixed cost of a task
+    assert 1 == count.choose(None)
+
+
+def test_slow_reading_before_the_task_is_spread_again() -> None:
+    count = TaskCount(TaskBounds(1, 8))
+    slow = cost(1, SMALL, sized=False, input_ms=2000.0)
+    for _ in range(2):  # as while everything starts
+        count.ran(slow)
+    count.ran(cost(1, SMALL, sized=False))
+    assert 1 == count.choose(None)
+    for _ in range(3):
+        count.ran(slow)
+    assert [2] * 20 == run(count, [SMALL] * 20, sized=False)
+    run(count, [SMALL] * 100, sized=False)
+    assert 1 == count.choose(None)  # it is tried again now and then
+
+
+@pytest.mark.parametrize(("least", "most"), [(3, 3), (2, 4)])
+def test_the_bounds_hold(least: int, most: int) -> None:
+    count = TaskCount(TaskBounds(least, most))
+    assert [most, least] == [count.choose(1 << 40), count.choose(1)]
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (3, 2), (-1, -1)])
+def test_bounds_that_contradict_each_other_are_refused(least: int, most: int) -> None:
+    with pytest.raises(UsageError, match="minTasks"):
+        TaskBounds(least, most)

@@ -1,0 +1,88 @@
+"""Our own way to local disk: pieces as they lie, seen whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import StoreError
+from statelog.store import open_store
+from statelog.store.local_disk import can_write, write_object
+
+PIECES = [b"one", b"", bytearray(b"two"), memoryview(b"three"), b"4" * 5000]
+WHOLE = b"".join(bytes(each) for each in PIECES)
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 1000, 10**6])
+def test_a_short_write_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    real = os.writev
+
+    def short(descriptor: int, pieces: list[memoryview]) -> int:
+        taken, left = [], most
+        for piece in pieces:
+            taken.append(piece[:left])
+            left -= len(taken[-1])
+        return real(descriptor, taken)
+
+    monkeypatch.setattr(os, "writev", short)
+    write_object(str(tmp_path), "a/b", PIECES, fsync=False)
+    assert WHOLE == (tmp_path / "a/b").read_bytes()
+
+
+def test_more_pieces_than_one_call_takes(tmp_path: Path) -> None:
+    pieces = [str(number).encode() for number in range(3000)]
+    open_store(str(tmp_path), fsync=False).put("many", pieces)
+    assert b"".join(pieces) == (tmp_path / "many").read_bytes()
+
+
+def test_what_cannot_be_finished_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, pieces: list[memoryview]) -> int:
+        raise OSError(28, "No space left on device")
+
+    store = open_store(str(tmp_path), fsync=False)
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(StoreError, match="No space left"):
+        store.put("dstl/name", b"content")
+    assert [] == [each for each in tmp_path.rglob("*") if each.is_file()]
+
+
+def test_a_file_that_is_not_complete_is_no_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path), fsync=True)
+    seen = []
+    real = os.rename
+
+    def looking(source: str, target: str) -> None:
+        seen.append([each.path for each in store.list()])
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", looking)
+    store.put("dstl/name", b"content")
+    assert [[]] == seen
+    assert ["dstl/name"] == [each.path for each in store.list()]
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.c", "job_1", "a-b/c=d/_metadata", "x@1"])
+def test_plain_names_are_written_here(name: str) -> None:
+    assert can_write(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/", "a/", "/a", "a//b", ".", "..", "../a", "a/../b", "a/.", "a b", "a%b", "a#1", "ä"],
+)
+def test_names_that_obstore_may_escape_are_left_to_it(name: str) -> None:
+    assert not can_write(name)
+
+
+@pytest.mark.parametrize("name", ["a b/c", "50%/x", "ä/ö"])
+def test_odd_names_come_back_as_they_were(tmp_path: Path, name: str) -> None:
+    store = open_store(str(tmp_path), fsync=False)
+    store.put(name, PIECES)
+    assert WHOLE == bytes(store.get(name))
+    assert [name] == [each.path for each in store.list()]
