@@ -79,13 +79,13 @@ class LocalRuns:
     The runs of one state location on this host.
 
     Args:
-        folder: Host-local folder for all locations; made, readable by its owner only.
+        folder: Host-local folder for all locations; made when it is needed, for its owner only.
         location: Root of the state location as a URL.
         layout: The columns.
         ids: Makes names for files being written.
 
     Raises:
-        OSError: The folder cannot be made, or is somebody else's.
+        OSError: The folder is somebody else's, or open to others.
 
     Thread: one at a time in a process; any number of processes.
     """
@@ -94,11 +94,18 @@ class LocalRuns:
         self._layout = layout
         self._ids = ids
         self._fingerprint = hashlib.sha256(layout.schema.serialize()).hexdigest()[:16]
-        _make_private(folder)
         self.folder = folder / hashlib.sha256(location.encode()).hexdigest()[:24]
+        # Made with the first file: most state never needs one.
+        if folder.exists():
+            _make_private(folder)
+        if self.folder.exists():
+            self._open_folder()
+
+    def _open_folder(self) -> None:
+        _make_private(self.folder.parent)
         _make_private(self.folder)
         os.utime(self.folder)
-        self._tidy(folder)
+        self._tidy(self.folder.parent)
 
     def _tidy(self, folder: Path) -> None:
         """Remove what writers that died left behind, and locations nobody asked for in a week."""
@@ -182,6 +189,8 @@ class LocalRuns:
 
     def begin(self, run: ColumnarRun) -> PendingRun:
         """Write the rows of a run whose tips are not known yet; see `publish`."""
+        if not self.folder.exists():
+            self._open_folder()
         message = run.rows.serialize()
         path = self.folder / f"{self._ids.new_id()}.tmp"
         try:
