@@ -47,6 +47,7 @@ class Campaign:
         seed: Of the data and of every choice.
         delivery: "staged" or "direct".
         inline_bytes: Whether deltas travel inline or in files.
+        state_backend: Where the workers keep the state.
         files: Daily files, each of which is a micro-batch.
     """
 
@@ -54,6 +55,7 @@ class Campaign:
     seed: int
     delivery: str = "staged"
     inline_bytes: int = INLINE
+    state_backend: str = "auto"
     files: int = 24
     kills: list[str] = field(default_factory=list)
 
@@ -81,6 +83,8 @@ class Campaign:
             master=master,
             verify=verify,
             time_mode="ProcessingTime",
+            state_backend=self.state_backend,
+            local_directory=str(self.folder / "local"),
         )
 
     def _start(self, config: JobConfig, points: str) -> JobProcess:

@@ -1,5 +1,7 @@
 """
-SIGKILL at every named point of a micro-batch, over both deliveries, with deltas inline and in files.
+SIGKILL at every named point of a micro-batch.
+
+Over both deliveries, with deltas inline and in files, with state in memory and on disk.
 
 `STATELOG_CHAOS_SEED=7 make chaos` tries another course; the seed is printed.
 """
@@ -15,12 +17,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SEED = int(os.environ.get("STATELOG_CHAOS_SEED", "20261"))
 
 
-@pytest.mark.parametrize("inline_bytes", [INLINE, NO_INLINE], ids=["inline", "files"])
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
+CASES = [
+    ("staged", INLINE, "auto"),
+    ("staged", NO_INLINE, "disk"),
+    ("direct", INLINE, "disk"),
+    ("direct", NO_INLINE, "auto"),
+]
+
+
+@pytest.mark.parametrize(("delivery", "inline_bytes", "backend"), CASES)
 def test_state_and_output_are_exact_whoever_dies_whenever(
-    delivery: str, inline_bytes: int, tmp_path: Path
+    delivery: str, inline_bytes: int, backend: str, tmp_path: Path
 ) -> None:
     seed = SEED + (delivery == "direct") * 2 + (inline_bytes == NO_INLINE)
-    campaign = Campaign(tmp_path, seed, delivery, inline_bytes)
+    campaign = Campaign(tmp_path, seed, delivery, inline_bytes, backend)
     run_campaign(campaign, deaths=5)
     assert len(campaign.kills) >= 8, campaign.story

@@ -372,10 +372,10 @@ def first_verdict() -> AssertionError | None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.replacement.__name__)
 def test_a_mutant_is_caught_by_what_is_there_for_it(
-    mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+    mutant: Mutant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logging.getLogger("statelog").setLevel(logging.CRITICAL)
-    logging.getLogger("concurrent.futures").setLevel(logging.CRITICAL)
+    for name in ("statelog", "concurrent.futures"):
+        caplog.set_level(logging.CRITICAL, name)
     monkeypatch.setattr(mutant.owner, mutant.name, mutant.replacement)
     verdict = first_verdict()
     assert verdict is not None, f"{mutant.replacement.__doc__} Not seen in {SEEDS} seeds"

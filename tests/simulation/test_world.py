@@ -19,8 +19,9 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("statelog").setLevel(logging.CRITICAL)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Thousands of injected faults are told otherwise; the levels come back afterwards."""
+    caplog.set_level(logging.CRITICAL, "statelog")
 
 
 def run(seed: int) -> Outcome:

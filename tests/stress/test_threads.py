@@ -41,8 +41,9 @@ PLAN = FaultPlan(error_rate=0.05, slow_rate=0.05, latency_ns=2_000_000)
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("statelog").setLevel(logging.CRITICAL)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Thousands of injected faults are told otherwise; the levels come back afterwards."""
+    caplog.set_level(logging.CRITICAL, "statelog")
 
 
 def rss_bytes() -> int:

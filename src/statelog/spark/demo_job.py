@@ -163,6 +163,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         master: Spark's master.
         verify: Whether to compare with the batch answer at the end.
         time_mode: The operator's; the demonstration itself keeps no time.
+        state_backend: Where the workers keep the state: "auto", "memory" or "disk".
+        local_directory: Where "disk" keeps it; None for the default.
     """
 
     input: str
@@ -178,6 +180,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     master: str = "local[2]"
     verify: bool = False
     time_mode: str = "None"
+    state_backend: str = "auto"
+    local_directory: str | None = None
 
 
 def start_job(
@@ -217,6 +221,8 @@ def start_job(
         tasks=config.tasks,
         operatorId="customer-totals",
         inlineBytes=config.inline_bytes,
+        stateBackend=config.state_backend,
+        localDirectory=config.local_directory,
         materialization=MaterializationPolicy(max_log_handles=config.max_log_handles),
         onProgress=on_progress,
     )
