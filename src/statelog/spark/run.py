@@ -4,6 +4,8 @@ One run of a processor over the keys of a task, whatever form its rows have.
 Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
 initial state in a first batch, then `handleInputRows` once if there are input rows; then every timer
 that is due, in the order of time; a processor is initialized once per task and closed at its end.
+The key is a plain tuple, but a Row with the names of the key's columns in `handleExpiredTimer`.
+Deviation: a timer that another timer's call deleted does not fire (Spark has fetched it by then).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from statelog.errors import ProcessorError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.handle import TaskHandle
 from statelog.spark.spec import NEVER_MS, TaskSpec
+from statelog.spark.types import row_factory
 from statelog.state.api import Cursor, Timers
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema import TIMERS_NAME
@@ -87,6 +90,7 @@ class ProcessorRun:
         self._cursor = Cursor(spec.now_ms)
         self._timers_id: int | None = None
         self._timers: Timers | None = None
+        self._key_of_timer = row_factory(self._codec.key.schema.names)
         if spec.time_mode != "none":
             self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
             timers_codec = self._codec.states[self._timers_id].value
@@ -192,7 +196,9 @@ class ProcessorRun:
             return  # a timer that fired before it deleted this one
         try:
             produced = self._spec.processor.handleExpiredTimer(
-                self._codec.key.thaw(key), self._times, ExpiredTimerInfo(time)
+                key=self._key_of_timer(self._codec.key.thaw(key)),
+                timerValues=self._times,
+                expiredTimerInfo=ExpiredTimerInfo(time),
             )
             if produced is not None:
                 self.output.extend(produced)
