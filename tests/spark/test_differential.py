@@ -4,11 +4,14 @@ Random programs of state calls do the same here as on Spark's own transformWithS
 Both flavours, in processing time; tests/differential has the campaign over many seeds.
 """
 
+import datetime as dt
+import decimal
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import GroupedData, Row
 from tests.differential.programs import (
     INPUT,
     KEYS,
@@ -18,7 +21,9 @@ from tests.differential.programs import (
     batch_of,
     by_key,
 )
-from tests.spark.streams import BatchSource, Job, run_on_spark
+from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.unit.spark import test_parity
+from tests.unit.spark.test_parity import Waking
 
 from statelog.spark import (
     MaterializationPolicy,
@@ -28,6 +33,8 @@ from statelog.spark import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+workers_get_by_value(test_parity.__name__)
 
 PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
@@ -58,3 +65,31 @@ def test_random_programs_see_the_same_state_as_on_spark(
     assert any(row.at.startswith("timer") for row in ours[1])
     for batch, (expected, actual) in enumerate(zip(theirs, ours, strict=True)):
         assert by_key(expected) == by_key(actual), f"batch {batch}"
+
+
+def test_keys_of_timers_are_those_that_spark_shows(spark: "SparkSession") -> None:
+    at = dt.datetime(2011, 12, 9, 12, 50, 0, 1, dt.UTC)
+    keys = [
+        (at, at.date(), Row(a=1, b=Row(at=at)), decimal.Decimal("1.50"), -0.5),
+        (None, dt.date(1, 1, 1), Row(a=None, b=None), None, None),
+        (at, None, None, decimal.Decimal(0), 0.0),
+    ]
+    fields = "at timestamp, day date, part struct<a: int, b: struct<at: timestamp>>"
+    frame = spark.createDataFrame(keys, f"{fields}, price decimal(5,2), ratio double")
+    settings = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        grouped = frame.groupBy(*frame.columns)
+        theirs, ours = (
+            transform(grouped, Waking(), "key string", "Update", "ProcessingTime").collect()
+            for transform in (GroupedData.transformWithState, transform_with_state)
+        )
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    assert 2 * len(keys) == len(theirs)
+    assert sorted(theirs) == sorted(ours)

@@ -1,5 +1,7 @@
 """Rules of Spark's transformWithState that need no Spark to be seen; docs/transform-with-state.md."""
 
+import datetime as dt
+import decimal
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,6 +129,34 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
     tester.setProcessingTime(6)
     assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == CALLS
     assert [9] == tester.peekTimers("a")
+
+
+class Waking(sparks.StatefulProcessor):
+    """Yields its key when rows come, and when a timer fires."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer(0)
+        yield Row(key=repr(key))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(key=repr(key))
+
+
+def test_the_key_of_a_timer_is_a_row_of_what_state_holds() -> None:
+    at = dt.datetime(2011, 12, 9, 12, 50, tzinfo=dt.UTC)
+    tester = ProcessorTester(
+        Waking(), timeMode="ProcessingTime", keySchema="at timestamp, price decimal(5,2), n int"
+    )
+    key = (at, decimal.Decimal("1.50"), None)
+    rows, timer = (row.key for row in tester.test(key, []))
+    assert repr(key) == rows
+    kept = at.astimezone().replace(tzinfo=None)  # in the worker's zone, as on Spark
+    assert repr(Row(at=kept, price=key[1], n=None)) == timer
 
 
 class Misuse(sparks.StatefulProcessor):
