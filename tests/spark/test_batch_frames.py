@@ -7,29 +7,24 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame
-from tests.spark import processors, test_differential
+from tests.differential.programs import INPUT, KEYS, OUTPUT, Interpreter, batch_of, by_key
+from tests.spark import processors
 from tests.spark.processors import Totals
 from tests.spark.streams import ROCKSDB, workers_get_by_value
-from tests.spark.test_differential import OUTPUT, Interpreter, by_key, program
 
 from statelog.spark import transform_with_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-workers_get_by_value(test_differential.__name__)
 workers_get_by_value(processors.__name__)
 
 
 def test_random_programs_over_a_batch_frame_do_what_they_do_on_spark(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    import json
-
-    rng = random.Random(7)
-    rows = [(f"k{rng.randrange(20)}", at, json.dumps(program(rng))) for at in range(80)]
-    frame = spark.createDataFrame(rows, "key string, at int, program string")
-    grouped = frame.groupBy("key")
+    frame = spark.createDataFrame(batch_of(random.Random(7), 0, keys=60), INPUT)
+    grouped = frame.groupBy(*KEYS)
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     try:
         theirs = grouped.transformWithState(Interpreter(), OUTPUT, "Update", "ProcessingTime")

@@ -1,164 +1,95 @@
-"""Random programs of state calls do the same here as on Spark's own transformWithState."""
+"""
+Random programs of state calls do the same here as on Spark's own transformWithState.
 
-import json
+Both flavours, in processing time; tests/differential has the campaign over many seeds.
+"""
+
+import datetime as dt
+import decimal
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
+import pytest
+from pyspark.sql import GroupedData, Row
+from tests.differential.programs import (
+    INPUT,
+    KEYS,
+    OUTPUT,
+    Interpreter,
+    InterpreterInPandas,
+    batch_of,
+    by_key,
+)
+from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.unit.spark import test_parity
+from tests.unit.spark.test_parity import Waking
 
-from statelog.spark import MaterializationPolicy
+from statelog.spark import (
+    MaterializationPolicy,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-workers_get_by_value(__name__)
+workers_get_by_value(test_parity.__name__)
 
-OUTPUT = "key string, at string, seen string"
-KEYS = 220
+PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
 SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
 SEED = 20_110_109
-NEVER_MS = 4_000_000_000_000
-HOUR_MS = 3_600_000
+FLAVOURS = {
+    "row": (transform_with_state, Interpreter),
+    "pandas": (transform_with_state_in_pandas, InterpreterInPandas),
+}
 
 
-class Interpreter(StatefulProcessor):
-    """Does what the rows say, and yields what it saw."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.handle = handle
-        self.states: dict[str, Any] = {}
-        for suffix, ttl in (("", None), ("_long", HOUR_MS), ("_short", 1)):
-            self.states["value" + suffix] = handle.getValueState(
-                "value" + suffix, "number bigint, text string", ttl
-            )
-            self.states["list" + suffix] = handle.getListState("list" + suffix, "number int", ttl)
-            self.states["map" + suffix] = handle.getMapState(
-                "map" + suffix, "name string, part int", "amount double", ttl
-            )
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        for row in sorted(rows, key=lambda row: row.at):
-            seen = [self.do(*call) for call in json.loads(row.program)]
-            yield Row(key=key[0], at=str(row.at), seen=json.dumps(seen))
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
-        at = expiredTimerInfo.getExpiryTimeInMs()
-        seen = [self.do("value", "get"), self.do("timers", "list")]
-        self.do("list", "appendValue", [at])
-        yield Row(key=key[0], at=f"timer {at}", seen=json.dumps(seen))
-
-    def do(self, name: str, method: str, *arguments: Any) -> Any:
-        if name == "timers":
-            if method == "list":
-                return sorted(self.handle.listTimers())
-            getattr(self.handle, method)(*arguments)
-            return None
-        arguments = tuple(tupled(argument) for argument in arguments)
-        seen = getattr(self.states[name], method)(*arguments)
-        if method in ("iterator", "keys", "values"):
-            return sorted(map(plain, seen), key=repr)  # the order is each store's own
-        return plain(list(seen)) if method == "get" and name.startswith("list") else plain(seen)
-
-
-def tupled(value: Any) -> Any:
-    """Return what a processor passes: tuples, and lists of them."""
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return [tuple(part) for part in value]
-    return tuple(value)
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [plain(part) for part in value]
-    return value
-
-
-def program(rng: random.Random) -> list[list[Any]]:
-    return [call(rng) for _ in range(rng.randint(1, 12))]
-
-
-def call(rng: random.Random) -> list[Any]:
-    suffix = rng.choice(["", "", "_long", "_short"])
-
-    def amount() -> list[float]:
-        return [rng.choice([0.0, -1.5, 2.25, None])]
-
-    def name() -> list[Any]:
-        return [rng.choice(["a", "b", "ü", ""]), rng.choice([-1, 0, 1])]
-
-    match rng.choice(["value", "list", "map", "timers"]):
-        case "value":
-            new = [rng.choice([None, -(2**63), 2**63 - 1, 7]), rng.choice([None, "", "x", "naïve"])]
-            calls = [["exists"], ["get"], ["get"], ["clear"], ["update", new], ["update", new]]
-            return ["value" + suffix, *rng.choice(calls)]
-        case "list":
-            some = [[rng.choice([None, 1, -(2**31), 2**31 - 1])] for _ in range(rng.randint(1, 3))]
-            calls = [
-                ["exists"],
-                ["get"],
-                ["get"],
-                ["clear"],
-                ["put", some],
-                ["appendValue", some[0]],
-                ["appendList", some],
-            ]
-            return ["list" + suffix, *rng.choice(calls)]
-        case "map":
-            calls = [
-                ["exists"],
-                ["getValue", name()],
-                ["containsKey", name()],
-                ["updateValue", name(), amount()],
-                ["updateValue", name(), amount()],
-                ["updateValue", name(), amount()],
-                ["iterator"],
-                ["keys"],
-                ["values"],
-                ["removeKey", name()],
-                ["clear"],
-            ]
-            return ["map" + suffix, *rng.choice(calls)]
-        case _:  # at once, or never: what the clocks of two runs agree on
-            at = rng.choice([rng.randint(1, 5), NEVER_MS + rng.randint(1, 3)])
-            calls = [["list"], ["registerTimer", at], ["registerTimer", at], ["deleteTimer", at]]
-            return ["timers", *rng.choice(calls)]
-
-
-def by_key(rows: list[Row]) -> dict[str, list[tuple[str, str]]]:
-    grouped: dict[str, list[tuple[str, str]]] = {}
-    for row in rows:
-        grouped.setdefault(row.key, []).append((row.at, row.seen))
-    return {key: sorted(values) for key, values in sorted(grouped.items())}
-
-
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_random_programs_see_the_same_state_as_on_spark(
-    spark: "SparkSession", tmp_path: Path
+    flavour: str, spark: "SparkSession", tmp_path: Path
 ) -> None:
-    rng = random.Random(SEED)
-    source = BatchSource(spark, tmp_path / "in", "key string, at int, program string")
-    job = Job(source, tmp_path, ["key"], Interpreter(), OUTPUT, {"timeMode": "ProcessingTime"})
-    for tasks in TASKS:
-        for _ in range(2):
-            source.add(
-                [
-                    (f"k{key}", at, json.dumps(program(rng)))
-                    for key in range(KEYS)
-                    if rng.random() < 0.8
-                    for at in range(rng.randint(1, 2))
-                ]
-            )
+    rng = random.Random(f"{SEED} {flavour}")
+    transform, processor = FLAVOURS[flavour]
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    options = {"timeMode": "ProcessingTime", "transform": transform}
+    job = Job(source, tmp_path, KEYS, processor(), OUTPUT, options)
+    for number, tasks in enumerate(TASKS):
+        source.add(batch_of(rng, number, PROGRAMS))
         job.run(tasks=tasks, materialization=SNAPSHOTS)
     ours = job.take()
     theirs = [rows for rows in run_on_spark(job, "ProcessingTime") if rows]
-    assert 2 * len(TASKS) == len(ours)
-    assert all(ours)
+    assert len(TASKS) == len(ours)
     assert any(progress.snapshots for progress in job.progress)
+    assert any(row.at.startswith("timer") for row in ours[1])
     for batch, (expected, actual) in enumerate(zip(theirs, ours, strict=True)):
         assert by_key(expected) == by_key(actual), f"batch {batch}"
+
+
+def test_keys_of_timers_are_those_that_spark_shows(spark: "SparkSession") -> None:
+    at = dt.datetime(2011, 12, 9, 12, 50, 0, 1, dt.UTC)
+    keys = [
+        (at, at.date(), Row(a=1, b=Row(at=at)), decimal.Decimal("1.50"), -0.5),
+        (None, dt.date(1, 1, 1), Row(a=None, b=None), None, None),
+        (at, None, None, decimal.Decimal(0), 0.0),
+    ]
+    fields = "at timestamp, day date, part struct<a: int, b: struct<at: timestamp>>"
+    frame = spark.createDataFrame(keys, f"{fields}, price decimal(5,2), ratio double")
+    settings = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        grouped = frame.groupBy(*frame.columns)
+        theirs, ours = (
+            transform(grouped, Waking(), "key string", "Update", "ProcessingTime").collect()
+            for transform in (GroupedData.transformWithState, transform_with_state)
+        )
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    assert 2 * len(keys) == len(theirs)
+    assert sorted(theirs) == sorted(ours)

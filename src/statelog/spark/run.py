@@ -4,6 +4,9 @@ One run of a processor over the keys of a task, whatever form its rows have.
 Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
 initial state in a first batch, then `handleInputRows` once if there are input rows; then every timer
 that is due, in the order of time; a processor is initialized once per task and closed at its end.
+The key is a plain tuple of what rows hold; in `handleExpiredTimer` it is a Row with the names of the
+key's columns, of what state holds (timestamps without a zone, structs as Rows).
+Deviation: a timer that another timer's call deleted does not fire (Spark has fetched it by then).
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from statelog.errors import ProcessorError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.handle import TaskHandle
 from statelog.spark.spec import NEVER_MS, TaskSpec
+from statelog.spark.types import make_row, row_factory
 from statelog.state.api import Cursor, Timers
+from statelog.state.codec import StructCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema import TIMERS_NAME
 from statelog.state.tables import Key, Overlay, nothing
@@ -91,6 +96,9 @@ class ProcessorRun:
             self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
             timers_codec = self._codec.states[self._timers_id].value
             self._timers = Timers(self._cursor, self._timers_id, timers_codec)
+        key_schema = self._codec.key.schema
+        self._key_row = row_factory(key_schema.names)
+        self._key_as_state = StructCodec(key_schema, struct_factory=make_row, what="the key")
         has_time = spec.time_mode != "none"
         self._times = TimerValues(spec.now_ms, spec.watermark_ms if has_time else -1)
         self.output = output
@@ -192,7 +200,9 @@ class ProcessorRun:
             return  # a timer that fired before it deleted this one
         try:
             produced = self._spec.processor.handleExpiredTimer(
-                self._codec.key.thaw(key), self._times, ExpiredTimerInfo(time)
+                key=self._key_row(self._key_as_state.normalize(self._codec.key.thaw(key))),
+                timerValues=self._times,
+                expiredTimerInfo=ExpiredTimerInfo(time),
             )
             if produced is not None:
                 self.output.extend(produced)

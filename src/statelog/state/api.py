@@ -136,11 +136,11 @@ class ValueState(BoundState):
         """Return whether there is a value."""
         return self.get() is not None
 
-    def update(self, value: Values) -> None:
+    def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name: it may be in a call
         """Set the value; raises `UsageError` if it does not fit the schema."""
-        if value is None:
+        if newValue is None:
             raise UsageError("a value state takes a tuple, not None; use clear()")
-        self._overlay[self._cursor.key] = self._normalize(value)
+        self._overlay[self._cursor.key] = self._normalize(newValue)
 
     def clear(self) -> None:
         """Remove the value."""
@@ -160,11 +160,11 @@ class ExpiringValueState(ValueState):
             return None
         return stored[1] if self._copy is None else self._copy(stored[1])
 
-    def update(self, value: Values) -> None:
+    def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name
         """Set the value and start its time anew."""
-        if value is None:
+        if newValue is None:
             raise UsageError("a value state takes a tuple, not None; use clear()")
-        self._overlay[self._cursor.key] = (self._expires(), self._normalize(value))
+        self._overlay[self._cursor.key] = (self._expires(), self._normalize(newValue))
 
 
 class ListState(BoundState):
@@ -196,10 +196,10 @@ class ListState(BoundState):
         """Return whether there is at least one element."""
         return next(self.get(), None) is not None
 
-    def put(self, values: Iterable[Values]) -> None:
+    def put(self, newState: Iterable[Values]) -> None:  # noqa: N803  # Spark's name
         """Replace the list; nothing changes if a value does not fit the schema."""
         delta = ListDelta(replaced=True)
-        delta.tail = [self._element(value) for value in values]
+        delta.tail = [self._element(value) for value in newState]
         self._overlay[self._cursor.key] = delta
 
     def append(self, value: Values) -> None:

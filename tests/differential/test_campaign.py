@@ -1,0 +1,112 @@
+"""
+Many seeds of random programs beside Spark's own transformWithState, batch by batch.
+
+Both flavours, processing time and event time, staged and direct delivery, other numbers of tasks at
+every restart. `STATELOG_DIFFERENTIAL_SEED=7 make chaos` tries other programs, and
+`STATELOG_DIFFERENTIAL_ROUNDS=20` more of them; the seed is printed.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame
+from tests.differential.programs import (
+    INPUT,
+    KEYS,
+    OUTPUT,
+    Interpreter,
+    InterpreterInPandas,
+    batch_of,
+    by_key,
+)
+from tests.spark.conftest import spark  # noqa: F401  # a fixture
+from tests.spark.streams import BatchSource, Job, run_on_spark
+
+from statelog.spark import (
+    MaterializationPolicy,
+    transform_with_state,
+    transform_with_state_in_pandas,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
+
+SEED = int(os.environ.get("STATELOG_DIFFERENTIAL_SEED", "20261"))
+ROUNDS = int(os.environ.get("STATELOG_DIFFERENTIAL_ROUNDS", "2"))
+PROGRAMS = 200  # keys, each with its own
+BATCHES = 6
+FLAVOURS = {
+    "row": (transform_with_state, Interpreter),
+    "pandas": (transform_with_state_in_pandas, InterpreterInPandas),
+}
+
+
+class EventTimes(BatchSource):
+    """A `BatchSource` with a watermark."""
+
+    def frame(self) -> DataFrame:
+        return super().frame().withWatermark("time", "20 seconds")
+
+
+def runs_of(rng: random.Random) -> list[dict[str, Any]]:
+    """Return the settings of each run of one query: how many tasks, how often a snapshot, ..."""
+    return [
+        {
+            "tasks": rng.choice([1, 2, 3, 5]),
+            "inlineBytes": rng.choice([0, 1_000_000]),
+            "stateBackend": rng.choice(["memory", "auto", "disk"]),
+            "materialization": MaterializationPolicy(
+                min_log_bytes=rng.choice([1, 1_000_000]),
+                log_to_snapshot_ratio=rng.choice([0.01, 1.0]),
+                max_log_handles=rng.choice([2, 4, 50]),
+            ),
+        }
+        for _ in range(rng.choice([2, 3]))
+    ]
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize("time_mode", ["ProcessingTime", "EventTime"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_random_programs_see_on_statelog_what_they_see_on_spark(
+    flavour: str,
+    time_mode: str,
+    delivery: str,
+    round_: int,
+    spark: "SparkSession",  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    seed = f"{SEED} {flavour} {time_mode} {delivery} {round_}"
+    rng = random.Random(seed)
+    has_ttl = time_mode == "ProcessingTime"
+    transform, processor = FLAVOURS[flavour]
+    source = (BatchSource if has_ttl else EventTimes)(spark, tmp_path / "in", INPUT)
+    options = {
+        "timeMode": time_mode,
+        "delivery": delivery,
+        "transform": transform,
+        "idleTicks": False,
+        "localDirectory": str(tmp_path / "disk"),
+    }
+    job = Job(source, tmp_path, KEYS, processor(has_ttl), OUTPUT, options)
+    runs = runs_of(rng)
+    programs = 0
+    for number in range(BATCHES):
+        rows = batch_of(rng, number, PROGRAMS, has_ttl)
+        programs += len(rows)
+        source.add(rows)
+        if (number + 1) % (BATCHES // len(runs)) == 0:
+            job.run(**runs.pop(0))
+    print(f"seed {seed!r}: {programs} programs")
+    ours = job.take()
+    theirs = [rows for rows in run_on_spark(job, time_mode) if rows]
+    assert BATCHES == len(ours)
+    assert any(row.at.startswith("timer") for rows in ours for row in rows)
+    for batch, (expected, actual) in enumerate(zip(theirs, ours, strict=True)):
+        assert by_key(expected) == by_key(actual), f"batch {batch} of seed {seed!r}"
