@@ -18,8 +18,6 @@ from statelog.model import SequenceNumber, StateChangeSet, StreamStateHandle
 
 _log = logging.getLogger("statelog")
 
-_EARLY_MAX_BYTES = 256 * 1024
-
 
 class UploadTask:
     """
@@ -33,7 +31,7 @@ class UploadTask:
         on_failure: Gets the numbers of all sets and the error, likewise.
     """
 
-    __slots__ = ("_armed", "_encoded", "_on_failure", "_on_success", "change_sets", "size_bytes")
+    __slots__ = ("_armed", "_on_failure", "_on_success", "change_sets", "size_bytes")
 
     def __init__(
         self,
@@ -46,32 +44,16 @@ class UploadTask:
         self._on_success = on_success
         self._on_failure = on_failure
         self._armed = [True]
-        self._encoded: dict[int, EncodedChangeSet] = {}
 
     @property
     def finished(self) -> bool:
         """Whether the task has ended."""
         return not self._armed
 
-    def encode_early(self) -> None:
-        """
-        Encode small sets now, on a thread that runs already.
-
-        A thread that has just been woken is slow at first, and for a small set that is most of
-        the time; what is large is left to the uploader, so that no caller does its work.
-        """
-        if self.size_bytes <= _EARLY_MAX_BYTES:
-            for index, change_set in enumerate(self.change_sets):
-                self._encoded[index] = encode_change_set(change_set)
-
     def in_order(self) -> Iterator[tuple[StateChangeSet, EncodedChangeSet]]:
         """Yield the sets and their bytes in the order they have in a file."""
-        for index in sorted(range(len(self.change_sets)), key=self._place):
-            change_set = self.change_sets[index]
-            yield change_set, self._encoded.get(index) or encode_change_set(change_set)
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return self.change_sets[index].log_id, self.change_sets[index].sqn.value
+        for change_set in sorted(self.change_sets, key=_place):
+            yield change_set, encode_change_set(change_set)
 
     def complete(self, results: Sequence[UploadResult]) -> None:
         """End the task well.  Errors of the callback come through to the caller."""
@@ -130,3 +112,7 @@ def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
             task.fail(error)
         except Exception:
             _log.exception("the failure callback of an upload failed; other tasks go on")
+
+
+def _place(change_set: StateChangeSet) -> tuple[int, int]:
+    return change_set.log_id, change_set.sqn.value

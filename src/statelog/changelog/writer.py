@@ -396,9 +396,9 @@ class FsStateChangelogWriter:
         for action in actions:
             match action:
                 case StartUpload(change_sets):
-                    task = UploadTask(change_sets, self._on_success, self._on_failure)
-                    task.encode_early()
-                    self._scheduler.upload(task)
+                    self._scheduler.upload(
+                        UploadTask(change_sets, self._on_success, self._on_failure)
+                    )
                 case CompletePersist(persist_id, results, incremental_size_bytes):
                     self._persists.complete(persist_id, results, incremental_size_bytes)
                 case FailPersist(persist_id, error):
