@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,8 @@ def process(*arguments: str, **more) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # What a shell starts in the background ignores it, and so do all that it starts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         **more,
     )
 

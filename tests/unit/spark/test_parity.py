@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming import stateful_processor as sparks
 from pyspark.sql.streaming.tws_tester import TwsTester
+from tests import calls
 from tests.house.sources import ROOT
 from tests.unit.spark.test_pandas_rows import all_keys, read
 
@@ -19,8 +20,6 @@ from statelog.errors import ProcessorError
 from statelog.spark import handle as ours
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 from statelog.testing import ProcessorTester
-
-CALLS: list[tuple[Any, ...]] = []
 
 COUNTERPARTS: list[tuple[type, type]] = [
     (sparks.StatefulProcessorHandle, ours.TaskHandle),
@@ -72,17 +71,19 @@ class Traced(sparks.StatefulProcessor):
     """Notes its calls."""
 
     def init(self, handle: Any) -> None:
-        CALLS.append(("init",))
+        calls.CALLS.append(("init",))
         self.handle = handle
         self.seen = handle.getListState("seen", "what string")
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        CALLS.append(("initial", key, initialState.n))
+        calls.CALLS.append(("initial", key, initialState.n))
         self.seen.appendValue((f"initial {initialState.n}",))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         read = [row.n for row in rows]
-        CALLS.append(("rows", key, type(key), read, timerValues.getCurrentProcessingTimeInMs()))
+        calls.CALLS.append(
+            ("rows", key, type(key), read, timerValues.getCurrentProcessingTimeInMs())
+        )
         for n in read:
             self.handle.registerTimer(n)
         yield Row(key=key[0])
@@ -91,7 +92,7 @@ class Traced(sparks.StatefulProcessor):
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
     ) -> Iterator[Row]:
         time = expiredTimerInfo.getExpiryTimeInMs()
-        CALLS.append(("timer", key.name, time, list(self.handle.listTimers())))
+        calls.CALLS.append(("timer", key.name, time, list(self.handle.listTimers())))
         if time == 1:
             self.handle.registerTimer(1)  # is gone with the timer that is firing
             self.handle.registerTimer(2)  # due, but not in this batch
@@ -99,23 +100,23 @@ class Traced(sparks.StatefulProcessor):
         yield Row(key=key[0])
 
     def close(self) -> None:
-        CALLS.append(("close",))
+        calls.CALLS.append(("close",))
 
 
 def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
-    CALLS.clear()
+    calls.CALLS.clear()
     initial = [("b", Row(n=1)), ("a", Row(n=2)), ("a", Row(n=3))]
     tester = ProcessorTester(
         Traced(), initialStateRow=initial, timeMode="ProcessingTime", keySchema="name string"
     )
-    assert [("init",), ("close",)] == CALLS[:2]  # on the driver, to learn the state variables
-    batch = [call for call in CALLS if call[0] == "initial"]
+    assert [("init",), ("close",)] == calls.CALLS[:2]  # on the driver, to learn the state variables
+    batch = [call for call in calls.CALLS if call[0] == "initial"]
     assert [("initial", ("a",), 2), ("initial", ("a",), 3)] == [one for one in batch if one[2] > 1]
     assert ("initial", ("b",), 1) in batch  # a key without input rows
     assert [("initial 2",), ("initial 3",)] == tester.peekListState("seen", "a")
 
     tester.setProcessingTime(5)
-    CALLS.clear()
+    calls.CALLS.clear()
     out = tester.test("a", [Row(n=9), Row(n=4), Row(n=3), Row(n=1)])
     assert [
         ("init",),
@@ -123,11 +124,11 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
         ("timer", "a", 1, [1, 3, 4, 9]),  # registered in this batch, due in it
         ("timer", "a", 3, [2, 3, 9]),
         ("close",),
-    ] == CALLS
+    ] == calls.CALLS
     assert 3 == len(out)
-    CALLS.clear()
+    calls.CALLS.clear()
     tester.setProcessingTime(6)
-    assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == CALLS
+    assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == calls.CALLS
     assert [9] == tester.peekTimers("a")
 
 
