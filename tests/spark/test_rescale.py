@@ -13,6 +13,7 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
+from statelog.core import task_count
 from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
 from statelog.spark import MaterializationPolicy
@@ -136,8 +137,10 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
 
 
 def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
-    spark: "SparkSession", tmp_path: Path
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Far from the work of either batch, on a quick machine and on a busy one.
+    monkeypatch.setattr(task_count, "TASK_WORK_MS", 50.0)
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     rng = random.Random(1)
