@@ -36,6 +36,8 @@ from statelog.store.object_store import open_store
 from statelog.store.paths import LocationPaths
 
 _CLOSE_TIMEOUT_S = 1.0
+_NEAR = ("file:", "memory:")
+"""Stores that answer sooner than a thread wakes up: whoever waits for an upload may run it."""
 
 
 def _assemble(
@@ -231,6 +233,7 @@ class FsStateChangelogStorage:
                 preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
                 on_close=self._forget,
                 metrics=self._metrics,
+                waiters_help=self._store.url.startswith(_NEAR),
             )
         return writer
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, assert_never
 
@@ -56,6 +55,7 @@ from statelog.model import (
 )
 from statelog.model.state_change import value_bytes
 from statelog.runtime.driver import Runtime
+from statelog.runtime.pool import HelpedFuture
 
 _NOBODY = 2**62
 """Lower bound of a range without key groups: every append of a closed writer takes the slow way."""
@@ -80,6 +80,7 @@ class FsStateChangelogWriter:
         preemptive_threshold_bytes: int,
         on_close: Callable[[int], None],
         metrics: Metrics,
+        waiters_help: bool = False,
     ) -> None:
         self._log_id = log_id
         self._operator_id = operator_id
@@ -89,6 +90,7 @@ class FsStateChangelogWriter:
         self._scheduler = scheduler
         self._registry = registry
         self._runtime = runtime
+        self._helper = runtime.upload_pool if waiters_help else None
         self._threshold_bytes = preemptive_threshold_bytes
         self._on_close = on_close
         self._log = ChangeLog(log_id)
@@ -237,7 +239,9 @@ class FsStateChangelogWriter:
             Future of a handle over [from_sqn, n), n being the next number at the time of the
             call.  An empty range gives a handle without entries.  It fails with
             `UploadFailedError`, or with `WriterClosedError` where the writer ends first.  It
-            cannot be cancelled.  Callbacks run on an upload thread, never under a lock.
+            cannot be cancelled.  Callbacks run where the upload ran, never under a lock: on an
+            upload thread or, on local disk and in memory, on one that waits for a result without
+            a time-out, as such a waiter runs uploads itself that no thread has taken yet.
 
         Raises:
             ChangesTruncatedError: *from_sqn* lies below the truncation point.
@@ -250,7 +254,7 @@ class FsStateChangelogWriter:
         of the upload.   Thread: the owner.
         Source: Flink, FsStateChangelogWriter.persist; deviates: failed sets are sent again.
         """
-        future: PersistFuture = Future()
+        future: PersistFuture = HelpedFuture(self._helper)
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
             self._log.check_persist(from_sqn.value)

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import CorruptionError
+from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange, StateChangeSet
 
 Buffer = bytes | memoryview
@@ -36,15 +37,6 @@ _INT_SIZE: Final = _INT.size
 _INT32_MAX: Final = 2**31 - 1
 _SMALL_GROUP_BYTES: Final = 4096
 """Below this average, a step for each group costs more than one more pass over the values."""
-
-
-@dataclass(slots=True)
-class GroupEntry:
-    """A group inside an encoded set: its key group, number of changes, and encoded bytes."""
-
-    key_group: int
-    count: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ class EncodedChangeSet:
     buffers: tuple[Buffer, ...]
     size_bytes: int
     crc32c: int
-    groups: tuple[GroupEntry, ...]
+    groups: GroupIndex
 
 
 def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
@@ -98,7 +90,7 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     batches = [batch for batch in batches if len(batch)]
     if not batches:
-        return _finish([_INT.pack(0)], _INT_SIZE, ())
+        return _finish([_INT.pack(0)], _INT_SIZE, GroupIndex())
     key_groups = np.concatenate([batch.key_groups for batch in batches])
     arrays = [batch.values for batch in batches]
     order: npt.NDArray[np.int64] | None = None
@@ -130,7 +122,9 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
         pieces.append(headers[index * _GROUP.size : (index + 1) * _GROUP.size])
         pieces.append(body[start:end])
     size_bytes = _INT_SIZE + len(headers) + bounds[-1]
-    return _finish(pieces, size_bytes, _entries(present, counts, np.diff(bounds)))
+    return _finish(
+        pieces, size_bytes, GroupIndex.of(present, counts, np.diff(bounds) + _GROUP.size)
+    )
 
 
 def _encode_small_groups(
@@ -154,17 +148,12 @@ def _encode_small_groups(
     sizes = np.diff(sums[starts]) + _INT_SIZE * counts
     size_bytes = int(sizes.sum()) + _GROUP.size * len(present)
     pieces: list[Buffer] = [_INT.pack(len(present)), _woven(prefixes, values, size_bytes)]
-    return _finish(pieces, _INT_SIZE + size_bytes, _entries(present, counts, sizes))
+    return _finish(
+        pieces, _INT_SIZE + size_bytes, GroupIndex.of(present, counts, sizes + _GROUP.size)
+    )
 
 
-def _entries(
-    present: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> tuple[GroupEntry, ...]:
-    rows = zip(present.tolist(), counts.tolist(), (sizes + _GROUP.size).tolist(), strict=True)
-    return tuple(itertools.starmap(GroupEntry, rows))
-
-
-def _finish(pieces: list[Buffer], size: int, groups: tuple[GroupEntry, ...]) -> EncodedChangeSet:
+def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 
@@ -296,21 +285,16 @@ def decode_change_set(payload: Buffer, offset: int, *, where: str = "") -> Decod
     return DecodedChangeSet(ChangeBatch(column, _concat(parts)), position)
 
 
-def group_entries(batch: ChangeBatch) -> tuple[GroupEntry, ...]:
+def group_index(batch: ChangeBatch) -> GroupIndex:
     """Return the groups of a set that was read back, in file order."""
     if not len(batch):
-        return ()
+        return GroupIndex()
     edges = np.flatnonzero(np.diff(batch.key_groups)) + 1
     starts = np.concatenate(([0], edges))
-    ends = np.append(edges, len(batch))
+    counts = np.append(edges, len(batch)) - starts
     lengths = pc.binary_length(batch.values).to_numpy(zero_copy_only=False).astype(np.int64)
-    sums = np.add.reduceat(lengths, starts) + _INT_SIZE * (ends - starts) + _GROUP.size
-    return tuple(
-        GroupEntry(*fields)
-        for fields in zip(
-            batch.key_groups[starts].tolist(), (ends - starts).tolist(), sums.tolist(), strict=True
-        )
-    )
+    sizes = np.add.reduceat(lengths, starts) + _INT_SIZE * counts + _GROUP.size
+    return GroupIndex.of(batch.key_groups[starts], counts, sizes)
 
 
 def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:

@@ -19,7 +19,7 @@ from statelog.format.change_set import (
     EncodedChangeSet,
     checksum,
     decode_change_set,
-    group_entries,
+    group_index,
 )
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
@@ -164,4 +164,4 @@ def _inline_set(segment: Segment, entry: HandleAndOffset) -> EncodedChangeSet:
             path=segment.where,
             offset=entry.offset,
         )
-    return EncodedChangeSet((encoded,), len(encoded), crc, group_entries(decoded.batch))
+    return EncodedChangeSet((encoded,), len(encoded), crc, group_index(decoded.batch))

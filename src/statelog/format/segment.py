@@ -32,11 +32,11 @@ from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.change_set import (
     Buffer,
     EncodedChangeSet,
-    GroupEntry,
     checksum,
     decode_change_set,
     encode_change_set,
 )
+from statelog.format.group_index import GroupIndex
 from statelog.format.snappy_frames import (
     BLOCK_SIZE,
     MAX_CHUNK_LENGTH,
@@ -56,7 +56,6 @@ _SETS_TAG: Final = b"SETS"
 _FRAMES_TAG: Final = b"FRAM"
 _COUNT: Final = struct.Struct(">I")
 _SET: Final = struct.Struct(">QQII")
-_GROUP: Final = struct.Struct(">iIQ")
 _FRAMES: Final = struct.Struct(">II")
 _NO_GROUP_INDEX: Final = 0xFFFFFFFF
 _SKIPPABLE_HEADER_SIZE: Final = 4
@@ -77,7 +76,7 @@ class SetEntry:
     offset: int
     size_bytes: int
     crc32c: int
-    groups: tuple[GroupEntry, ...] = ()
+    groups: GroupIndex = field(default_factory=GroupIndex)
 
 
 class SegmentWriter:
@@ -158,7 +157,7 @@ def _pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
         count = len(entry.groups) if with_groups else _NO_GROUP_INDEX
         pieces.append(_SET.pack(entry.offset, entry.size_bytes, entry.crc32c, count))
         if with_groups:
-            pieces += [_GROUP.pack(g.key_group, g.count, g.size_bytes) for g in entry.groups]
+            pieces.append(entry.groups.pack())
     return b"".join(pieces)
 
 
@@ -169,12 +168,11 @@ def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
     for _ in range(num_sets):
         offset, size, crc, num_groups = _SET.unpack_from(body, position)
         position += _SET.size
-        groups = []
+        groups = GroupIndex()
         if num_groups != _NO_GROUP_INDEX:
-            for _ in range(num_groups):
-                groups.append(GroupEntry(*_GROUP.unpack_from(body, position)))
-                position += _GROUP.size
-        sets.append(SetEntry(offset, size, crc, tuple(groups)))
+            groups = GroupIndex.unpack(body, position, num_groups)
+            position += num_groups * GroupIndex.ENTRY_SIZE
+        sets.append(SetEntry(offset, size, crc, groups))
     return tuple(sets)
 
 
@@ -240,7 +238,7 @@ def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
             sections[tag] = body[position : position + size]
             position += size
         sets = _unpack_sets(sections[_SETS_TAG])
-    except (struct.error, KeyError) as error:
+    except (struct.error, KeyError, ValueError) as error:
         raise _damaged(where, "the trailer's index cannot be read") from error
     if _FRAMES_TAG in sections:
         header = skippable_chunk(b"")[:1] + (length + FOOTER.size).to_bytes(3, "little")

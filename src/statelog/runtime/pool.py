@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from statelog.errors import ClosedError
@@ -42,9 +43,48 @@ class Pool(Protocol):
         """Take one `widen` back: the thread has come back."""
         ...
 
+    def help(self, until: Callable[[], bool]) -> None:
+        """
+        Run work that no thread has taken yet on the calling thread, until *until* holds.
+
+        Returns as soon as no work waits.  What interrupts the caller (Ctrl-C) ends that work and
+        is raised.
+        """
+        ...
+
     def close(self, timeout_s: float) -> None:
         """Refuse new work, fail waiting work, and give running work *timeout_s* to end."""
         ...
+
+
+class HelpedFuture(Future[T]):
+    """
+    A future whose waiter does the waiting work itself, if it is there before a pool thread.
+
+    Waking a thread and being woken by it takes longer than a small upload to local disk.  Only
+    `result` and `exception` without a time-out help: with one, they must not be held up by work.
+
+    Args:
+        pool: Whose work to do; None to wait as any future does.
+    """
+
+    def __init__(self, pool: Pool | None) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result, or raise the error; see the class for what a waiter does."""
+        self._lend_a_hand(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, None for a success; see the class for what a waiter does."""
+        self._lend_a_hand(timeout)
+        return super().exception(timeout)
+
+    def _lend_a_hand(self, timeout: float | None) -> None:
+        if timeout is None and self._pool is not None and not self.done():
+            self._pool.help(self.done)
 
 
 class ThreadPool:
@@ -101,6 +141,17 @@ class ThreadPool:
         with self._changed:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
+    def help(self, until: Callable[[], bool]) -> None:
+        """Run work that no thread has taken yet on the calling thread, until *until* holds."""
+        while not until():
+            with self._changed:
+                if not self._jobs:
+                    return
+                work, done = self._jobs.popleft()
+            error = _run(work, done)
+            if error is not None and not isinstance(error, Exception):
+                raise error
+
     def _staff(self) -> None:
         """See to it that somebody takes the newest job.  Called under the lock."""
         if self._idle >= len(self._jobs):
@@ -113,16 +164,8 @@ class ThreadPool:
 
     def _run(self) -> None:
         while (job := self._take()) is not None:
-            work, done = job
-            del job
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = work()
-            except BaseException as caught:  # MemoryError and the like must reach `done` too
-                error = caught
-            done(result, error)
-            del work, done, result, error  # an idle thread keeps nothing alive
+            _run(*job)
+            del job  # an idle thread keeps nothing alive
 
     def _take(self) -> tuple[Callable[[], Any], Done] | None:
         with self._changed:
@@ -138,6 +181,18 @@ class ThreadPool:
             self._threads -= 1
             self._changed.notify_all()
             return None
+
+
+def _run(work: Callable[[], Any], done: Done) -> BaseException | None:
+    """Run *work*, tell *done*, and return the error there was."""
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        result = work()
+    except BaseException as caught:  # MemoryError and the like must reach `done` too
+        error = caught
+    done(result, error)
+    return error
 
 
 def _tell_closed(done: Done, name: str) -> None:

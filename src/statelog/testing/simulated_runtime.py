@@ -181,6 +181,11 @@ class SimulatedPool:
         """Take one `widen` back."""
         self._free -= 1
 
+    def help(self, until: Callable[[], bool]) -> None:
+        """Run the world until *until* holds or nothing happens any more, as a wait would."""
+        while not until() and self._queue.step():
+            pass
+
     def close(self, timeout_s: float) -> None:
         """Refuse new work and fail waiting work."""
         del timeout_s
