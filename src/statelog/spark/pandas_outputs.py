@@ -100,17 +100,17 @@ class FrameOutput:
                 )
             manager = frame._mgr
             blocks = manager.blocks
+            names, rows = manager.axes
+            # What the blocks say of their columns; asking the frame would make it search for them.
             form = (
-                tuple(manager.axes[0].tolist()),
-                manager.blknos.tobytes(),
-                manager.blklocs.tobytes(),
-                *[block.dtype for block in blocks],
+                *names.tolist(),
+                *[each for b in blocks for each in (b.dtype, b.mgr_locs.as_array.tobytes())],
             )
             frames = forms.get(form)
             if frames is None:
                 frames = forms[form] = _Frames(frame)
             frames.ordinals.append(self._count)
-            frames.lengths.append(manager.shape[1])
+            frames.lengths.append(len(rows))
             self._count += 1
             if frames.in_blocks:
                 frames.parts.append([block.values.copy() for block in blocks])

@@ -235,6 +235,7 @@ class _SortedFrame:
         whole = pd.DataFrame(columns, copy=True)  # copied into one block for each type
         self._columns = pd.Index(shape._fields)
         self._blocks = whole._mgr
+        _ = self._blocks.blknos  # where each column lies: found once here, taken over by slices
         self._rows = min(settings.max_records, _rows_in(table, settings.max_bytes))
 
     def _column(self, position: int, kind: pa.DataType, series: Any, order: Any) -> Any:
