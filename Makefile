@@ -13,6 +13,12 @@ READY := $(VENV)/.ready
 PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c constraints.txt
 ARGS ?=
 
+# What only `make flink` needs: Flink's own classes, out of its Python package.
+FLINK_VERSION := 2.3.0
+FLINK_FOLDER := build/flink
+FLINK_JAR := $(FLINK_FOLDER)/flink-dist-$(FLINK_VERSION).jar
+FLINK_WHEEL := $(FLINK_FOLDER)/apache_flink_libraries-$(FLINK_VERSION)-py2.py3-none-any.whl
+
 # Spark's workers have to run on the interpreter that has our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
@@ -20,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.runtime.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
-  bench chaos constraints clean
+  bench chaos flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +82,18 @@ bench: java-ready ## measure (ARGS="..." is passed on)
 
 chaos: java-ready ## the campaigns: faults, crashes, many seeds; takes its time
 	$(WITH_JAVA) $(BIN)/pytest -q -m slow $(ARGS) tests
+
+flink: java-ready $(FLINK_JAR) ## a campaign: the real Flink reads our files, we read its (fetches 330 MB once)
+	$(WITH_JAVA) STATELOG_FLINK_JAR=$(CURDIR)/$(FLINK_JAR) $(BIN)/pytest -q -m slow $(ARGS) tests/flink
+
+$(FLINK_JAR): | $(READY)
+	@mkdir -p $(FLINK_FOLDER)
+	@test -f $(FLINK_WHEEL) || { echo "fetching apache-flink-libraries $(FLINK_VERSION), 330 MB"; \
+	  $(PY) -m pip -q --no-input --disable-pip-version-check download --no-deps --only-binary :all: \
+	    --dest $(FLINK_FOLDER) apache-flink-libraries==$(FLINK_VERSION); }
+	@$(PY) -m zipfile -e $(FLINK_WHEEL) $(FLINK_FOLDER)/wheel
+	@mv $(FLINK_FOLDER)/wheel/pyflink/lib/$(@F) $@
+	@rm -rf $(FLINK_FOLDER)/wheel $(FLINK_WHEEL)
 
 constraints: ## resolve constraints.txt anew from pyproject.toml
 	$(PYTHON) tools/constraints.py
