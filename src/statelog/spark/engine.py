@@ -143,7 +143,7 @@ class MicroBatchEngine:
                 self._location.snapshots.aborted(spec.snapshots)
                 self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
                 return
-            completed = self._commit(spec, query_id, times, acks, watch)
+            completed, record = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
             self._location.snapshots.aborted(spec.snapshots)
             # What failed is the news; a coordinator that was fenced refuses even this.
@@ -153,13 +153,13 @@ class MicroBatchEngine:
         if not times.is_idle:  # ticks say nothing of the next batch with rows
             self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
-        self._location.advance(completed)
+        self._location.advance(completed, record)
         if config.delivery is Delivery.STAGED:
-            self._deliver(frame, batch_id, completed, inline_outputs(acks))
+            self._deliver(frame, record, inline_outputs(acks))
         watch.lap("deliver")
         self._location.clean_up()
         watch.lap("clean_up")
-        self._report(spec, completed, acks, watch)
+        self._report(spec, record, acks, watch)
 
     def _input_bytes(self, frame: DataFrame, times: BatchTimes) -> int | None:
         """Return the size of the input where it is known and of use."""
@@ -245,7 +245,7 @@ class MicroBatchEngine:
         times: BatchTimes,
         acks: Sequence[TaskAck],
         watch: Stopwatch,
-    ) -> CompletedCheckpoint:
+    ) -> tuple[CompletedCheckpoint, BatchRecord]:
         for ack in acks:
             self._coordinator.acknowledge(
                 spec.checkpoint_id,
@@ -279,15 +279,9 @@ class MicroBatchEngine:
             sections={} if section is None else {OUTPUT_SECTION: section},
         )
         watch.lap("commit")
-        return completed
+        return completed, record
 
-    def _deliver(
-        self,
-        frame: DataFrame,
-        batch_id: int,
-        completed: CompletedCheckpoint,
-        inline: Sequence[bytes],
-    ) -> None:
+    def _deliver(self, frame: DataFrame, record: BatchRecord, inline: Sequence[bytes]) -> None:
         """Give the committed rows to the sink: the *inline* streams, then the files."""
         config = self._config
         output = output_frame(
@@ -295,11 +289,11 @@ class MicroBatchEngine:
             config.output,
             config.arrow_output,
             [from_ipc(stream) for stream in inline],
-            BatchRecord.of(completed).staged_files(),
+            record.staged_files(),
             config.location,
             config.store_options,
         )
-        self._sink(output, batch_id)
+        self._sink(output, record.batch_id)
         fail_point("after-sink")
 
     def _replay(self, frame: DataFrame, batch_id: int) -> None:
@@ -310,16 +304,15 @@ class MicroBatchEngine:
         returned before the commit, so there is nothing to do.
         """
         watch = Stopwatch()
-        base = self._location.base
-        if base is None:
+        base, record = self._location.base, self._location.record
+        if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
         if self._config.plan.has_watermark or not self._config.plan.is_stateless:
             # What Spark keeps before this operator goes forward only as the rows are evaluated.
             frame.write.format("noop").mode("append").save()
-        record = BatchRecord.of(base)
         if record.delivery == Delivery.STAGED.value:
             section = self._coordinator.section(base.checkpoint_id, OUTPUT_SECTION)
-            self._deliver(frame, batch_id, base, unpack_outputs(section))
+            self._deliver(frame, record, unpack_outputs(section))
         watch.lap("deliver")
         self._emit(
             BatchProgress(
@@ -335,11 +328,10 @@ class MicroBatchEngine:
     def _report(
         self,
         spec: TaskSpec,
-        completed: CompletedCheckpoint,
+        record: BatchRecord,
         acks: Sequence[TaskAck],
         watch: Stopwatch,
     ) -> None:
-        record = BatchRecord.of(completed)
         distances = self._location.snapshots.distances
         groups, keys = largest_groups(acks), largest_keys(acks)
         warning = dominating(groups, keys)
@@ -349,7 +341,7 @@ class MicroBatchEngine:
         self._emit(
             BatchProgress(
                 batch_id=spec.batch_id,
-                checkpoint_id=completed.checkpoint_id,
+                checkpoint_id=spec.checkpoint_id,
                 tasks=len(spec.ranges),
                 rows=record.rows,
                 keys=record.keys,

@@ -65,6 +65,8 @@ class StateLocation:
         )
         self.schema = config.schema
         self.base: CompletedCheckpoint | None = None
+        self.record: BatchRecord | None = None
+        """What the checkpoint to go on from says of its micro-batch."""
         self.went_back_to: int | None = None
         self.epoch = 0
 
@@ -91,7 +93,7 @@ class StateLocation:
                 reason="not_empty",
             )
         self._check_key_groups(newest)
-        self._evolve(newest)
+        self._evolve(BatchRecord.of(newest))
 
     def take_over(self, query_id: str) -> None:
         """
@@ -114,8 +116,8 @@ class StateLocation:
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
         if self.base is not None:
-            self._evolve(self.base)
-            record = BatchRecord.of(self.base)
+            self.record = record = BatchRecord.of(self.base)
+            self._evolve(record)
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
@@ -149,15 +151,10 @@ class StateLocation:
         """Return an id that no checkpoint ever had; the batch's number where that is free."""
         return max(self.coordinator.next_checkpoint_id, batch_id)
 
-    def advance(self, completed: CompletedCheckpoint) -> None:
-        """Go on from *completed*."""
-        self.base = completed
+    def advance(self, completed: CompletedCheckpoint, record: BatchRecord) -> None:
+        """Go on from *completed*, which holds *record*."""
+        self.base, self.record = completed, record
         self.snapshots.advance(completed)
-
-    @property
-    def record(self) -> BatchRecord | None:
-        """The record of the checkpoint to go on from, or None."""
-        return None if self.base is None else BatchRecord.of(self.base)
 
     def is_committed(self, query_id: str, batch_id: int, times: BatchTimes) -> bool:
         """
@@ -169,8 +166,8 @@ class StateLocation:
         Raises:
             CheckpointError: The batch does not follow on the state.
         """
-        base, config = self.base, self._config
-        if base is None:
+        base, record, config = self.base, self.record, self._config
+        if base is None or record is None:
             read_before = times.position_before != NOTHING_READ
             if batch_id != 0 and config.restore != "empty" and read_before:
                 raise CheckpointError(
@@ -180,7 +177,6 @@ class StateLocation:
                     reason="missing",
                 )
             return False
-        record = BatchRecord.of(base)
         if record.query_id != query_id:  # adopted
             return False
         if batch_id == record.batch_id:
@@ -230,8 +226,7 @@ class StateLocation:
         if report.deleted:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._config.location)
 
-    def _evolve(self, base: CompletedCheckpoint) -> None:
-        record = BatchRecord.of(base)
+    def _evolve(self, record: BatchRecord) -> None:
         if {record.time_mode, self._config.time_mode} == {"processingtime", "eventtime"}:
             raise CheckpointError(
                 f"{self._config.location} holds timers of the time mode {record.time_mode}, the "
@@ -251,7 +246,7 @@ class StateLocation:
             else:
                 found = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
             if found is not None:
-                self._evolve(found)
+                self._evolve(BatchRecord.of(found))
 
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
         if newest.max_parallelism != self._config.max_parallelism:

@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.conversion import ArrowBatchTransformer
 
+from statelog.spark.key_order import NO_ROWS, key_order
 from statelog.spark.rows import InputLayout
 from statelog.state.codec import KeyCodec
 from statelog.state.tables import Key
@@ -110,10 +110,9 @@ class FrameInput:
         self._codec = key_codec
         self._settings = settings
         self._frames: _SortedFrame | None = None
-        self._ranges: dict[int, tuple[int, int]] = {}
         self._keys: list[Key] = []
         self._shown: list[Key] = []
-        self._bounds: list[int] = [0]
+        self._order = NO_ROWS
         self.row_count = 0
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -124,23 +123,11 @@ class FrameInput:
         table = pa.Table.from_batches(parts).combine_chunks()
         self.row_count = table.num_rows
         key_columns = [table.column(at).combine_chunks() for at in self._layout.key_positions]
-        codes = group_codes(key_columns, self._codec)
-        counts = np.bincount(codes)
-        firsts = np.argsort(codes, kind="stable")[np.cumsum(counts) - counts]
-        groups = table.column(0).to_numpy()[firsts]
-        by_group = np.argsort(groups, kind="stable")
-        rank = np.empty_like(by_group)
-        rank[by_group] = np.arange(len(by_group))
-        order = np.argsort(rank[codes], kind="stable")
-        self._bounds = [0, *np.cumsum(counts[by_group]).tolist()]
-        numbers, starts = np.unique(groups[by_group], return_index=True)
-        ends = [*starts[1:].tolist(), len(by_group)]
-        self._ranges = dict(
-            zip(numbers.tolist(), zip(starts.tolist(), ends, strict=True), strict=True)
-        )
-        self._take_keys([column.take(firsts[by_group]) for column in key_columns])
+        groups = table.column(0).to_numpy()
+        self._order = order = key_order(groups, key_columns, self._codec)
+        self._take_keys([column.take(pa.array(order.firsts)) for column in key_columns])
         inputs = table.select(range(self._layout.first_input, table.num_columns))
-        self._frames = _SortedFrame(inputs, order, self._settings)
+        self._frames = _SortedFrame(inputs, order.rows, self._settings)
 
     def _take_keys(self, columns: list[pa.Array[Any]]) -> None:
         values = [column.to_pylist() for column in columns]
@@ -157,19 +144,19 @@ class FrameInput:
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, ascending."""
-        return list(self._ranges)
+        return list(self._order.ranges)
 
     def table_keys(self, key_group: int) -> list[Key]:
         """Return the keys as tables hold them."""
-        return self._keys[slice(*self._ranges.get(key_group, (0, 0)))]
+        return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
         """Yield each key as tables hold it, as the processor sees it, and its frames."""
         frames = self._frames
-        first, end = self._ranges.get(key_group, (0, 0))
+        first, end = self._order.ranges.get(key_group, (0, 0))
         if frames is None or first == end:
             return
-        bounds, cut = self._bounds, frames.cut
+        bounds, cut = self._order.bounds, frames.cut
         for index in range(first, end):
             chunks = cut(bounds[index], bounds[index + 1])
             yield self._keys[index], self._shown[index], chunks
@@ -180,36 +167,6 @@ def _as_cells(column: pa.Array[Any], timezone: str) -> list[Any]:
     table = pa.table([column], names=["key"])
     cells = ArrowBatchTransformer.to_pandas(table, timezone=timezone)[0]
     return [None if cell is pd.NaT else cell for cell in cells]
-
-
-def group_codes(columns: Sequence[pa.Array[Any]], codec: KeyCodec) -> Any:
-    """
-    Return the number of each row's key; keys are numbered by first appearance.
-
-    A null is a key like any other, NaNs are one key, and so are 0.0 and -0.0.
-    """
-    codes: Any = None
-    for position, column in enumerate(columns):
-        part, size = _column_codes(column, codec, position)
-        # Numbered anew after each column, so that the product cannot overflow.
-        codes = part if codes is None else pd.factorize(codes * size + part)[0]
-    return codes
-
-
-def _column_codes(column: pa.Array[Any], codec: KeyCodec, position: int) -> tuple[Any, int]:
-    if pa.types.is_floating(column.type):
-        column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 becomes 0.0
-    if not pa.types.is_nested(column.type):
-        try:
-            encoded = column.dictionary_encode(null_encoding="encode")
-        except pa.ArrowNotImplementedError:
-            pass
-        else:
-            return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)
-    one = KeyCodec(pa.schema([codec.schema.field(position)]))
-    numbers: dict[Key, int] = {}
-    codes = [numbers.setdefault(one.freeze((value,)), len(numbers)) for value in column.to_pylist()]
-    return np.asarray(codes, np.int64), max(len(numbers), 1)
 
 
 class _SortedFrame:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from statelog.spark.key_order import NO_ROWS, key_order
 from statelog.spark.types import row_factory
 from statelog.state.codec import KeyCodec
 from statelog.state.tables import Key
@@ -39,47 +40,48 @@ class RowInput:
     def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
         self._layout = layout
         self._codec = key_codec
-        self._grouped: dict[int, dict[Key, list[Any]]] = {}
-        self._shown_keys: dict[Key, Key] = {}
+        self._order = NO_ROWS
+        self._rows: list[Any] = []
+        self._keys: list[Key] = []
+        self._shown: list[Key] = []
         self.row_count = 0
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Take in all rows: key group, computed key columns, input columns."""
         layout = self._layout
-        plain = self._codec.is_plain
-        grouped = self._grouped
-        make = None
+        parts: list[pa.RecordBatch] = []
+        rows: list[Any] = []
         for batch in batches:
-            if make is None:
+            if not batch.num_rows:
+                continue
+            if not parts:
                 make = row_factory(batch.schema.names[layout.first_input :])
-            columns = [column.to_pylist() for column in batch.columns]
-            self.row_count += batch.num_rows
-            inputs = zip(*columns[layout.first_input :], strict=True)
-            keys: Iterable[Key] = zip(*(columns[at] for at in layout.key_positions), strict=True)
-            if not plain:
-                keys = self._freeze(keys)
-            for key_group, key, row in zip(columns[0], keys, map(make, inputs), strict=True):
-                try:
-                    grouped[key_group][key].append(row)
-                except KeyError:
-                    grouped.setdefault(key_group, {}).setdefault(key, []).append(row)
-
-    def _freeze(self, keys: Iterable[Key]) -> Iterator[Key]:
-        for key in keys:
-            frozen = self._codec.freeze(key)
-            self._shown_keys.setdefault(frozen, key)
-            yield frozen
+            inputs = [column.to_pylist() for column in batch.columns[layout.first_input :]]
+            rows.extend(map(make, zip(*inputs, strict=True)))
+            parts.append(batch.select([0, *layout.key_positions]))
+        if not parts:
+            return
+        self.row_count = len(rows)
+        groups, *keys = pa.Table.from_batches(parts).combine_chunks().columns
+        key_columns = [column.combine_chunks() for column in keys]
+        self._order = order = key_order(groups.to_numpy(), key_columns, self._codec)
+        self._rows = [rows[at] for at in order.rows.tolist()]
+        firsts = pa.array(order.firsts)
+        parts_of_keys = [column.take(firsts).to_pylist() for column in key_columns]
+        self._shown = shown = list(zip(*parts_of_keys, strict=True))
+        self._keys = shown if self._codec.is_plain else [self._codec.freeze(key) for key in shown]
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, ascending."""
-        return sorted(self._grouped)
+        return list(self._order.ranges)
 
-    def table_keys(self, key_group: int) -> Iterable[Key]:
+    def table_keys(self, key_group: int) -> list[Key]:
         """Return the keys as tables hold them."""
-        return self._grouped[key_group]
+        return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
         """Yield each key as tables hold it, as the processor sees it, and its rows."""
-        keyed = self._grouped.get(key_group, {})
-        shown = keyed if self._codec.is_plain else map(self._shown_keys.__getitem__, keyed)
-        return zip(keyed, shown, map(iter, keyed.values()), strict=True)
+        first, end = self._order.ranges.get(key_group, (0, 0))
+        rows, bounds = self._rows, self._order.bounds
+        for at in range(first, end):
+            yield self._keys[at], self._shown[at], iter(rows[bounds[at] : bounds[at + 1]])
