@@ -198,6 +198,8 @@ class Producer:
         from_sqn = sl.SequenceNumber(actor.model.lowest)
         future = actor.writer.persist(from_sqn, checkpoint_id)
         actor.persists.append(Persist(checkpoint_id, from_sqn.value, number.value, future))
+        if self._rng.random() < 0.3:  # a wait without a time-out runs uploads on this thread
+            future.exception()
 
     def _advance(self, actor: Actor) -> None:
         """Look at what has ended: check it, confirm it, and give up what lies below."""

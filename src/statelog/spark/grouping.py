@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
-from pyspark.sql.functions import col, floor, lit, pmod, xxhash64
+from pyspark.sql.functions import expr, lit, pmod, xxhash64
 from pyspark.sql.types import StructField, StructType
 
 from statelog.errors import UsageError
@@ -79,7 +79,8 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
 
 def partition_of(tasks: int, max_parallelism: int) -> Column:
     """Return the number of the task that owns a row of a `KeyedFrame`."""
-    return floor(col(KEY_GROUP_COLUMN) * tasks / max_parallelism).cast("int")
+    # As text, in one call to the JVM: the same put together from columns takes fifty.
+    return expr(f"cast({KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)")
 
 
 def session_of(grouped: GroupedData) -> SparkSession:
