@@ -33,7 +33,6 @@ INPUT = "customer int, n bigint, at_ms bigint, wait_ms bigint, gives_up boolean"
 OUTPUT = "customer int, kind string, n bigint, time bigint, watermark bigint, token string"
 DELAY_MS = 20_000
 AGAIN_MS = 20_000
-AGAIN_MAX = 2
 TICKS_MIN = 2
 """After so many ticks the late rows of the next part are told by the watermark of this one."""
 
@@ -83,9 +82,9 @@ class Reminders(StatefulProcessor):
         self.pending.removeKey((time,))
         self.fired.appendValue((time, watermark))
         self.count(fired=1)
-        if n % 4 == 0 and again < AGAIN_MAX:  # due already: it waits for the next batch
-            self.register(time - 1000, n, again + 1)
-        elif n % 4 == 1 and again < AGAIN_MAX:
+        if n % 4 == 0 and again < 2:  # due already, or just so: it waits for the next batch
+            self.register(watermark if again else time - 1000, n, again + 1)
+        elif n % 4 == 1 and again < 1:
             self.register(time + AGAIN_MS, n, again + 1)
         elif n % 4 == 2:
             self.give_up()

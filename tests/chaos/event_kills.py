@@ -141,17 +141,24 @@ class EventCampaign(Campaign):
 
 
 def run_event_campaign(campaign: EventCampaign) -> None:
-    """Let the driver die at each of its points, workers at three of theirs; finish and check."""
-    chance = campaign.chance
+    """
+    Let the driver die at each of its points, workers at three of theirs; finish and check.
+
+    Over three seeds in a row each point of the driver comes once with rows and twice in a tick, and
+    all points of the workers come.
+    """
+    chance, turn = campaign.chance, campaign.seed
     print(f"\nseed {campaign.seed}, data of {campaign.data_seed}")
-    drivers, workers = list(DRIVER_POINTS), list(WORKER_POINTS)
-    chance.shuffle(drivers)
-    chance.shuffle(workers)
-    *workers, _, last = workers
-    for driver, worker, tick in zip(drivers, [*workers, ""], (True, False, True), strict=True):
-        campaign.die_at(driver, campaign.hits_until(tick=tick))
-        if worker:
-            campaign.die_at(worker, chance.randint(1, 4))
-    verdict = campaign.finish_while_workers_die(last)
+    workers = [WORKER_POINTS[(turn + place) % len(WORKER_POINTS)] for place in range(3)]
+    with_rows = DRIVER_POINTS[turn % len(DRIVER_POINTS)]
+    points = [*DRIVER_POINTS, *workers[:2]]
+    chance.shuffle(points)
+    for point in points:
+        if point in DRIVER_POINTS:
+            hit = campaign.hits_until(tick=point != with_rows)
+        else:
+            hit = chance.randint(1, 3)
+        campaign.die_at(point, hit)
+    verdict = campaign.finish_while_workers_die(workers[2])
     print(campaign.story)
     campaign.check(verdict)

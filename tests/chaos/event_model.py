@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.chaos.event_job import AGAIN_MAX, AGAIN_MS, DELAY_MS
+from tests.chaos.event_job import AGAIN_MS, DELAY_MS
 
 CUSTOMERS = 90
 ROWS = 70
@@ -122,9 +122,9 @@ class Account:
                 n, again = self.pending.pop(time)
                 self.counts[3] += 1
                 self.fired.append((time, watermark))
-                if n % 4 == 0 and again < AGAIN_MAX:
-                    self.register(time - 1000, n, again + 1)
-                elif n % 4 == 1 and again < AGAIN_MAX:
+                if n % 4 == 0 and again < 2:
+                    self.register(watermark if again else time - 1000, n, again + 1)
+                elif n % 4 == 1 and again < 1:
                     self.register(time + AGAIN_MS, n, again + 1)
                 elif n % 4 == 2:
                     self.give_up()
