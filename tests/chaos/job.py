@@ -10,6 +10,7 @@ import datetime as dt
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from pyspark.sql import Row
@@ -19,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from statelog.spark.demo import main
+from statelog.spark.demo import main, run
 from statelog.spark.demo_job import OUTPUT, CustomerTotals
 
 DAY_MS = 86_400_000
@@ -97,10 +98,5 @@ class RestlessTotals(CustomerTotals):
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            sys.argv[1:],
-            processor=RestlessTotals(dt.timedelta(minutes=30)),
-            output=f"{OUTPUT}, token string",
-        )
-    )
+    totals = RestlessTotals(dt.timedelta(minutes=30))
+    sys.exit(main(sys.argv[1:], partial(run, processor=totals, output=f"{OUTPUT}, token string")))

@@ -4,7 +4,7 @@ Real processes killed at named points, again and again on one state location.
 Each run of the job is armed with one fail point and dies there by SIGKILL: the driver with it, or a
 worker, for which Spark fails the query.  The next run goes on with another number of tasks.  The
 last run works through the rest while its workers keep dying and Spark repeats their tasks; then
-everything is compared with the batch answer, and what the dead left behind is swept.
+everything is compared with what must have come, and what the dead left behind is swept.
 """
 
 import datetime as dt
@@ -12,7 +12,7 @@ import random
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from statelog.checkpoint import sweep
 from statelog.checkpoint.clean_up import reachable_objects
@@ -27,20 +27,20 @@ from statelog.spark.demo_job import JobConfig
 from statelog.spark.demo_process import JobProcess
 from statelog.store import LocationPaths, open_store
 
-PROGRAM = (str(Path(__file__).with_name("job.py")),)
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
 WORKER_POINTS = ("before-upload", "after-upload", "between-uploads", "before-acknowledge")
 DIES = "local[2]"  # one failure of a task fails the query
 REPEATS = "local[2,3]"
 NO_INLINE = 0
 INLINE = 1024 * 1024
-LOST_WORKER = re.compile(r"TaskSetManager: .*Lost task .*worker exited unexpectedly")
+EXITED = "worker exited unexpectedly"
+LOST_WORKER = re.compile(rf"TaskSetManager: .*Lost task .*{EXITED}")
 
 
 @dataclass
 class Campaign:
     """
-    A series of kills on one location.
+    A series of kills of `job.py` on one location.
 
     Args:
         folder: Where everything lies.
@@ -58,15 +58,25 @@ class Campaign:
     state_backend: str = "auto"
     files: int = 24
     kills: list[str] = field(default_factory=list)
+    program: ClassVar = "job.py"
+    time_mode: ClassVar = "ProcessingTime"
 
     def __post_init__(self) -> None:
         prepare_environment()
         self.chance = random.Random(self.seed)
+        self.location = str(self.folder / "state")
+        self._tasks = 0
+        self.write_input()
+
+    def write_input(self) -> None:
+        """Make the input of all runs."""
         orders = self.folder / "orders"
         write_orders(orders, orders=self.files * 35, seed=self.seed, days=self.files)
         assert self.files == lay_out(orders, self.folder / "input")
-        self.location = str(self.folder / "state")
-        self._tasks = 0
+
+    def batches_left(self) -> int:
+        """Return how many micro-batches are still to be done, about."""
+        return self.files - len(list((self.folder / "spark" / "commits").glob("[0-9]*")))
 
     def _config(self, master: str, verify: bool) -> JobConfig:
         # Never the number of the run before.
@@ -82,7 +92,7 @@ class Campaign:
             max_log_handles=9,
             master=master,
             verify=verify,
-            time_mode="ProcessingTime",
+            time_mode=self.time_mode,
             state_backend=self.state_backend,
             local_directory=str(self.folder / "local"),
         )
@@ -91,12 +101,13 @@ class Campaign:
         return JobProcess(
             config,
             self.folder / "job.log",
-            program=PROGRAM,
+            program=[str(Path(__file__).with_name(self.program))],
             environment={VARIABLE: points},
         )
 
     def die_at(self, point: str, hit: int) -> None:
         """Run the job until it is killed at the given hit of *point*."""
+        before = self._log().count(EXITED)
         with self._start(self._config(DIES, verify=False), f"{point}:{hit}") as job:
             told: list[Any] = []
             try:
@@ -104,7 +115,7 @@ class Campaign:
                     told.append(message["event"])
             except StatelogError as error:
                 assert point in WORKER_POINTS, error
-                assert "exited unexpectedly" in self._log(), error
+                assert self._log().count(EXITED) > before, error
             else:
                 assert point in DRIVER_POINTS, f"{point} did not stop the job: {told}"
                 assert job.exit_status == -9, f"{point}:{hit} was not reached: {told}"
@@ -113,25 +124,33 @@ class Campaign:
         self.kills.append(f"{point}:{hit} on {self._tasks}")
 
     def finish_while_workers_die(self, point: str) -> dict[str, Any]:
-        """Work through the rest, workers dying at *point* a few times; return the verdict."""
+        """Work through the rest, workers dying at *point* a few times; return the job's verdict."""
         config = self._config(REPEATS, verify=True)
         # A new worker counts anew, and is costly: let about one in eight hits be deadly.
-        through = len(list((self.folder / "spark" / "commits").glob("[0-9]*")))
-        hit = max(2, (self.files - through) * config.tasks // 8)
+        hit = max(2, self.batches_left() * config.tasks // 8)
         before = len(LOST_WORKER.findall(self._log()))
         verdict: dict[str, Any] = {}
         with self._start(config, f"{point}:{hit}") as job:
             for message in job.events():
                 verdict = message.get("verdict", verdict)
+        assert job.exit_status == 0, self.story
         lost = len(LOST_WORKER.findall(self._log())) - before
         self.kills += [f"{point}:{hit} of a worker"] * lost
         return verdict
 
     def check(self, verdict: dict[str, Any]) -> None:
         """Check that everything is exact, and stays so when the leavings are swept."""
+        self.check_output_and_state(verdict)
+        self.check_leavings()
+
+    def check_output_and_state(self, verdict: dict[str, Any]) -> None:
+        """Check what the last run said of the output and the state."""
         assert [] == verdict["differences"], self.story
         assert verdict["exact"]
         assert self.files == verdict["batches"]
+
+    def check_leavings(self) -> None:
+        """Sweep, and check that everything needed is left, whole, and nothing else."""
         store, paths = open_store(self.location), LocationPaths()
         kept = read_state(self.location)
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)

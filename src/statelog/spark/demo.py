@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -95,15 +95,15 @@ def run(
     session.stop()
 
 
-def main(arguments: Sequence[str], **job: Any) -> int:
-    """Run with a `JobConfig` in JSON and the number of the pipe as arguments."""
+def main(arguments: Sequence[str], work: Callable[[JobConfig, Messages], None] = run) -> int:
+    """Do *work* with a `JobConfig` in JSON and the number of the pipe as arguments."""
     config = msgspec.json.decode(arguments[0], type=JobConfig)
     messages = Messages(int(arguments[1]))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     try:
-        run(config, messages, **job)
+        work(config, messages)
     except Exception as error:
         traceback.print_exc()
         messages.send("failed", message=f"{type(error).__name__}: {error}")

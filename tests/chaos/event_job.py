@@ -1,0 +1,198 @@
+"""
+A job on event time to be killed: reminders that ring once the watermark has come to them.
+
+Run as a program, as `python -m statelog.spark.demo` is.  Its input comes in parts.  After each part
+it ticks until nothing is due any more, so that timers fire in micro-batches with and without rows;
+only then the next part appears.  So what a micro-batch holds, and by which watermark its rows are
+late, does not depend on where the job was killed.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.functions import timestamp_millis
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+
+from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.runtime.java import prepare_environment
+from statelog.spark import transform_with_state
+from statelog.spark.demo import Messages, main, open_session
+from statelog.spark.demo_job import BatchFiles, JobConfig
+from statelog.spark.progress import BatchProgress
+
+INPUT = "customer int, n bigint, at_ms bigint, wait_ms bigint, gives_up boolean"
+OUTPUT = "customer int, kind string, n bigint, time bigint, watermark bigint, token string"
+DELAY_MS = 20_000
+AGAIN_MS = 20_000
+TICKS_MIN = 2
+"""After so many ticks the late rows of the next part are told by the watermark of this one."""
+
+
+class Reminders(StatefulProcessor):
+    """
+    Each row sets a timer, and some rows delete one.
+
+    When a timer fires, some are set again, due already or later, and some delete another.  What was
+    set and what fired is kept in states of every kind; where they disagree the job fails.  Each row
+    of the output has a token that no two computations share.
+    """
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.counts = handle.getValueState(
+            "counts", "read bigint, registered bigint, deleted bigint, fired bigint"
+        )
+        self.fired = handle.getListState("fired", "time bigint, watermark bigint")
+        self.pending = handle.getMapState("pending", "time bigint", "n bigint, again bigint")
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        self.audit(key)
+        watermark = timerValues.getCurrentWatermarkInMs()
+        for row in sorted(rows, key=lambda row: row.n):
+            self.count(read=1)
+            if row.gives_up:
+                self.give_up()
+            self.register(row.at_ms + row.wait_ms, row.n, 0)
+            yield tell(key, "row", row.n, row.at_ms, watermark)
+        self.audit(key)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
+        time, watermark = (
+            expiredTimerInfo.getExpiryTimeInMs(),
+            timerValues.getCurrentWatermarkInMs(),
+        )
+        if not self.pending.containsKey((time,)):
+            raise AssertionError(f"{key}: the timer at {time} fired twice, or was deleted")
+        if time > watermark:
+            raise AssertionError(f"{key}: the timer at {time} fired at the watermark {watermark}")
+        n, again = self.pending.getValue((time,))
+        self.pending.removeKey((time,))
+        self.fired.appendValue((time, watermark))
+        self.count(fired=1)
+        if n % 4 == 0 and again < 2:  # due already, or just so: it waits for the next batch
+            self.register(watermark if again else time - 1000, n, again + 1)
+        elif n % 4 == 1 and again < 1:
+            self.register(time + AGAIN_MS, n, again + 1)
+        elif n % 4 == 2:
+            self.give_up()
+        yield tell(key, f"timer {again}", n, time, watermark)
+
+    def count(self, read: int = 0, registered: int = 0, deleted: int = 0, fired: int = 0) -> None:
+        before = self.counts.get() or (0, 0, 0, 0)
+        more = (read, registered, deleted, fired)
+        self.counts.update(tuple(map(sum, zip(before, more, strict=True))))
+
+    def register(self, time: int, n: int, again: int) -> None:
+        if not self.pending.containsKey((time,)):
+            self.handle.registerTimer(time)
+            self.pending.updateValue((time,), (n, again))
+            self.count(registered=1)
+
+    def give_up(self) -> None:
+        """Delete the latest timer, which may be due in this very batch."""
+        times = [time for (time,), _ in self.pending.iterator()]
+        if times:
+            self.handle.deleteTimer(max(times))
+            self.pending.removeKey((max(times),))
+            self.count(deleted=1)
+
+    def audit(self, key: Any) -> None:
+        """Compare everything that says the same."""
+        _, registered, deleted, fired = self.counts.get() or (0, 0, 0, 0)
+        pending = sorted(time for (time,), _ in self.pending.iterator())
+        listed, rung = list(self.handle.listTimers()), len(list(self.fired.get()))
+        if pending != listed or len(pending) != registered - deleted - fired or rung != fired:
+            raise AssertionError(
+                f"{key}: {registered} timers, {deleted} deleted, {fired} fired, {rung} noted; "
+                f"pending {pending}, listed {listed}"
+            )
+
+
+def tell(key: Iterable[Any], kind: str, n: int, time: int, watermark: int) -> Row:
+    """Return a row of the output."""
+    (customer,) = key
+    token = os.urandom(8).hex()
+    return Row(customer=customer, kind=kind, n=n, time=time, watermark=watermark, token=token)
+
+
+def run_once(session: SparkSession, config: JobConfig, messages: Messages) -> int:
+    """Run the query over all files that are there, or one tick; return the batches it did."""
+    done: list[BatchProgress] = []
+
+    def note(progress: BatchProgress) -> None:
+        done.append(progress)
+        messages.batch(progress)
+
+    events = (
+        session.readStream.schema(INPUT)
+        .option("maxFilesPerTrigger", config.files_per_trigger)
+        .parquet(config.input)
+        .withColumn("at", timestamp_millis("at_ms"))
+        .withWatermark("at", f"{DELAY_MS} milliseconds")
+    )
+    reminders = transform_with_state(
+        events.groupBy("customer"),
+        Reminders(),
+        outputStructType=OUTPUT,
+        outputMode="Update",
+        timeMode=config.time_mode,
+        stateLocation=config.location,
+        delivery=config.delivery,
+        tasks=config.tasks,
+        operatorId="reminders",
+        inlineBytes=config.inline_bytes,
+        stateBackend=config.state_backend,
+        localDirectory=config.local_directory,
+        materialization=MaterializationPolicy(max_log_handles=config.max_log_handles),
+        onProgress=note,
+    )
+    query = (
+        reminders.writeStream.foreachBatch(BatchFiles(Path(config.output)))
+        .option("checkpointLocation", config.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return len(done)
+
+
+def release(folder: Path) -> bool:
+    """Let the files of the next part appear; return whether there were any."""
+    hidden = sorted(path for path in folder.glob(".part*.parquet"))
+    for path in hidden:
+        if path.name.partition("-")[0] == hidden[0].name.partition("-")[0]:
+            path.rename(path.with_name(path.name[1:]))
+    return bool(hidden)
+
+
+def work(config: JobConfig, messages: Messages) -> None:
+    """Go on where the last run ended, part by part."""
+    prepare_environment()
+    session = open_session(config.master, os.path.dirname(config.checkpoint))
+    messages.send("session")
+    more = any(Path(config.input).glob("part*.parquet")) or release(Path(config.input))
+    while more:
+        run_once(session, config, messages)
+        ticks = 0
+        while run_once(session, config, messages) or ticks < TICKS_MIN:
+            ticks += 1
+        more = release(Path(config.input))
+    messages.send("finished")
+    session.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], work))
