@@ -218,7 +218,7 @@ class _SortedFrame:
             blocks = self._blocks.get_slice(slice(start, stop), axis=1)
             # Own index objects: they carry names, which a processor may set.
             blocks.axes[0] = self._columns.view()
-            blocks.axes[1] = pd.RangeIndex(stop - start)
+            blocks.axes[1] = pd.RangeIndex._simple_new(range(stop - start))
             frame = pd.DataFrame._from_mgr(blocks, blocks.axes)
             for position, nulls, exact in self._inferred:
                 if nulls[stop] == nulls[start]:

@@ -53,7 +53,8 @@ class StructCodec:
         self._to_arrow = [_to_arrow(field.type) for field in schema]
         self._from_arrow = [_from_arrow(field.type, struct_factory) for field in schema]
         self._width = len(schema)
-        self._accepted: set[tuple[type, ...]] = set()
+        # By the types of a row: the fields that have to be converted, row by row.
+        self._converted: dict[tuple[type, ...], tuple[int, ...]] = {}
         self.is_mutable = any(_is_mutable(field.type) for field in schema)
 
     def normalize(self, value: Iterable[Any]) -> Values:
@@ -66,11 +67,20 @@ class StructCodec:
             UsageError: Wrong number of fields, or a field has the wrong type.
         """
         values = value if value.__class__ is tuple else self._tuple(value)
-        # A row of plain values of types that passed once needs no second look.
+        # Plain values of types that passed once need no second look.
         signature = tuple(map(type, values))
-        if signature in self._accepted:
+        fields = self._converted.get(signature)
+        if fields is None:
+            return self._normalize_slowly(values, signature)
+        if not fields:
             return values
-        return self._normalize_slowly(values, signature)
+        result = list(values)
+        try:
+            for at in fields:
+                result[at] = self._canonical[at](result[at])
+        except (TypeError, ValueError, ArithmeticError):
+            return self._normalize_slowly(values, signature)  # which says what is wrong
+        return tuple(result)
 
     def _tuple(self, value: Any) -> Values:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -95,10 +105,11 @@ class StructCodec:
                     f"{self._what}: field {field.name!r} takes {field.type}, not "
                     f"{type(value).__name__} {value!r:.100} ({error})"
                 ) from error
-        if all(new is old for new, old in zip(result, values, strict=True)) and not any(
-            kind in _ALWAYS_CHECKED for kind in signature
-        ):
-            self._accepted.add(signature)
+        self._converted[signature] = tuple(
+            at
+            for at, kind in enumerate(signature)
+            if kind in _ALWAYS_CHECKED or result[at] is not values[at]
+        )
         return tuple(result)
 
     def encode(self, rows: Sequence[Values]) -> list[pa.Array[Any]]:
