@@ -241,7 +241,8 @@ class FsStateChangelogWriter:
             `UploadFailedError`, or with `WriterClosedError` where the writer ends first.  It
             cannot be cancelled.  Callbacks run where the upload ran, never under a lock: on an
             upload thread or, on local disk and in memory, on one that waits for a result without
-            a time-out, as such a waiter runs uploads itself that no thread has taken yet.
+            a time-out: such a waiter runs uploads itself that no thread has taken yet, and a disk
+            that hangs holds it.  `result(timeout=...)` never does.
 
         Raises:
             ChangesTruncatedError: *from_sqn* lies below the truncation point.
