@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import statelog as sl
-from statelog.format.change_set import decode_change_set, encode_change_set, iterate_change_set
+from statelog.format.change_set import (
+    decode_change_set,
+    encode_change_set,
+    group_index,
+    iterate_change_set,
+)
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import ChangeBatch
 from statelog.store import open_store
@@ -80,6 +85,7 @@ def test_a_set_reads_back_as_it_was_appended(
     decoded = decode_change_set(payload, len(b"before"))
     assert len(b"before") + encoded.size_bytes == decoded.end
     assert canonical(each) == canonical(decoded.batch)
+    assert encoded.groups == group_index(decoded.batch)
     assert list(iterate_change_set(payload, len(b"before"))) == list(decoded.batch)
 
 

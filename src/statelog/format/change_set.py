@@ -102,9 +102,11 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
     starts = np.concatenate(([0], edges, [len(key_groups)]))
     present, counts = key_groups[starts[:-1]], np.diff(starts)
     value_bytes = sum(_value_bytes(array) for array in arrays)
-    if value_bytes // len(present) < _SMALL_GROUP_BYTES:
-        return _encode_small_groups(_in_order(arrays, order), present, starts)
     length = _common_length(arrays)
+    if value_bytes // len(present) < _SMALL_GROUP_BYTES:
+        if length and length % _INT_SIZE == 0:
+            return _encode_small_rows(_scattered(arrays, order, length), length, present, starts)
+        return _encode_small_groups(_in_order(arrays, order), present, starts)
     if length:
         body = _scattered(arrays, order, length)
         bounds = (starts * (_INT_SIZE + length)).tolist()
@@ -151,6 +153,29 @@ def _encode_small_groups(
     return _finish(
         pieces, _INT_SIZE + size_bytes, GroupIndex.of(present, counts, sizes + _GROUP.size)
     )
+
+
+def _encode_small_rows(
+    body: memoryview,
+    length: int,
+    present: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+) -> EncodedChangeSet:
+    """Encode rows of one length, a multiple of four: headers go between them, word by word."""
+    rows = np.frombuffer(body, dtype=">i4")
+    row_words = 1 + length // _INT_SIZE
+    counts = np.diff(starts)
+    at_header = starts[:-1] * row_words + 2 * np.arange(len(present))
+    room = pa.allocate_buffer((len(rows) + 2 * len(present)) * _INT_SIZE)
+    words = np.frombuffer(room, dtype=">i4")
+    is_row = np.ones(len(words), dtype=bool)
+    is_row[at_header] = is_row[at_header + 1] = False
+    words[is_row] = rows
+    words[at_header] = counts
+    words[at_header + 1] = present
+    index = GroupIndex.of(present, counts, counts * row_words * _INT_SIZE + _GROUP.size)
+    pieces: list[Buffer] = [_INT.pack(len(present)), memoryview(room).cast("B")]
+    return _finish(pieces, _INT_SIZE + len(room), index)
 
 
 def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
