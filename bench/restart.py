@@ -11,7 +11,7 @@ query is stopped before the next starts.
 
 Spark is shown at its best: its maintenance runs every 2 seconds while the state is built, and for
 some seconds more, so that a restart finds snapshots and a short changelog.
-Spark's state is built by its own aggregation (`--spark agg`), because transformWithState takes ten
+Spark's state is built by its own aggregation (`--spark agg`), because transformWithState takes six
 minutes for 5 million keys; both keep the same in the same provider, and a restart of the
 aggregation starts no Python, so it is the harder comparison.  `--spark tws` takes the processor.
 """
