@@ -89,6 +89,20 @@ def test_a_set_reads_back_as_it_was_appended(
     assert list(iterate_change_set(payload, len(b"before"))) == list(decoded.batch)
 
 
+@pytest.mark.parametrize("repeats", [1, 500])
+@pytest.mark.parametrize("lengths", [(0, 20), (20, 0), (0, 0), (0, 7), (20, 20), (20, 24)])
+def test_batches_of_one_length_each_need_not_have_the_same(
+    lengths: tuple[int, int], repeats: int
+) -> None:
+    each = [
+        sl.StateChange(number % 2, bytes(length)) for length in lengths for number in range(repeats)
+    ]
+    encoded = encode_change_set(batches_of(each, [repeats], False))
+    decoded = decode_change_set(b"".join(bytes(piece) for piece in encoded.buffers), 0)
+    assert canonical(each) == canonical(decoded.batch)
+    assert encoded.groups == group_index(decoded.batch)
+
+
 @given(content=sets, compress=st.booleans())
 def test_a_file_reads_back_set_by_set(content: list[list[sl.StateChange]], compress: bool) -> None:
     data, offsets = file_of(content, compress)

@@ -201,13 +201,9 @@ def _lengths(values: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 def _common_length(arrays: Sequence[pa.Array[Any]]) -> int:
     """Return the length that all values have, or 0 if they differ (or are empty)."""
-    first = 0
-    for values in arrays:
-        lengths = np.diff(_offsets(values))
-        first = first or int(lengths[0])
-        if not (lengths == first).all():
-            return 0
-    return first
+    first = int(np.diff(_offsets(arrays[0])[:2])[0])
+    same = all((np.diff(_offsets(values)) == first).all() for values in arrays)
+    return first if same else 0
 
 
 def _in_order(
