@@ -148,9 +148,9 @@ class ThreadPool:
                 if not self._jobs:
                     return
                 work, done = self._jobs.popleft()
-            error = _run(work, done)
-            if error is not None and not isinstance(error, Exception):
-                raise error
+            interrupt = _perform(work, done)
+            if interrupt is not None:
+                raise interrupt
 
     def _staff(self) -> None:
         """See to it that somebody takes the newest job.  Called under the lock."""
@@ -164,7 +164,7 @@ class ThreadPool:
 
     def _run(self) -> None:
         while (job := self._take()) is not None:
-            _run(*job)
+            _perform(*job)
             del job  # an idle thread keeps nothing alive
 
     def _take(self) -> tuple[Callable[[], Any], Done] | None:
@@ -183,16 +183,19 @@ class ThreadPool:
             return None
 
 
-def _run(work: Callable[[], Any], done: Done) -> BaseException | None:
-    """Run *work*, tell *done*, and return the error there was."""
+def _perform(work: Callable[[], Any], done: Done) -> BaseException | None:
+    """Run *work*, tell *done*, and return what interrupted it: Ctrl-C, not an error."""
     result: Any = None
     error: BaseException | None = None
     try:
         result = work()
     except BaseException as caught:  # MemoryError and the like must reach `done` too
         error = caught
-    done(result, error)
-    return error
+    try:
+        done(result, error)
+        return None if isinstance(error, Exception) else error
+    finally:
+        del work, done, result, error  # the error's traceback holds this frame
 
 
 def _tell_closed(done: Done, name: str) -> None:

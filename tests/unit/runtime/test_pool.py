@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,6 +135,26 @@ def test_many_waiters_and_threads_share_the_work_and_each_piece_is_done_once() -
         thread.join(WAIT_S)
     pool.close(WAIT_S)
     assert counts == [1] * 400
+
+
+def test_what_failed_is_not_kept_alive_by_its_error() -> None:
+    class Held:
+        pass
+
+    def fail(held: Held) -> None:
+        raise OSError(held.__class__.__name__)
+
+    pool = ThreadPool(0, "test")  # nobody works here but who helps
+    held = Held()
+    gone = weakref.ref(held)
+    gc.disable()  # as in a task of Spark: only counting references frees
+    try:
+        pool.submit(partial(fail, held), lambda result, error: None)
+        del held
+        pool.help(lambda: False)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_closing_tells_what_waits_and_a_waiter_finds_it_ended() -> None:
