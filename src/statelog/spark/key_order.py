@@ -41,6 +41,43 @@ class KeyOrder:
 NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 
+class KeyedRows:
+    """
+    The keys of a task's rows, in order: what the inputs of both flavours have in common.
+
+    Args:
+        key_codec: The operator's key.
+    """
+
+    def __init__(self, key_codec: KeyCodec) -> None:
+        self._codec = key_codec
+        self._order = NO_ROWS
+        self._keys: list[Key] = []
+        self._shown: list[Key] = []
+        self.row_count = 0
+
+    def _bring_in_order(
+        self, key_groups: npt.NDArray[Any], key_columns: Sequence[pa.Array[Any]]
+    ) -> list[pa.Array[Any]]:
+        """Find the order of rows and the keys; return the columns of keys, a row for each."""
+        self.row_count = len(key_groups)
+        self._order = key_order(key_groups, key_columns, self._codec)
+        firsts = pa.array(self._order.firsts)
+        columns = [column.take(firsts) for column in key_columns]
+        shown = list(zip(*[column.to_pylist() for column in columns], strict=True))
+        self._shown = shown
+        self._keys = shown if self._codec.is_plain else [self._codec.freeze(key) for key in shown]
+        return columns
+
+    def key_groups(self) -> list[int]:
+        """Return the key groups that have rows, ascending."""
+        return list(self._order.ranges)
+
+    def table_keys(self, key_group: int) -> list[Key]:
+        """Return the keys as tables hold them."""
+        return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
+
+
 def key_order(
     key_groups: npt.NDArray[Any], key_columns: Sequence[pa.Array[Any]], codec: KeyCodec
 ) -> KeyOrder:

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.conversion import ArrowBatchTransformer
 
-from statelog.spark.key_order import NO_ROWS, key_order
+from statelog.spark.key_order import KeyedRows
 from statelog.spark.rows import InputLayout
 from statelog.state.codec import KeyCodec
 from statelog.state.tables import Key
@@ -95,7 +95,7 @@ def _bytes(session: SparkSession, name: str) -> int:
     return size if size > 0 else _NO_LIMIT
 
 
-class FrameInput:
+class FrameInput(KeyedRows):
     """
     The input rows of one task as frames, by key group and key; arrival order within a key is kept.
 
@@ -106,14 +106,10 @@ class FrameInput:
     """
 
     def __init__(self, layout: InputLayout, key_codec: KeyCodec, settings: PandasSettings) -> None:
+        super().__init__(key_codec)
         self._layout = layout
-        self._codec = key_codec
         self._settings = settings
         self._frames: _SortedFrame | None = None
-        self._keys: list[Key] = []
-        self._shown: list[Key] = []
-        self._order = NO_ROWS
-        self.row_count = 0
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Take in all rows: key group, computed key columns, input columns."""
@@ -121,34 +117,22 @@ class FrameInput:
         if not parts:
             return
         table = pa.Table.from_batches(parts).combine_chunks()
-        self.row_count = table.num_rows
         key_columns = [table.column(at).combine_chunks() for at in self._layout.key_positions]
-        groups = table.column(0).to_numpy()
-        self._order = order = key_order(groups, key_columns, self._codec)
-        self._take_keys([column.take(pa.array(order.firsts)) for column in key_columns])
+        self._show_times(self._bring_in_order(table.column(0).to_numpy(), key_columns))
         inputs = table.select(range(self._layout.first_input, table.num_columns))
-        self._frames = _SortedFrame(inputs, order.rows, self._settings)
+        self._frames = _SortedFrame(inputs, self._order.rows, self._settings)
 
-    def _take_keys(self, columns: list[pa.Array[Any]]) -> None:
-        values = [column.to_pylist() for column in columns]
-        keys: list[Key] = list(zip(*values, strict=True))
-        self._keys = keys if self._codec.is_plain else [self._codec.freeze(key) for key in keys]
-        self._shown = keys
+    def _show_times(self, columns: list[pa.Array[Any]]) -> None:
+        """Show the timestamps in keys as frames show them."""
         if any(pa.types.is_timestamp(column.type) for column in columns):
             timezone = self._settings.timezone
             shown = [
-                _as_cells(column, timezone) if pa.types.is_timestamp(column.type) else value
-                for column, value in zip(columns, values, strict=True)
+                _as_cells(column, timezone)
+                if pa.types.is_timestamp(column.type)
+                else column.to_pylist()
+                for column in columns
             ]
             self._shown = list(zip(*shown, strict=True))
-
-    def key_groups(self) -> list[int]:
-        """Return the key groups that have rows, ascending."""
-        return list(self._order.ranges)
-
-    def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables hold them."""
-        return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
         """Yield each key as tables hold it, as the processor sees it, and its frames."""

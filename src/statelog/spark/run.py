@@ -12,11 +12,13 @@ Deviation: a timer that another timer's call deleted does not fire (Spark has fe
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from statelog.errors import ProcessorError, UsageError
@@ -96,9 +98,6 @@ class ProcessorRun:
             self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
             timers_codec = self._codec.states[self._timers_id].value
             self._timers = Timers(self._cursor, self._timers_id, timers_codec)
-        key_schema = self._codec.key.schema
-        self._key_row = row_factory(key_schema.names)
-        self._key_as_state = StructCodec(key_schema, struct_factory=make_row, what="the key")
         has_time = spec.time_mode != "none"
         self._times = TimerValues(spec.now_ms, spec.watermark_ms if has_time else -1)
         self.output = output
@@ -200,7 +199,7 @@ class ProcessorRun:
             return  # a timer that fired before it deleted this one
         try:
             produced = self._spec.processor.handleExpiredTimer(
-                key=self._key_row(self._key_as_state.normalize(self._codec.key.thaw(key))),
+                key=self._key_of_timer(key),
                 timerValues=self._times,
                 expiredTimerInfo=ExpiredTimerInfo(time),
             )
@@ -209,6 +208,14 @@ class ProcessorRun:
         except Exception as error:
             raise self._failed("handleExpiredTimer", key, error) from error
         timers.delete(time)
+
+    @cached_property
+    def _key_of_timer(self) -> Callable[[Key], Row]:
+        """What makes of a key what `handleExpiredTimer` gets; for tasks in which a timer fires."""
+        schema = self._codec.key.schema
+        make, thaw = row_factory(schema.names), self._codec.key.thaw
+        as_state = StructCodec(schema, struct_factory=make_row, what="the key").normalize
+        return lambda key: make(as_state(thaw(key)))
 
     def next_due_ms(self) -> int:
         """Return when the earliest timer of the task is due after this run."""
