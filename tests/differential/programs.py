@@ -20,6 +20,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import workers_get_by_value
 
+from statelog.spark import transform_with_state, transform_with_state_in_pandas
+
 workers_get_by_value(__name__)
 
 INPUT = "key string, part string, at int, time timestamp, program string"
@@ -155,6 +157,12 @@ class InterpreterInPandas(Interpreter):
 
     def told(self, key: Any, at: str, seen: list[str]) -> Any:
         return pd.DataFrame({"seen": ["\n".join(seen)], "at": [at], "key": [repr(key)]})
+
+
+FLAVOURS = {
+    "row": (transform_with_state, Interpreter),
+    "pandas": (transform_with_state_in_pandas, InterpreterInPandas),
+}
 
 
 def program(rng: random.Random, has_ttl: bool = True) -> list[list[Any]]:

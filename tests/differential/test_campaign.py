@@ -13,22 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame
-from tests.differential.programs import (
-    INPUT,
-    KEYS,
-    OUTPUT,
-    Interpreter,
-    InterpreterInPandas,
-    batch_of,
-    by_key,
-)
+from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
 from tests.spark.conftest import spark  # noqa: F401  # a fixture
 from tests.spark.streams import BatchSource, Job, run_on_spark
 
 from statelog.spark import (
     MaterializationPolicy,
-    transform_with_state,
-    transform_with_state_in_pandas,
 )
 
 if TYPE_CHECKING:
@@ -40,10 +30,6 @@ SEED = int(os.environ.get("STATELOG_DIFFERENTIAL_SEED", "20261"))
 ROUNDS = int(os.environ.get("STATELOG_DIFFERENTIAL_ROUNDS", "2"))
 PROGRAMS = 200  # keys, each with its own
 BATCHES = 6
-FLAVOURS = {
-    "row": (transform_with_state, Interpreter),
-    "pandas": (transform_with_state_in_pandas, InterpreterInPandas),
-}
 
 
 class EventTimes(BatchSource):

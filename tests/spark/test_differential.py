@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import GroupedData, Row
-from tests.differential.programs import (
-    INPUT,
-    KEYS,
-    OUTPUT,
-    Interpreter,
-    InterpreterInPandas,
-    batch_of,
-    by_key,
-)
+from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.unit.spark import test_parity
 from tests.unit.spark.test_parity import Waking
@@ -28,7 +20,6 @@ from tests.unit.spark.test_parity import Waking
 from statelog.spark import (
     MaterializationPolicy,
     transform_with_state,
-    transform_with_state_in_pandas,
 )
 
 if TYPE_CHECKING:
@@ -40,10 +31,6 @@ PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
 SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
 SEED = 20_110_109
-FLAVOURS = {
-    "row": (transform_with_state, Interpreter),
-    "pandas": (transform_with_state_in_pandas, InterpreterInPandas),
-}
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
