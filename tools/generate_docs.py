@@ -43,6 +43,9 @@ the value came from.
 
 Sizes are numbers of bytes, or text with binary units: `5 mb` is 5 * 1024 * 1024. Durations are `10 ms`, `2 s`, `5 min`,
 `PT0.01S`; a bare number means milliseconds. Switches are `true` or `false`; paths have commas between them.
+
+The option classes take values, not text: a `datetime.timedelta`, a `bool`, a whole number. `ChangelogOptions(batch_persist_delay=5)`,
+`compression_enabled="no"` and `upload_max_attempts=2.5` are refused; `ChangelogOptions.from_mapping` and `load_options` read text.
 """
 
 FOREIGN_HEAD = """\

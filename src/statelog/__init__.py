@@ -15,8 +15,9 @@ from statelog.changelog.scheduler import (
     DirectStateChangeUploadScheduler,
     StateChangeUploadScheduler,
 )
+from statelog.changelog.state_change_format import StateChangeFormat
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload_task import UploadTask, UploadTasksResult
+from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.changelog.uploader import (
     InlineStateChangeUploader,
     StateChangeFsUploader,
@@ -24,7 +25,15 @@ from statelog.changelog.uploader import (
 )
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.changelog.writer_api import StateChangelogWriter
+from statelog.checkpoint import (
+    CheckpointedStateScope,
+    Entropy,
+    FsCheckpointStateOutputStream,
+    FsCheckpointStreamFactory,
+)
+from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
 from statelog.core.change_log import UploadResult
+from statelog.core.file_ownership import FileOwner
 from statelog.core.upload_retry import RetryPolicy
 from statelog.errors import (
     BackpressureTimeoutError,
@@ -48,9 +57,12 @@ from statelog.errors import (
     UsageError,
     WriterClosedError,
 )
+from statelog.format.segment import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
+    METADATA_KEY_GROUP,
     ByteStreamStateHandle,
+    ChangeBatch,
     ChangelogStateHandle,
     FileStateHandle,
     HandleAndOffset,
@@ -60,25 +72,44 @@ from statelog.model import (
     SnapshotResult,
     StateChange,
     StateChangeSet,
+    StreamStateHandle,
+    key_group_range_for_operator,
+    split_key_groups,
 )
-from statelog.options import ChangelogOptions, Options, load_options
+from statelog.options import (
+    ChangelogOptions,
+    CheckpointOptions,
+    LocalRecoveryOptions,
+    MaterializationOptions,
+    Options,
+    StreamOptions,
+    load_options,
+)
+from statelog.store import ObjectInfo, ObjectStore, open_store
 
 __all__ = [
     "AvailabilityProvider",
     "BackpressureTimeoutError",
     "BatchingStateChangeUploadScheduler",
     "ByteStreamStateHandle",
+    "ChangeBatch",
     "ChangelogOptions",
     "ChangelogStateHandle",
     "ChangesNotAppendedError",
     "ChangesTruncatedError",
     "CheckpointError",
+    "CheckpointOptions",
+    "CheckpointedStateScope",
     "ClosedError",
     "CorruptionError",
     "DirectStateChangeUploadScheduler",
     "DownloadCache",
+    "Entropy",
     "FencedError",
+    "FileOwner",
     "FileStateHandle",
+    "FsCheckpointStateOutputStream",
+    "FsCheckpointStreamFactory",
     "FsStateChangelogStorage",
     "FsStateChangelogWriter",
     "HandleAndOffset",
@@ -91,17 +122,25 @@ __all__ = [
     "LocalBackup",
     "LocalChangelogRegistry",
     "LocalRecoveryConfig",
+    "LocalRecoveryOptions",
+    "MAX_FILE_STATE_THRESHOLD",
+    "METADATA_KEY_GROUP",
+    "MaterializationOptions",
     "Metrics",
     "ObjectExistsError",
+    "ObjectInfo",
     "ObjectNotFoundError",
+    "ObjectStore",
     "Options",
     "ProcessorError",
     "ReadReport",
     "RetryPolicy",
     "SequenceNumber",
     "SequenceNumberRange",
+    "SetEntry",
     "SnapshotResult",
     "StateChange",
+    "StateChangeFormat",
     "StateChangeFsUploader",
     "StateChangeSet",
     "StateChangeUploadScheduler",
@@ -109,7 +148,10 @@ __all__ = [
     "StateChangelogWriter",
     "StatelogError",
     "StoreError",
+    "StreamOptions",
+    "StreamStateHandle",
     "TaskChangelogRegistry",
+    "TaskResults",
     "UnavailableError",
     "UploadFailedError",
     "UploadResult",
@@ -118,7 +160,10 @@ __all__ = [
     "UsageError",
     "WriterClosedError",
     "discard_local_copies",
+    "key_group_range_for_operator",
     "load_options",
+    "open_store",
     "read_change_batches",
     "read_changes",
+    "split_key_groups",
 ]

@@ -121,9 +121,9 @@ def test_flink_reads_what_our_writers_wrote(
 def test_flink_reads_what_stayed_inline(threshold_bytes: int, flink: Flink, tmp_path: Path) -> None:
     story, ids = Story(SEED), RandomIds()
     uploader = StateChangeFsUploader(
-        open_store(str(tmp_path)), LocationPaths("job"), ids, compress=True
+        open_store(str(tmp_path)), paths=LocationPaths("job"), ids=ids, compress=True
     )
-    inline = InlineStateChangeUploader(threshold_bytes, uploader, ids)
+    inline = InlineStateChangeUploader(threshold_bytes, uploader, ids=ids)
     with FsStateChangelogStorage(
         tmp_path,
         options=ChangelogOptions(preemptive_persist_threshold_bytes=NEVER_PREEMPTIVE),

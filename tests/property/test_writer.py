@@ -34,8 +34,8 @@ def test_every_persist_holds_what_was_appended(
     steps: list[tuple[str, object, bytes]], inline_bytes: int, threshold: int
 ) -> None:
     store, ids, model = FaultyStore(), RandomIds(), ReferenceLog()
-    files = sl.StateChangeFsUploader(store, LocationPaths("job"), ids)
-    uploader = sl.InlineStateChangeUploader(inline_bytes, files, ids)
+    files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=ids)
+    uploader = sl.InlineStateChangeUploader(inline_bytes, files, ids=ids)
     options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
     with sl.FsStateChangelogStorage(
         store, options=options, scheduler=sl.DirectStateChangeUploadScheduler(uploader)

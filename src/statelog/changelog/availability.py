@@ -10,7 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from statelog.runtime.lock import Lock
+from statelog.arguments import refused
+from statelog.runtime.lock import Lock, ThreadLock
 
 
 def _completed() -> Future[None]:
@@ -24,14 +25,20 @@ class AvailabilityProvider:
     Tells of room, and of its coming back.
 
     Args:
-        lock: The storage's lock; None for a scheduler that always has room.
-        has_room: Tells whether there is room; called under the lock.
+        has_room: Returns whether there is room; called under the lock.  None for a scheduler that
+            always has room.
+        lock: The lock that *has_room* needs; None for one of its own.
+
+    Raises:
+        UsageError: *has_room* cannot be called.
     """
 
     def __init__(
-        self, lock: Lock | None = None, has_room: Callable[[], bool] = lambda: True
+        self, has_room: Callable[[], bool] | None = None, *, lock: Lock | None = None
     ) -> None:
-        self._lock = lock
+        if has_room is not None and not callable(has_room):
+            raise refused("has_room", "a function without arguments", has_room)
+        self._lock: Lock = ThreadLock() if lock is None else lock
         self._has_room = has_room
         self._future = _completed()
 
@@ -64,7 +71,7 @@ class AvailabilityProvider:
         It asks anew under the lock, so that two changes told in the wrong order do no harm.
         Callbacks of the future run here, after the lock is given up.
         """
-        if self._lock is None:
+        if self._has_room is None:
             return
         freed: Future[None] | None = None
         with self._lock:

@@ -8,13 +8,24 @@ Source: Flink, BatchingStateChangeUploadScheduler.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import partial
-from typing import assert_never
+from typing import Self, assert_never
 
+from statelog import arguments
 from statelog.changelog.availability import AvailabilityProvider
+from statelog.changelog.from_options import (
+    checked_job_id,
+    checked_options,
+    retry_policy,
+    store_of,
+)
+from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.retrying_uploads import RetryingUploads
 from statelog.changelog.upload_task import UploadTask, UploadTasksResult, fail_tasks
-from statelog.changelog.uploader import StateChangeUploader
+from statelog.changelog.uploader import StateChangeFsUploader, StateChangeUploader
 from statelog.core.upload_batcher import (
     Action,
     BatchDone,
@@ -31,11 +42,15 @@ from statelog.core.upload_batcher import (
     UploadBatcher,
 )
 from statelog.core.upload_retry import RetryPolicy
-from statelog.errors import BackpressureTimeoutError, ClosedError
+from statelog.errors import BackpressureTimeoutError, ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
-from statelog.runtime.driver import Runtime
+from statelog.options import ChangelogOptions
+from statelog.runtime.closing import close_all
+from statelog.runtime.driver import Runtime, system_runtime
+from statelog.store.api import ObjectStore
 
 NS_PER_S = 1_000_000_000
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class _Offer:
@@ -54,23 +69,23 @@ class BatchingStateChangeUploadScheduler:
 
     Args:
         uploader: Writes a batch; closed with the scheduler.
-        runtime: Clock, lock, timers and the upload pool.
-        policy: When to try an upload again.
-        batch_delay_ns: Longest wait for others to share the file; 0 for none.
-        batch_threshold_bytes: Waiting bytes that are uploaded at once.
-        max_in_flight_bytes: Bound on waiting and uploading bytes.
+        policy: When to try an upload again; None for `RetryPolicy.fixed()`.
+        batch_delay_ns: Longest wait for others to share the file, >= 0; 0 for none.
+        batch_threshold_bytes: Waiting bytes that are uploaded at once, >= 0.
+        max_in_flight_bytes: Bound on waiting and uploading bytes, >= 1.
         fixed_delay: Wait for the delay even if no upload is running.
-        backpressure_timeout_s: Longest wait for room.
+        backpressure_timeout_s: Longest wait for room, >= 0.
         metrics: Told of batches and attempts.
+        runtime: Clock, lock, timers and the upload pool; None for real ones, which end with
+            `close`.
 
     Raises:
-        InvalidOptionsError: The threshold exceeds the bound.
+        InvalidOptionsError: The threshold exceeds the bound, or an argument is out of range.
     """
 
     def __init__(
         self,
         uploader: StateChangeUploader,
-        runtime: Runtime,
         *,
         policy: RetryPolicy | None = None,
         batch_delay_ns: int = 10_000_000,
@@ -79,7 +94,26 @@ class BatchingStateChangeUploadScheduler:
         fixed_delay: bool = False,
         backpressure_timeout_s: float = 600.0,
         metrics: Metrics | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
+        policy = RetryPolicy.fixed() if policy is None else policy
+        for name, value, low in (
+            ("batch_delay_ns", batch_delay_ns, 0),
+            ("batch_threshold_bytes", batch_threshold_bytes, 0),
+            ("max_in_flight_bytes", max_in_flight_bytes, 1),
+        ):
+            arguments.whole_number(value, name, low=low, error=InvalidOptionsError)
+        arguments.switch(fixed_delay, "fixed_delay", error=InvalidOptionsError)
+        arguments.number(
+            backpressure_timeout_s, "backpressure_timeout_s", low=0, error=InvalidOptionsError
+        )
+        arguments.instance(
+            policy, "policy", RetryPolicy, "a RetryPolicy", error=InvalidOptionsError
+        )
+        self._closes: list[Callable[[], object]] = []
+        if runtime is None:
+            runtime = system_runtime()
+            self._closes.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
         self._batcher = UploadBatcher(
             delay_ns=batch_delay_ns,
             threshold_bytes=batch_threshold_bytes,
@@ -89,24 +123,90 @@ class BatchingStateChangeUploadScheduler:
         self._uploader = uploader
         self._runtime = runtime
         self._metrics = metrics if metrics is not None else Metrics()
-        self._uploads = RetryingUploads(
-            uploader,
-            policy if policy is not None else RetryPolicy.fixed(),
-            runtime,
-            self._metrics,
-        )
+        self._uploads = RetryingUploads(uploader, policy, runtime, self._metrics)
         self._backpressure_timeout_s = backpressure_timeout_s
         self._offers: dict[int, _Offer] = {}
         self._batches: dict[int, list[UploadTask]] = {}
         self._next_task_id = 0
         self._closed = False
         self._availability = AvailabilityProvider(
-            runtime.lock, lambda: self._batcher.available or self._closed
+            lambda: self._batcher.available or self._closed, lock=runtime.lock
         )
         self._metrics.gauge("upload_queue_size", self._queue_size)
         self._metrics.gauge("upload_queue_age", self._queue_age_ns)
         self._metrics.gauge("in_flight_bytes", lambda: self.in_flight_bytes)
         self._metrics.gauge("tasks_without_room", self._tasks_without_room)
+
+    @classmethod
+    def from_config(
+        cls,
+        options: ChangelogOptions | None = None,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        *,
+        job_id: str = "",
+        metrics: Metrics | None = None,
+        registry: TaskChangelogRegistry | None = None,
+        local_recovery: LocalRecoveryConfig | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """
+        Return the scheduler that *options* describe, over an uploader of changelog files.
+
+        Args:
+            options: How to batch, retry and hold back; None for the defaults.
+            base_path: Path, URL or store; None to take `options.base_path`.
+            job_id: Folder of the job below it: files go to `<job_id>/dstl/`.  "" for none.
+            metrics: Records batches, attempts and sizes.
+            registry: Tracks the files; give the same one to the storage.  None if files are
+                deleted by the clean-up alone.
+            local_recovery: Where to write host-local copies; None for none.
+            runtime: Clock, threads and ids; None for real ones, which end with `close`.
+
+        Raises:
+            InvalidOptionsError: No location, or an argument of the wrong type.
+
+        Source: Flink, StateChangeUploadScheduler.fromConfig.
+        """
+        options = checked_options(options)
+        owned: list[Callable[[], object]] = []
+        if runtime is None:
+            runtime = system_runtime(
+                upload_threads=options.upload_num_threads,
+                discard_threads=options.discard_num_threads,
+            )
+            owned.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
+        backup = None
+        if local_recovery is not None and local_recovery.backup:
+            backup = LocalBackup(
+                local_recovery.folder_of(checked_job_id(job_id)),
+                num_threads=options.upload_num_threads,
+                metrics=metrics,
+                runtime=runtime,
+            )
+            owned.insert(0, backup.close)
+        uploader = StateChangeFsUploader(
+            store_of(base_path, options),
+            job_id=job_id,
+            ids=runtime.ids,
+            compress=options.compression_enabled,
+            registry=registry,
+            backup=backup,
+            metrics=metrics,
+            clock=runtime.clock,
+        )
+        scheduler = cls(
+            uploader,
+            policy=retry_policy(options),
+            batch_delay_ns=round(options.batch_persist_delay.total_seconds() * NS_PER_S),
+            batch_threshold_bytes=options.batch_persist_size_threshold_bytes,
+            max_in_flight_bytes=options.upload_max_in_flight_bytes,
+            fixed_delay=options.batch_fixed_delay,
+            backpressure_timeout_s=options.backpressure_timeout.total_seconds(),
+            metrics=metrics,
+            runtime=runtime,
+        )
+        scheduler._closes = owned
+        return scheduler
 
     @property
     def availability(self) -> AvailabilityProvider:
@@ -145,16 +245,21 @@ class BatchingStateChangeUploadScheduler:
         """
         End every task that has not ended, with `ClosedError`, and close the uploader.
 
+        Every part is closed, also where one of them fails; the first error is raised at the end.
+
         Thread: Any.
         """
         with self._runtime.lock:
             first, self._closed = not self._closed, True
             actions = self._step(Closed()) if first else []
         if first:
-            self._perform(actions)
-            self._uploads.close()
-            self._availability.refresh()
-            self._uploader.close()
+            close_all(
+                lambda: self._perform(actions),
+                self._uploads.close,
+                self._availability.refresh,
+                self._uploader.close,
+                *self._closes,
+            )
 
     def _wait_for_room(self, task_id: int, offer: _Offer) -> None:
         lock = self._runtime.lock

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from statelog.arguments import given
 from statelog.errors import KeyGroupOutOfRangeError, UsageError
 from statelog.model import ChangeBatch
+from statelog.model.state_change import value_bytes
 
-_ARROW_BINARY_MAX = 2**31 - 1
+MAX_VALUE_BYTES = 2**31 - 1
+"""Longest value of a change: its length is a signed 32-bit integer in the file, as in Flink."""
 
 
 def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int) -> ChangeBatch:
@@ -24,7 +28,7 @@ def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int)
         values: The changes.
         value_bytes: Their summed length, or more.
     """
-    kind = pa.large_binary() if value_bytes > _ARROW_BINARY_MAX else pa.binary()
+    kind = pa.large_binary() if value_bytes > MAX_VALUE_BYTES else pa.binary()
     return ChangeBatch(np.frombuffer(key_groups, dtype=np.int32), pa.array(values, kind))
 
 
@@ -36,18 +40,38 @@ def as_bytes(value: object) -> bytes:
         UsageError: It is something else.
     """
     if isinstance(value, bytes | bytearray | memoryview):
+        check_length(memoryview(value).nbytes)
         return bytes(value)  # a copy: the caller may change its buffer later
-    raise UsageError(f"a change must be bytes, not {type(value).__name__}")
+    raise UsageError(f"a change must be bytes, not {given(value)}")
 
 
-def checked_batch(key_groups: npt.ArrayLike, values: pa.Array[Any]) -> ChangeBatch:
+def check_length(length: int) -> None:
+    """
+    Refuse a value that no change set can hold.
+
+    Raises:
+        UsageError: *length* is above 2**31-1.
+    """
+    if length > MAX_VALUE_BYTES:
+        raise UsageError(
+            f"a change of {length:,} bytes is too long: at most {MAX_VALUE_BYTES:,} fit one "
+            "change; split the value",
+            size_bytes=length,
+        )
+
+
+def checked_batch(
+    key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
+) -> ChangeBatch:
     """
     Return the columns of a caller as a batch; the key groups are copied, the values are not.
 
     Raises:
         KeyGroupOutOfRangeError: A key group has more than 32 bits.
-        UsageError: Lengths differ, types do not fit, or a value is null.
+        UsageError: Lengths differ, types do not fit, or a value is null or too long.
     """
+    if isinstance(values, pa.ChunkedArray):
+        values = _one_chunk(values)
     column = np.asarray(key_groups)
     if column.ndim != 1 or (column.dtype.kind not in "iu" and len(column)):
         raise UsageError(
@@ -56,8 +80,9 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array[Any]) -> ChangeBat
     if not isinstance(values, pa.Array) or not (
         pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)
     ):
-        kind = getattr(values, "type", type(values).__name__)
-        raise UsageError(f"values must be an Arrow array of binary or large_binary, not {kind}")
+        kind = getattr(values, "type", None)
+        shown = given(values) if kind is None else f"an array of {kind}"
+        raise UsageError(f"values must be an Arrow array of binary or large_binary, not {shown}")
     if len(column) != len(values):
         raise UsageError(f"{len(column)} key groups beside {len(values)} values")
     if values.null_count:
@@ -70,4 +95,15 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array[Any]) -> ChangeBat
         raise KeyGroupOutOfRangeError(
             "a key group does not even fit 32 bits", key_group=int(column.max())
         )
+    if pa.types.is_large_binary(values.type) and value_bytes(values) > MAX_VALUE_BYTES:
+        check_length(pc.max(pc.binary_length(values)).as_py())
     return ChangeBatch(column.astype(np.int32), values)
+
+
+def _one_chunk(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    """Return the chunks as one array, without a copy where there is one chunk."""
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    if pa.types.is_binary(values.type) and values.nbytes > MAX_VALUE_BYTES:
+        values = values.cast(pa.large_binary())  # offsets of 32 bits would not reach the end
+    return pa.concat_arrays(values.chunks) if values.chunks else pa.array([], values.type)

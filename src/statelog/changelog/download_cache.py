@@ -23,6 +23,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, assert_never
 
+from statelog import arguments
 from statelog.changelog.local_files import LocalFiles, write_file
 from statelog.core.cached_files import (
     Action,
@@ -50,7 +51,7 @@ from statelog.format.change_set import checksum
 from statelog.format.segment import parse_segment
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
-from statelog.runtime.driver import Runtime
+from statelog.runtime.driver import Runtime, system_runtime
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -73,10 +74,11 @@ class DownloadCache:
     Args:
         store: Where the files really are.
         directories: Made when needed; the name of a file decides which one it goes to.
-        runtime: Clock, lock, timers and ids; a lock of its own storage is fine.
         max_bytes: Bound of this process's files on disk; larger ones are passed through.
         idle_timeout: Life of a file after its last use.
         metrics: Told of hits, misses and faults; None for nobody.
+        runtime: Clock, lock, timers and ids, those of a storage or others; None for real ones,
+            which end with `close`.
 
     Raises:
         InvalidOptionsError: No directory, or a negative bound.
@@ -86,12 +88,15 @@ class DownloadCache:
         self,
         store: ObjectStore,
         directories: Sequence[str | os.PathLike[str]],
-        runtime: Runtime,
         *,
         max_bytes: int = _DEFAULTS.download_local_cache_max_bytes,
         idle_timeout: dt.timedelta = _DEFAULTS.download_local_cache_idle_timeout,
         metrics: Metrics | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
+        arguments.paths(directories, "directories", error=InvalidOptionsError)
+        arguments.whole_number(max_bytes, "max_bytes", error=InvalidOptionsError)
+        arguments.duration(idle_timeout, "idle_timeout", error=InvalidOptionsError)
         if not directories or max_bytes < 0:
             raise InvalidOptionsError(
                 f"a download cache needs a directory and a bound of at least 0 bytes, not "
@@ -99,7 +104,8 @@ class DownloadCache:
             )
         self._store = store
         self._directories = [os.path.abspath(os.fspath(each)) for each in directories]
-        self._runtime = runtime
+        self._owns_runtime = runtime is None
+        self._runtime = system_runtime() if runtime is None else runtime
         self._files = CachedFiles(max_bytes, round(idle_timeout.total_seconds() * 1e9))
         self._local = LocalFiles()
         self._idle_s = idle_timeout.total_seconds()
@@ -196,6 +202,8 @@ class DownloadCache:
         with self._runtime.lock:
             self._closed = True
         self._post(CacheClosed())
+        if self._owns_runtime:
+            self._runtime.close(0.0)
 
     def _lost(self, path: str) -> None:
         self._metrics.count("download_cache_faults")

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from statelog.arguments import paths, switch, whole_number
 from statelog.changelog.local_files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
-from statelog.runtime.driver import Runtime
-from statelog.runtime.pool import Pool
+from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.pool import Pool, ThreadPool
 from statelog.store.api import Buffers
 
 _log = logging.getLogger("statelog")
@@ -37,6 +38,8 @@ _OLD_DIRECTORIES: Final = "taskmanager.state.local.root-dirs"
 _PATIENCE_S: Final = 0.25
 """Longest wait for a copy after its upload is done; the copy is given up then.  Far below the
 time-out of an attempt, so that a slow disk brings no rival attempts about."""
+
+_CLOSE_TIMEOUT_S: Final = 1.0
 
 _WAITING_MAX: Final = 16
 """Copies being written; with more the disk does not keep up, and memory would fill with them."""
@@ -62,8 +65,9 @@ class LocalRecoveryConfig:
     recovery: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.directories, str):
-            raise InvalidOptionsError("directories of local recovery must be several, not one text")
+        paths(self.directories, "directories", error=InvalidOptionsError)
+        switch(self.backup, "backup", error=InvalidOptionsError)
+        switch(self.recovery, "recovery", error=InvalidOptionsError)
         if not self.directories and (self.backup or self.recovery):
             raise InvalidOptionsError(f"local recovery needs a directory: set {DIRECTORIES_KEY}")
         absolute = tuple(os.path.abspath(os.fspath(each)) for each in self.directories)
@@ -197,27 +201,32 @@ class LocalBackup:
     Writes the local copies of one job.
 
     Args:
-        folder: Directory of the copies; made when it is needed.
-        runtime: Lock, and unique names of unfinished files.
-        pool: Writes; its threads may hang with the disk.
+        folder: Directory of the copies, such as `LocalRecoveryConfig.folder_of(job_id)`; made when
+            it is needed.
         patience_s: Longest wait for a copy whose upload is done.
+        num_threads: Copies written at the same time, >= 1; with a *pool* it decides.
         disk: Takes the files; None for this host's.
-        metrics: Told of copies and their faults; None for nobody.
+        metrics: Records copies and their faults; None for no records.
+        runtime: Lock, and unique names of unfinished files; None for real ones.
+        pool: Writes; its threads may hang with the disk.  None for one that ends with `close`.
     """
 
     def __init__(
         self,
         folder: str,
-        runtime: Runtime,
-        pool: Pool,
         *,
         patience_s: float = _PATIENCE_S,
+        num_threads: int = 5,
         disk: LocalDisk | None = None,
         metrics: Metrics | None = None,
+        runtime: Runtime | None = None,
+        pool: Pool | None = None,
     ) -> None:
+        whole_number(num_threads, "num_threads", low=1)
         self._folder = folder
-        self._runtime = runtime
-        self._pool = pool
+        self._runtime = system_runtime() if runtime is None else runtime
+        self._owns_pool = pool is None
+        self._pool = ThreadPool(num_threads, "statelog-local") if pool is None else pool
         self._patience_s = patience_s
         self._disk = disk if disk is not None else LocalFiles()
         self._metrics = metrics if metrics is not None else Metrics()
@@ -228,6 +237,17 @@ class LocalBackup:
     def folder(self) -> str:
         """Directory of the copies."""
         return self._folder
+
+    def close(self) -> None:
+        """
+        End the threads that write copies, unless they belong to a pool of the caller.
+
+        Copies being written get a second to end; later ones are not written.
+
+        Blocks: At most a second.   Thread: Any.
+        """
+        if self._owns_pool:
+            self._pool.close(_CLOSE_TIMEOUT_S)
 
     def start(self, name: str, content: Buffers) -> LocalCopy:
         """

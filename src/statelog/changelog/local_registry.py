@@ -27,7 +27,7 @@ from statelog.core.local_copies import (
 )
 from statelog.errors import ClosedError, UsageError
 from statelog.model import FileStateHandle, StreamStateHandle
-from statelog.runtime.driver import Runtime
+from statelog.runtime.driver import Runtime, system_runtime
 
 _log = logging.getLogger("statelog")
 
@@ -42,12 +42,13 @@ class LocalChangelogRegistry:
     Handles name absolute paths of this host; inline handles are welcome and ignored.
 
     Args:
-        runtime: Lock, and the pool that deletes.
         disk: Where the copies are; None for this host's.
+        runtime: Lock, and the pool that deletes; None for real ones, which end with `close`.
     """
 
-    def __init__(self, runtime: Runtime, *, disk: LocalDisk | None = None) -> None:
-        self._runtime = runtime
+    def __init__(self, *, disk: LocalDisk | None = None, runtime: Runtime | None = None) -> None:
+        self._owns_runtime = runtime is None
+        self._runtime = system_runtime() if runtime is None else runtime
         self._disk = disk if disk is not None else LocalFiles()
         self._copies = LocalCopies()
         self._deleting = 0
@@ -142,6 +143,8 @@ class LocalChangelogRegistry:
         self._post(CopiesClosed())
         with self._runtime.lock:
             self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
+        if self._owns_runtime:
+            self._runtime.close(0.0)
 
     def _post(self, event: Event) -> None:
         with self._runtime.lock:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import assert_never
 
+from statelog.arguments import whole_number
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.core.file_ownership import (
     DeleteFile,
@@ -28,7 +29,7 @@ from statelog.core.file_ownership import (
 )
 from statelog.errors import ClosedError
 from statelog.model import FileStateHandle, StreamStateHandle
-from statelog.runtime.driver import Runtime
+from statelog.runtime.driver import Runtime, system_runtime
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -40,19 +41,25 @@ class TaskChangelogRegistry:
 
     Args:
         store: Where the files are.
-        runtime: Lock, and the pool that deletes.
         copies: Tracks the local copies of the files; None if there are none.
+        discard_threads: Deletions at the same time, >= 1; with a *runtime* its pool decides.
+        runtime: Lock, and the pool that deletes; None for real ones, which end with `close`.
     """
 
     def __init__(
         self,
         store: ObjectStore,
-        runtime: Runtime,
         *,
         copies: LocalChangelogRegistry | None = None,
+        discard_threads: int = 1,
+        runtime: Runtime | None = None,
     ) -> None:
+        whole_number(discard_threads, "discard_threads", low=1)
         self._store = store
-        self._runtime = runtime
+        self._owns_runtime = runtime is None
+        self._runtime = (
+            system_runtime(discard_threads=discard_threads) if runtime is None else runtime
+        )
         self._copies = copies
         self._ownership = FileOwnership()
         self._deleting = 0
@@ -76,6 +83,7 @@ class TaskChangelogRegistry:
         Raises:
             UsageError: *num_sets* is not above zero, or the file is tracked already.
         """
+        num_sets = whole_number(num_sets, "num_sets", low=1)
         if isinstance(handle, FileStateHandle):
             if copy is None or self._copies is None:
                 self._post(FileTracked(handle.path, num_sets))
@@ -122,6 +130,8 @@ class TaskChangelogRegistry:
         """
         with self._runtime.lock:
             self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
+        if self._owns_runtime:
+            self._runtime.close(0.0)
 
     def _post(self, event: Event) -> None:
         with self._runtime.lock:

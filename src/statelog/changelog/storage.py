@@ -14,74 +14,28 @@ from typing import Self
 
 import pyarrow as pa
 
+from statelog import arguments
 from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
 from statelog.changelog.download_cache import DownloadCache
-from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.from_options import checked_job_id, checked_options, store_of
+from statelog.changelog.local_recovery import LocalRecoveryConfig
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import StateChangeUploadScheduler
-from statelog.changelog.uploader import StateChangeFsUploader
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.core.upload_retry import RetryPolicy
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions
+from statelog.runtime.closing import close_after, close_all
 from statelog.runtime.driver import Runtime, system_runtime
-from statelog.runtime.pool import Pool, ThreadPool
 from statelog.store.api import ObjectStore
-from statelog.store.object_store import open_store
-from statelog.store.paths import LocationPaths
 
 _CLOSE_TIMEOUT_S = 1.0
 _NEAR = ("file:", "memory:")
 """Stores that answer sooner than a thread wakes up: whoever waits for an upload may run it."""
-
-
-def _assemble(
-    store: ObjectStore,
-    paths: LocationPaths,
-    options: ChangelogOptions,
-    metrics: Metrics,
-    runtime: Runtime,
-    registry: TaskChangelogRegistry,
-    backup: LocalBackup | None,
-) -> StateChangeUploadScheduler:
-    """Put together what takes the uploads of a storage, as *options* describe it."""
-    uploader = StateChangeFsUploader(
-        store,
-        paths,
-        runtime.ids,
-        compress=options.compression_enabled,
-        registry=registry,
-        backup=backup,
-        metrics=metrics,
-        clock=runtime.clock,
-    )
-    return BatchingStateChangeUploadScheduler(
-        uploader,
-        runtime,
-        policy=retry_policy(options),
-        batch_delay_ns=round(options.batch_persist_delay.total_seconds() * 1e9),
-        batch_threshold_bytes=options.batch_persist_size_threshold_bytes,
-        max_in_flight_bytes=options.upload_max_in_flight_bytes,
-        fixed_delay=options.batch_fixed_delay,
-        backpressure_timeout_s=options.backpressure_timeout.total_seconds(),
-        metrics=metrics,
-    )
-
-
-def retry_policy(options: ChangelogOptions) -> RetryPolicy:
-    """Return the retry policy that *options* describe."""
-    timeout_s = options.upload_timeout.total_seconds()
-    delay_s = options.upload_next_attempt_delay.total_seconds()
-    if options.upload_retry_policy == "none":
-        return RetryPolicy.none()
-    if options.upload_retry_policy == "exponential":
-        return RetryPolicy.exponential(options.upload_max_attempts, timeout_s, delay_s)
-    return RetryPolicy.fixed(options.upload_max_attempts, timeout_s, delay_s)
 
 
 class FsStateChangelogStorage:
@@ -91,8 +45,8 @@ class FsStateChangelogStorage:
     Args:
         base_path: Path, URL or store; None to take `options.base_path`.
         options: How to batch, retry and hold back.
-        job_id: Folder of the job below the root: files go to `<job_id>/dstl/`.  "" for no such
-            folder, None for a new unique one.
+        job_id: Folder of the job below the root: files go to `<job_id>/dstl/`.  One name, without
+            slashes; "" for no such folder, None for a new unique one.
         metrics: Where values are collected; None for a fresh registry.
         scheduler: Takes the uploads instead of the batching one that the options describe; it is
             closed with the storage.  Files it uploads are tracked only if its uploader was made
@@ -109,7 +63,8 @@ class FsStateChangelogStorage:
         runtime: Clock, threads and ids; None for the real ones.
 
     Raises:
-        InvalidOptionsError: No location, or one that cannot be understood.
+        InvalidOptionsError: No location, or one that cannot be understood; a job id that is not
+            the name of one folder; an argument of the wrong type.
     """
 
     def __init__(
@@ -125,46 +80,43 @@ class FsStateChangelogStorage:
         local_recovery: LocalRecoveryConfig | None = None,
         cache_directories: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
-        self._options = options if options is not None else ChangelogOptions()
-        self._store = _store_of(base_path if base_path is not None else self._options.base_path)
+        self._options = checked_options(options)
+        _check_places(local_recovery, cache_directories)
+        self._store = store_of(base_path, self._options)
         self._metrics = metrics if metrics is not None else Metrics()
         if runtime is None:
             runtime = system_runtime(
                 upload_threads=self._options.upload_num_threads,
                 discard_threads=self._options.discard_num_threads,
             )
-        self._job_id = runtime.ids.new_id().replace("-", "") if job_id is None else job_id
+        self._job_id = (
+            runtime.ids.new_id().replace("-", "") if job_id is None else checked_job_id(job_id)
+        )
         self._runtime = runtime
         self._local_recovery = local_recovery
-        self._local_pool: Pool | None = None
-        backup = None
-        if local_recovery is not None and local_recovery.backup:
-            folder = local_recovery.folder_of(self._job_id)
-            self._local_pool = ThreadPool(self._options.upload_num_threads, "statelog-local")
-            backup = LocalBackup(folder, runtime, self._local_pool, metrics=self._metrics)
         if registry is None:
-            copies = None if backup is None else LocalChangelogRegistry(runtime)
-            registry = TaskChangelogRegistry(self._store, runtime, copies=copies)
+            copies = None
+            if local_recovery is not None and local_recovery.backup:
+                copies = LocalChangelogRegistry(runtime=runtime)
+            registry = TaskChangelogRegistry(self._store, copies=copies, runtime=runtime)
         self._registry = registry
-        self._scheduler = (
-            scheduler
-            if scheduler is not None
-            else _assemble(
-                self._store,
-                LocationPaths(self._job_id),
+        if scheduler is None:
+            scheduler = BatchingStateChangeUploadScheduler.from_config(
                 self._options,
-                self._metrics,
-                runtime,
-                self._registry,
-                backup,
+                self._store,
+                job_id=self._job_id,
+                metrics=self._metrics,
+                registry=self._registry,
+                local_recovery=local_recovery,
+                runtime=runtime,
             )
-        )
+        self._scheduler: StateChangeUploadScheduler = scheduler
         self._cache: DownloadCache | None = None
         if cache_directories and not self._store.url.startswith("file:"):
             self._cache = DownloadCache(
                 self._store,
                 cache_directories,
-                runtime,
+                runtime=runtime,
                 max_bytes=self._options.download_local_cache_max_bytes,
                 idle_timeout=self._options.download_local_cache_idle_timeout,
                 metrics=self._metrics,
@@ -214,6 +166,8 @@ class FsStateChangelogStorage:
 
         Thread: Any.
         """
+        arguments.text(operator_id, "operator_id")
+        arguments.instance(key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
         if not len(key_group_range) or key_group_range.end >= MAX_PARALLELISM_LIMIT:
             raise UsageError(
                 f"a writer needs key groups within 0..{MAX_PARALLELISM_LIMIT - 1}, not "
@@ -301,7 +255,11 @@ class FsStateChangelogStorage:
         """
         End the storage: uploads under way fail with `ClosedError`, writers are closed.
 
-        May be called more than once.
+        Every part is closed, also where one of them fails.  May be called more than once; a later
+        call does nothing.
+
+        Raises:
+            Exception: The first error of a part, such as a scheduler or an uploader of the caller.
 
         Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: Any.
         """
@@ -310,17 +268,15 @@ class FsStateChangelogStorage:
             writers = list(self._writers.values())
         if not first:
             return
-        for writer in writers:
-            writer.close()
-        self._scheduler.close()
-        self._registry.close()
-        if self._registry.copies is not None:
-            self._registry.copies.close()
-        if self._local_pool is not None:
-            self._local_pool.close(_CLOSE_TIMEOUT_S)
-        if self._cache is not None:
-            self._cache.close()
-        self._runtime.close(_CLOSE_TIMEOUT_S)
+        copies, cache = self._registry.copies, self._cache
+        close_all(
+            *(writer.close for writer in writers),
+            self._scheduler.close,
+            self._registry.close,
+            *((copies.close,) if copies is not None else ()),
+            *((cache.close,) if cache is not None else ()),
+            lambda: self._runtime.close(_CLOSE_TIMEOUT_S),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -331,7 +287,7 @@ class FsStateChangelogStorage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(error, self.close)
 
     def _readable(self, local: ChangelogStateHandle | None) -> ChangelogStateHandle | None:
         """Return *local* if this storage may read local copies."""
@@ -343,11 +299,14 @@ class FsStateChangelogStorage:
             self._writers.pop(log_id, None)
 
 
-def _store_of(location: str | os.PathLike[str] | ObjectStore | None) -> ObjectStore:
-    if location is None:
-        raise InvalidOptionsError(
-            "a changelog storage needs a location: pass one, or set the option base-path"
+def _check_places(local_recovery: object, cache_directories: object) -> None:
+    """Raise `InvalidOptionsError` where local directories are given in another form."""
+    if local_recovery is not None:
+        arguments.instance(
+            local_recovery,
+            "local_recovery",
+            LocalRecoveryConfig,
+            "a LocalRecoveryConfig",
+            error=InvalidOptionsError,
         )
-    if isinstance(location, str | os.PathLike):
-        return open_store(os.fspath(location))
-    return location
+    arguments.paths(cache_directories, "cache_directories", error=InvalidOptionsError)

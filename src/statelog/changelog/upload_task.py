@@ -9,12 +9,15 @@ other tasks of the file from theirs (H4).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from statelog.core.change_log import UploadResult
+from statelog.errors import UsageError
 from statelog.format.change_set import EncodedChangeSet, encode_change_set
-from statelog.model import SequenceNumber, StateChangeSet, StreamStateHandle
+from statelog.format.segment import SetEntry
+from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
+from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
 
@@ -95,6 +98,74 @@ class UploadTasksResult:
     tasks: tuple[TaskResults, ...]
     handles: tuple[StreamStateHandle, ...]
     payload_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        tasks: Sequence[UploadTask],
+        places: Mapping[StateChangeSet, SetEntry | int],
+        handle: StreamStateHandle,
+        local_handle: FileStateHandle | None = None,
+    ) -> UploadTasksResult:
+        """
+        Return the result of one file with the sets of *tasks*.
+
+        Args:
+            tasks: All tasks of the file.
+            places: For each of their sets what `StateChangeFormat.write` returned, or only its
+                payload offset; then readers find it by walking through the file.
+            handle: The file or inline bytes.
+            local_handle: Its host-local copy, an absolute path, or None.
+
+        Raises:
+            UsageError: A set of a task has no place, or an argument is of another class.
+        """
+        entries, size = [], 0
+        for task in tasks:
+            results = []
+            for change_set in task.change_sets:
+                place = places.get(change_set)
+                if place is None:
+                    raise UsageError(
+                        f"change set {change_set.sqn} of log {change_set.log_id} has no place in "
+                        f"{handle}; give one for every set of every task"
+                    )
+                if not isinstance(place, SetEntry):
+                    place = SetEntry(place, -1, -1)
+                known = place.size_bytes >= 0
+                size += max(place.size_bytes, 0)
+                results.append(
+                    UploadResult.of(
+                        handle,
+                        change_set,
+                        place.offset,
+                        encoded_bytes=place.size_bytes if known else None,
+                        crc32c=place.crc32c if known else None,
+                        local_handle=local_handle,
+                    )
+                )
+            entries.append(TaskResults(task, tuple(results)))
+        return cls(tasks=tuple(entries), handles=(handle,), payload_bytes=size or handle.size_bytes)
+
+    @property
+    def state_size(self) -> int:
+        """Encoded size before compression; Flink's name for `payload_bytes`."""
+        return self.payload_bytes
+
+    def discard(self, store: ObjectStore) -> None:
+        """
+        Delete the files of this upload from *store*; inline handles have none.
+
+        Only for an upload whose tasks have not been completed: nothing else may know the files.
+
+        Raises:
+            StoreError: The store failed.
+
+        Blocks: For the store.
+        """
+        paths = [each.path for each in self.handles if isinstance(each, FileStateHandle)]
+        if paths:
+            store.delete(paths)
 
     def complete(self) -> None:
         """Complete every task; a callback that raises is logged and stops no other."""

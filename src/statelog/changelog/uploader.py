@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from statelog.arguments import whole_number
+from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local_recovery import LocalBackup
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.change_log import UploadResult
-from statelog.errors import StatelogError
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -30,7 +31,7 @@ from statelog.model import (
 )
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
-from statelog.runtime.ids import IdSource
+from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
 from statelog.store.paths import LocationPaths
 
@@ -67,8 +68,9 @@ class StateChangeFsUploader:
 
     Args:
         store: Where files go.
-        paths: Makes their names.
-        ids: Makes unique names.
+        job_id: Folder of the job: files go to `<job_id>/dstl/`.  "" for none.
+        paths: Makes their names; None for those of the job.
+        ids: Makes unique names; None for random ones.
         compress: Snappy-frame the payload.
         registry: Tracks the files; None if nobody here ever deletes one.
         backup: Writes a host-local copy of each file; None for no copies.
@@ -79,9 +81,10 @@ class StateChangeFsUploader:
     def __init__(
         self,
         store: ObjectStore,
-        paths: LocationPaths,
-        ids: IdSource,
         *,
+        job_id: str = "",
+        paths: LocationPaths | None = None,
+        ids: IdSource | None = None,
         compress: bool = False,
         registry: TaskChangelogRegistry | None = None,
         backup: LocalBackup | None = None,
@@ -91,8 +94,8 @@ class StateChangeFsUploader:
         self._metrics = metrics if metrics is not None else Metrics()
         self._clock = clock if clock is not None else SystemClock()
         self._store = store
-        self._paths = paths
-        self._ids = ids
+        self._paths = paths if paths is not None else LocationPaths(checked_job_id(job_id))
+        self._ids = ids if ids is not None else RandomIds()
         self._compress = compress
         self._registry = registry
         self._backup = backup
@@ -156,7 +159,7 @@ class StateChangeFsUploader:
     def _clean_up(self, path: str) -> None:
         try:
             self._store.delete([path])
-        except (StatelogError, OSError):
+        except Exception:
             return  # the put's own error says more; the next clean-up finds the object
 
 
@@ -170,13 +173,19 @@ class InlineStateChangeUploader:
     Args:
         threshold_bytes: Largest summed length of these files; 0 keeps nothing inline.
         delegate: Takes what is larger.
-        ids: Makes the handles' names.
+        ids: Makes the handles' names; None for random ones.
     """
 
-    def __init__(self, threshold_bytes: int, delegate: StateChangeUploader, ids: IdSource) -> None:
-        self._threshold_bytes = threshold_bytes
+    def __init__(
+        self,
+        threshold_bytes: int,
+        delegate: StateChangeUploader,
+        *,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._threshold_bytes = whole_number(threshold_bytes, "threshold_bytes", low=0)
         self._delegate = delegate
-        self._ids = ids
+        self._ids = ids if ids is not None else RandomIds()
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """

@@ -16,7 +16,14 @@ from typing import Any, Self, assert_never
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.changelog.columns import as_bytes, batch_of_rows, checked_batch
+from statelog.arguments import whole_number
+from statelog.changelog.columns import (
+    MAX_VALUE_BYTES,
+    as_bytes,
+    batch_of_rows,
+    check_length,
+    checked_batch,
+)
 from statelog.changelog.open_persists import OpenPersists
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import StateChangeUploadScheduler
@@ -54,6 +61,7 @@ from statelog.model import (
     SequenceNumber,
 )
 from statelog.model.state_change import value_bytes
+from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
 from statelog.runtime.pool import HelpedFuture
 
@@ -91,7 +99,8 @@ class FsStateChangelogWriter:
         self._registry = registry
         self._runtime = runtime
         self._helper = runtime.upload_pool if waiters_help else None
-        self._threshold_bytes = preemptive_threshold_bytes
+        # Never above the longest value, so that a longer one always meets the slow way of `append`.
+        self._threshold_bytes = min(preemptive_threshold_bytes, MAX_VALUE_BYTES)
         self._on_close = on_close
         self._log = ChangeLog(log_id)
         self._persists = OpenPersists(
@@ -103,7 +112,7 @@ class FsStateChangelogWriter:
             metrics=metrics,
         )
         self._batches: list[ChangeBatch] = []
-        self._room_bytes = self._start_room_bytes = preemptive_threshold_bytes
+        self._room_bytes = self._start_room_bytes = self._threshold_bytes
         self._start_rows()
 
     # --- appending: the owner's thread, no lock ---------------------------------------------------
@@ -121,6 +130,7 @@ class FsStateChangelogWriter:
 
         Raises:
             KeyGroupOutOfRangeError: The key group belongs to another task.
+            UsageError: *value* is not bytes, or longer than 2**31-1; nothing was appended.
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: At the threshold, and no room came in time.
 
@@ -132,17 +142,20 @@ class FsStateChangelogWriter:
             self._refuse(key_group)
         if value.__class__ is not bytes:
             value = as_bytes(value)
+        room = self._room_bytes - len(value)
+        if room <= 0:
+            self._append_and_flush(key_group, value)
+            return
         self._add_key_group(key_group)
         self._add_value(value)
-        self._room_bytes = room = self._room_bytes - len(value)
-        if room <= 0:
-            self._flush()
+        self._room_bytes = room
 
     def append_meta(self, value: bytes) -> None:
         """
         Append a metadata change; every reader gets it, whatever key groups it asks for.
 
         Raises:
+            UsageError: As for `append`.
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: As for `append`.
 
@@ -151,24 +164,29 @@ class FsStateChangelogWriter:
         self._check_open()
         if value.__class__ is not bytes:
             value = as_bytes(value)
+        check_length(len(value))
         self._add_key_group(METADATA_KEY_GROUP)
         self._add_value(value)
         self._room_bytes -= len(value)
         if self._room_bytes <= 0:
             self._flush()
 
-    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array[Any]) -> None:
+    def append_batch(
+        self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
+    ) -> None:
         """
         Append many changes, in order, without touching them one by one.
 
         Args:
             key_groups: Integers inside the writer's range; copied.
             values: Arrow `binary` or `large_binary` array of the same length, without nulls; kept
-                as it is until it is uploaded.
+                as it is until it is uploaded.  A `ChunkedArray` is taken too; several chunks are
+                copied into one.
 
         Raises:
             KeyGroupOutOfRangeError: A key group belongs to another task; nothing was appended.
-            UsageError: Lengths differ, or types do not fit.
+            UsageError: Lengths differ, types do not fit, or a value is longer than 2**31-1 bytes;
+                nothing was appended.
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: As for `append`.
 
@@ -183,7 +201,7 @@ class FsStateChangelogWriter:
             self._refuse(lowest if lowest < self._start else highest)
         self._end_rows()
         self._batches.append(batch)
-        self._room_bytes -= value_bytes(values)
+        self._room_bytes -= value_bytes(batch.values)
         if self._room_bytes <= 0:
             self._flush()
 
@@ -224,7 +242,7 @@ class FsStateChangelogWriter:
             self._cut()
             return SequenceNumber(self._log.active_sqn)
 
-    def persist(self, from_sqn: SequenceNumber, checkpoint_id: int = 0) -> PersistFuture:
+    def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
         """
         Make every change at or after *from_sqn* durable.
 
@@ -233,7 +251,7 @@ class FsStateChangelogWriter:
 
         Args:
             from_sqn: First number wanted, inclusive; not below the last `truncate`.
-            checkpoint_id: The checkpoint that asks; only a label.
+            checkpoint_id: The checkpoint that asks, >= 0; only a label.
 
         Returns:
             Future of a handle over [from_sqn, n), n being the next number at the time of the
@@ -247,6 +265,7 @@ class FsStateChangelogWriter:
         Raises:
             ChangesTruncatedError: *from_sqn* lies below the truncation point.
             ChangesNotAppendedError: *from_sqn* lies above the next number.
+            UsageError: An argument is no whole number, or negative.
             WriterClosedError: The writer is closed.
             ClosedError: The storage is closed.
             BackpressureTimeoutError: No upload capacity came in time; the changes are kept.
@@ -255,18 +274,22 @@ class FsStateChangelogWriter:
         of the upload.   Thread: the owner.
         Source: Flink, FsStateChangelogWriter.persist; deviates: failed sets are sent again.
         """
+        first = SequenceNumber.of(from_sqn).value
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         future: PersistFuture = HelpedFuture(self._helper)
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
-            self._log.check_persist(from_sqn.value)
+            self._log.check_persist(first)
             self._cut()
             persist_id = self._persists.add(future, checkpoint_id)
-            actions = self._step(PersistRequested(persist_id, from_sqn.value))
+            actions = self._step(PersistRequested(persist_id, first))
             self._measure_room()
         self._perform(actions)
         return future
 
-    def confirm(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+    def confirm(
+        self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
+    ) -> None:
         """
         Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
 
@@ -279,11 +302,15 @@ class FsStateChangelogWriter:
 
         Thread: the owner.
         """
-        self._post(Confirmed(from_sqn.value, to_sqn.value))
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
+        first, end = SequenceNumber.of(from_sqn), SequenceNumber.of(to_sqn)
+        self._post(Confirmed(first.value, end.value))
         if self._registry.copies is not None:
             self._registry.copies.discard_up_to_checkpoint(checkpoint_id)
 
-    def reset(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+    def reset(
+        self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
+    ) -> None:
         """
         Note that a checkpoint was aborted.  Nothing happens to the changes.
 
@@ -294,10 +321,13 @@ class FsStateChangelogWriter:
         Source: Flink, FsStateChangelogWriter.reset, which touches local copies only, but deletes
         those of the last good checkpoint too (H9).
         """
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
+        for each in (from_sqn, to_sqn):
+            SequenceNumber.of(each)
         if self._registry.copies is not None:
             self._registry.copies.abort(checkpoint_id)
 
-    def truncate(self, to_sqn: SequenceNumber) -> None:
+    def truncate(self, to_sqn: SequenceNumber | int) -> None:
         """
         Give up everything below *to_sqn*: no checkpoint and no restore needs it from the writer.
 
@@ -310,11 +340,11 @@ class FsStateChangelogWriter:
 
         Thread: the owner.
         """
-        self._post(Truncated(to_sqn.value))
+        self._post(Truncated(SequenceNumber.of(to_sqn).value))
         with self._runtime.lock:
             self._measure_room()
 
-    def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
+    def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
         """
         Give up everything at or after *from_sqn*, which no checkpoint holds, and close.
 
@@ -322,7 +352,7 @@ class FsStateChangelogWriter:
 
         Thread: the owner, or whoever closes the storage.
         """
-        self._end_writer(Closed(from_sqn.value))
+        self._end_writer(Closed(SequenceNumber.of(from_sqn).value))
 
     def close(self) -> None:
         """
@@ -346,9 +376,17 @@ class FsStateChangelogWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(error, self.close)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _append_and_flush(self, key_group: int, value: bytes) -> None:
+        """Append a change that reaches the threshold, or refuse one that is too long."""
+        check_length(len(value))
+        self._add_key_group(key_group)
+        self._add_value(value)
+        self._room_bytes -= len(value)
+        self._flush()
 
     def _start_rows(self) -> None:
         self._key_groups: array[int] = array("i")

@@ -20,7 +20,9 @@ class StateChangelogWriter(Protocol):
         """Append one change."""
         ...
 
-    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array[Any]) -> None:
+    def append_batch(
+        self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
+    ) -> None:
         """Append many changes, in columns."""
         ...
 
@@ -36,23 +38,27 @@ class StateChangelogWriter(Protocol):
         """Return a number above everything appended so far, and not above what comes."""
         ...
 
-    def persist(self, from_sqn: SequenceNumber, checkpoint_id: int = 0) -> PersistFuture:
+    def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
         """Make every change at or after *from_sqn* durable."""
         ...
 
-    def confirm(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+    def confirm(
+        self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
+    ) -> None:
         """Hand the files of [from_sqn, to_sqn) over to a completed checkpoint."""
         ...
 
-    def reset(self, from_sqn: SequenceNumber, to_sqn: SequenceNumber, checkpoint_id: int) -> None:
+    def reset(
+        self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
+    ) -> None:
         """Note that a checkpoint was aborted."""
         ...
 
-    def truncate(self, to_sqn: SequenceNumber) -> None:
+    def truncate(self, to_sqn: SequenceNumber | int) -> None:
         """Give up everything below *to_sqn*."""
         ...
 
-    def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
+    def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
         """Give up everything at or after *from_sqn*, which no checkpoint holds, and close."""
         ...
 

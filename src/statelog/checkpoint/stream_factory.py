@@ -19,11 +19,13 @@ from __future__ import annotations
 import enum
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from statelog.arguments import instance, whole_number
+from statelog.checkpoint.duplicate import duplicate_state
 from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.format.change_set import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
@@ -123,6 +125,8 @@ class FsCheckpointStreamFactory:
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
     ) -> None:
+        whole_number(threshold_bytes, "threshold_bytes")
+        whole_number(write_buffer_bytes, "write_buffer_bytes")
         if threshold_bytes < 0:
             raise UsageError("the threshold for file state size must be zero or larger")
         if write_buffer_bytes < 0:
@@ -147,13 +151,23 @@ class FsCheckpointStreamFactory:
     def for_checkpoint(
         cls,
         store: ObjectStore,
-        paths: LocationPaths,
         checkpoint_id: int,
         *,
+        paths: LocationPaths | None = None,
         threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
         write_buffer_bytes: int = DEFAULT_WRITE_BUFFER_BYTES,
     ) -> FsCheckpointStreamFactory:
-        """Return the factory for one checkpoint of a location; raises `UsageError` like `cls`."""
+        """
+        Return the factory for one checkpoint of a location; raises `UsageError` like `cls`.
+
+        Args:
+            store: Where objects go.
+            checkpoint_id: The checkpoint, >= 0; its exclusive folder is `chk-<id>`.
+            paths: Names below a folder of the store; None for its root.
+            threshold_bytes: As for the class.
+            write_buffer_bytes: As for the class.
+        """
+        paths = paths if paths is not None else LocationPaths()
         return cls(
             store,
             exclusive_directory=paths.checkpoint(checkpoint_id),
@@ -172,10 +186,17 @@ class FsCheckpointStreamFactory:
         """
         Return a stream for state of the given scope; contacts nothing.
 
+        Raises:
+            UsageError: *scope* is no `CheckpointedStateScope`.
+
         Thread: any; the stream then belongs to one.
         """
+        return self._stream(self._directory_of(scope))
+
+    def _directory_of(self, scope: CheckpointedStateScope) -> str:
+        instance(scope, "scope", CheckpointedStateScope, "a CheckpointedStateScope")
         exclusive = scope is CheckpointedStateScope.EXCLUSIVE
-        return self._stream(self._exclusive if exclusive else self._shared)
+        return self._exclusive if exclusive else self._shared
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
         """
@@ -196,9 +217,35 @@ class FsCheckpointStreamFactory:
         )
 
     def can_fast_duplicate(self, handle: StreamStateHandle, scope: CheckpointedStateScope) -> bool:
-        """Return whether state can be copied inside the store: never, the seam has no copy."""
+        """Return whether the store itself can copy state: never; `duplicate` reads and writes."""
         del handle, scope
         return False
+
+    def duplicate(
+        self, handles: Sequence[StreamStateHandle], scope: CheckpointedStateScope
+    ) -> list[StreamStateHandle]:
+        """
+        Copy state into the folder of *scope* and return the handles of the copies, in order.
+
+        Objects keep their file names where these are free; inline state is returned as it is.
+
+        Raises:
+            UsageError: *scope* or a handle is of another class.
+            ObjectNotFoundError: An object does not exist.
+            CorruptionError: An object does not have the checksum of its handle.
+            StoreError: The store failed.  Of all these, none leaves a copy behind.
+
+        Blocks: On the store, once to read and once to write each object.   Thread: any.
+        Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store can do it, as the
+        bytes pass through this process.
+        """
+        directory = self._directory_of(scope)
+
+        def new_path(name: str | None) -> str:
+            path = f"{directory}/{self._new_name() if name is None else name}"
+            return path if self._entropy is None else self._entropy.inject(path)
+
+        return duplicate_state(self._store, handles, new_path, MAX_ATTEMPTS)
 
 
 class FsCheckpointStateOutputStream(io.RawIOBase):
@@ -302,17 +349,20 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             self.close()
 
     def _put(self) -> str:
-        cause: StoreError | None = None
+        cause: OSError | None = None
         path = ""
         for _ in range(MAX_ATTEMPTS):
             path = self._new_path()
             try:
                 self._store.put_if_absent(path, self._pieces)
-            except FileExistsError as error:  # somebody else's object: another name
-                cause = error if isinstance(error, StoreError) else None
-            except StoreError as error:
+            except FileExistsError as error:  # the object of another writer: another name
+                cause = error
+            except OSError as error:  # also what a store of the caller raises
                 cause = error
                 self._delete_quietly(path)
+            except BaseException:
+                self._delete_quietly(path)
+                raise
             else:
                 return path
         raise StoreError(
@@ -325,8 +375,8 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         """Take back a put whose outcome is unknown; a sweep finds it if this fails as well."""
         try:
             self._store.delete([path])
-        except StoreError:
-            return
+        except Exception:
+            return  # the error of the put says more
 
     def _new_path(self) -> str:
         path = f"{self._directory}/{self._new_name()}"

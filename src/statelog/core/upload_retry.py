@@ -22,6 +22,7 @@ import enum
 from dataclasses import dataclass
 from typing import assert_never
 
+from statelog import arguments
 from statelog.errors import InvalidOptionsError, check
 
 NS_PER_S = 1_000_000_000
@@ -55,6 +56,7 @@ class RetryPolicy:
     delay_max_ns: int = 0
 
     def __post_init__(self) -> None:
+        arguments.whole_number(self.max_attempts, "max_attempts", error=InvalidOptionsError)
         if self.max_attempts < 1:
             raise InvalidOptionsError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if (self.timeout_ns is not None and self.timeout_ns <= 0) or self.delay_ns < 0:
@@ -79,7 +81,7 @@ class RetryPolicy:
             kind=RetryKind.FIXED,
             max_attempts=max_attempts,
             timeout_ns=_ns(timeout_s),
-            delay_ns=round(delay_after_failure_s * NS_PER_S),
+            delay_ns=_delay_ns(delay_after_failure_s),
         )
 
     @classmethod
@@ -95,8 +97,8 @@ class RetryPolicy:
             kind=RetryKind.EXPONENTIAL,
             max_attempts=max_attempts,
             timeout_ns=_ns(timeout_s),
-            delay_ns=round(first_delay_s * NS_PER_S),
-            delay_max_ns=round(delay_max_s * NS_PER_S),
+            delay_ns=_delay_ns(first_delay_s),
+            delay_max_ns=_delay_ns(delay_max_s),
         )
 
     def delay_after_error_ns(self, attempt: int, jitter: float) -> int:
@@ -114,7 +116,15 @@ class RetryPolicy:
 
 
 def _ns(seconds: float | None) -> int | None:
-    return None if seconds is None or seconds <= 0 else round(seconds * NS_PER_S)
+    if seconds is None:
+        return None
+    found = arguments.number(seconds, "the time-out in seconds", error=InvalidOptionsError)
+    return round(found * NS_PER_S) if found > 0 else None
+
+
+def _delay_ns(seconds: float) -> int:
+    found = arguments.number(seconds, "the delay in seconds", error=InvalidOptionsError)
+    return round(found * NS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +335,8 @@ class UploadRetry:
             return actions
         if not timed_out and event.retryable and self._may_retry():
             delay_ns = self._policy.delay_after_error_ns(event.attempt, event.jitter)
+            if isinstance(event.error, TimeoutError):  # the store has waited already, as in Flink
+                delay_ns = 0
             if delay_ns == 0:
                 return [*actions, *self._start()]
             self._retry_at_ns = now_ns + delay_ns

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from statelog.arguments import whole_number
 from statelog.errors import UsageError
 
 METADATA_KEY_GROUP = -1
@@ -42,6 +43,10 @@ class KeyGroupRange:
     end: int
 
     def __post_init__(self) -> None:
+        if self.start.__class__ is not int or self.end.__class__ is not int:
+            for name in ("start", "end"):
+                found = whole_number(getattr(self, name), f"the key group {name}")
+                object.__setattr__(self, name, found)
         if (self.start, self.end) != (0, -1) and not 0 <= self.start <= self.end:
             raise UsageError(f"invalid key group range [{self.start}, {self.end}]")
 

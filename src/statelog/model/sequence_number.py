@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from statelog.arguments import whole_number
 from statelog.errors import UsageError
 
 MAX_SEQUENCE_NUMBER = 2**63 - 1
@@ -31,12 +32,30 @@ class SequenceNumber:
     value: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value <= MAX_SEQUENCE_NUMBER:
-            raise UsageError(f"sequence number {self.value} is outside 0..2**63-1")
+        value = self.value
+        if value.__class__ is not int or not 0 <= value <= MAX_SEQUENCE_NUMBER:
+            found = whole_number(value, "a sequence number", low=0, high=MAX_SEQUENCE_NUMBER)
+            object.__setattr__(self, "value", found)
+
+    @classmethod
+    def of(cls, value: int | SequenceNumber) -> SequenceNumber:
+        """
+        Return the number *value*, which may be one already.
+
+        Raises:
+            UsageError: *value* is no whole number, or outside 0..2**63-1.
+        """
+        return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     def next(self) -> SequenceNumber:
         """Return the number after this one; raises `UsageError` at the end of the range."""
         return SequenceNumber(self.value + 1)
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __index__(self) -> int:
+        return self.value
 
     def __str__(self) -> str:
         return str(self.value)
@@ -47,19 +66,32 @@ class SequenceNumberRange:
     """
     The half-open range [from_sqn, to_sqn) of change sets.
 
+    Args:
+        from_sqn: First number, or a plain integer.
+        to_sqn: Number after the last one, or a plain integer.
+
     Raises:
-        UsageError: *to_sqn* lies below *from_sqn*.
+        UsageError: *to_sqn* is below *from_sqn*, or one of them is no sequence number.
     """
 
     from_sqn: SequenceNumber
     to_sqn: SequenceNumber
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "from_sqn", SequenceNumber.of(self.from_sqn))
+        object.__setattr__(self, "to_sqn", SequenceNumber.of(self.to_sqn))
         if self.to_sqn < self.from_sqn:
             raise UsageError(f"sequence number range [{self.from_sqn}, {self.to_sqn}) is negative")
+
+    @classmethod
+    def of(
+        cls, from_sqn: int | SequenceNumber, to_sqn: int | SequenceNumber
+    ) -> SequenceNumberRange:
+        """Return the range from numbers or plain integers; raises `UsageError` like `cls`."""
+        return cls(SequenceNumber.of(from_sqn), SequenceNumber.of(to_sqn))
 
     def __len__(self) -> int:
         return self.to_sqn.value - self.from_sqn.value
 
-    def __contains__(self, sqn: SequenceNumber) -> bool:
-        return self.from_sqn <= sqn < self.to_sqn
+    def __contains__(self, sqn: int | SequenceNumber) -> bool:
+        return self.from_sqn <= SequenceNumber.of(sqn) < self.to_sqn

@@ -8,17 +8,22 @@ Source: Flink, StateChange and StateChangeSet (row-wise there).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.arguments import instance, refused, whole_number
+from statelog.errors import UsageError
+from statelog.model.key_group import METADATA_KEY_GROUP
 from statelog.model.sequence_number import SequenceNumber
 
 Int32Array = npt.NDArray[np.int32]
+_KEY_GROUP_MAX: Final = 2**31 - 1
+_BINARY_MAX_BYTES: Final = 2**31 - 1
 
 
 class StateChange(NamedTuple):
@@ -26,6 +31,17 @@ class StateChange(NamedTuple):
 
     key_group: int
     value: bytes
+
+    @classmethod
+    def of_data_change(cls, key_group: int, value: bytes) -> StateChange:
+        """Return a change of a key group, which is at least 0; raises `UsageError`."""
+        key_group = whole_number(key_group, "key_group", low=0, high=_KEY_GROUP_MAX)
+        return cls(key_group, instance(value, "value", bytes, "bytes"))
+
+    @classmethod
+    def of_metadata_change(cls, value: bytes) -> StateChange:
+        """Return a metadata change, which belongs to no key group; raises `UsageError`."""
+        return cls(METADATA_KEY_GROUP, instance(value, "value", bytes, "bytes"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,12 +87,47 @@ class StateChangeSet:
     batches: tuple[ChangeBatch, ...]
     size_bytes: int
 
+    @classmethod
+    def of(
+        cls,
+        log_id: int,
+        sqn: SequenceNumber | int,
+        changes: Iterable[StateChange | tuple[int, bytes]],
+    ) -> StateChangeSet:
+        """
+        Return the set of *changes*, which are pairs of a key group (-1: metadata) and bytes.
+
+        Raises:
+            UsageError: A number is out of its range, or a change is no such pair.
+        """
+        pairs = [_checked_pair(each) for each in changes]
+        size_bytes = sum(len(value) for _, value in pairs)
+        kind = pa.large_binary() if size_bytes > _BINARY_MAX_BYTES else pa.binary()
+        batch = ChangeBatch(
+            np.array([key_group for key_group, _ in pairs], np.int32),
+            pa.array([value for _, value in pairs], kind),
+        )
+        log_id = whole_number(log_id, "log_id", low=0)
+        batches = (batch,) if pairs else ()
+        return cls(log_id, SequenceNumber.of(sqn), batches, size_bytes)
+
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
 
     def __iter__(self) -> Iterator[StateChange]:
         for batch in self.batches:
             yield from batch
+
+
+def _checked_pair(change: object) -> tuple[int, bytes]:
+    if not isinstance(change, tuple) or len(change) != 2:
+        raise refused("each of changes", "a pair of a key group and bytes", change)
+    low = METADATA_KEY_GROUP
+    key_group = whole_number(change[0], "a key group", low=low, high=_KEY_GROUP_MAX)
+    value: bytes = instance(change[1], "the value of a change", bytes, "bytes")
+    if len(value) > _BINARY_MAX_BYTES:
+        raise UsageError(f"a change of {len(value):,} bytes is too long; split it")
+    return key_group, value
 
 
 def value_bytes(values: pa.Array[Any]) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from statelog import arguments
 from statelog.errors import InvalidOptionsError
 from statelog.options.table import ForeignKey, OptionSpec, find_option
 from statelog.options.units import KIB, MIB
@@ -74,6 +75,7 @@ class ChangelogOptions:
     download_local_cache_max_bytes: int = 1024 * MIB
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_signs(self)
         _check_at_least_one(
             self,
@@ -145,6 +147,7 @@ class CheckpointOptions:
     min_age_of_orphans: dt.timedelta = dt.timedelta(hours=1)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_signs(self)
         _check_at_least_one(self, "retained")
 
@@ -166,6 +169,7 @@ class StreamOptions:
     write_buffer_size_bytes: int = 4096
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_signs(self)
         if self.data_inline_threshold_bytes > INLINE_THRESHOLD_MAX_BYTES:
             raise InvalidOptionsError(
@@ -196,6 +200,7 @@ class MaterializationOptions:
     slice_bytes: int = 4 * MIB
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_signs(self)
         _check_at_least_one(self, "max_log_handles", "slice_bytes")
         if not self.log_to_snapshot_ratio > 0:
@@ -224,6 +229,7 @@ class LocalRecoveryOptions:
     directories: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.backup is None:
             object.__setattr__(self, "backup", self.recovery)
         if (self.backup or self.recovery) and not self.directories:
@@ -231,6 +237,15 @@ class LocalRecoveryOptions:
                 "local copies need a directory: set local-recovery.directories",
                 fields=("backup", "recovery"),
             )
+
+
+_SECTION_CLASSES: Final[Mapping[str, type]] = {
+    "changelog": ChangelogOptions,
+    "checkpoint": CheckpointOptions,
+    "stream": StreamOptions,
+    "materialization": MaterializationOptions,
+    "local_recovery": LocalRecoveryOptions,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +257,11 @@ class Options:
     stream: StreamOptions = field(default_factory=StreamOptions)
     materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
     local_recovery: LocalRecoveryOptions = field(default_factory=LocalRecoveryOptions)
+
+    def __post_init__(self) -> None:
+        for name, kind in _SECTION_CLASSES.items():
+            section, wanted = getattr(self, name), kind.__name__
+            arguments.instance(section, name, kind, wanted, error=InvalidOptionsError)
 
 
 def default_of(spec: OptionSpec) -> Any:
@@ -263,6 +283,29 @@ def check_foreign(foreign: ForeignKey, key: str, value: Any) -> None:
             f"{foreign.reason}",
             key=key,
         )
+
+
+_CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
+    "int": arguments.whole_number,
+    "float": arguments.number,
+    "bool": arguments.switch,
+    "bool | None": arguments.switch,
+    "str": arguments.text,
+    "str | None": arguments.path,
+    "dt.timedelta": arguments.duration,
+    "tuple[str, ...]": arguments.paths,
+}
+"""What makes sure that a field of an option class is of the type it declares."""
+
+
+def _check_types(options: Any) -> None:
+    """Put each field into its plain type, or refuse it."""
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        if value is None and str(each.type).endswith("| None"):
+            continue
+        found = _CHECKS[str(each.type)](value, each.name, error=InvalidOptionsError)
+        object.__setattr__(options, each.name, found)
 
 
 def _check_signs(options: Any) -> None:

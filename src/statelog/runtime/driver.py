@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statelog.runtime.clock import Clock, SystemClock
+from statelog.runtime.closing import close_all
 from statelog.runtime.ids import IdSource, RandomIds
 from statelog.runtime.lock import Lock, ThreadLock
 from statelog.runtime.pool import Pool, ThreadPool
@@ -43,9 +44,11 @@ class Runtime:
 
         Blocks: At most *timeout_s* for each pool.
         """
-        self.timers.close()
-        self.upload_pool.close(timeout_s)
-        self.discard_pool.close(timeout_s)
+        close_all(
+            self.timers.close,
+            lambda: self.upload_pool.close(timeout_s),
+            lambda: self.discard_pool.close(timeout_s),
+        )
 
 
 def system_runtime(*, upload_threads: int = 5, discard_threads: int = 1) -> Runtime:

@@ -109,5 +109,5 @@ class ThreadTimers:
                 wait_ns = self._heap[0].at_ns - self._clock.now_ns()
                 if wait_ns <= 0:
                     return heapq.heappop(self._heap)
-                self._changed.wait(wait_ns / 1e9)
+                self._changed.wait(min(wait_ns / 1e9, threading.TIMEOUT_MAX))
         return None

@@ -62,12 +62,12 @@ class _Worker:
         backend = spec.backend
         self.state = KeyedState(codec, backend.limits(), backend.opener(spec.location, self.ids))
         self.frozen_entries = 0
-        uploader = StateChangeFsUploader(self.store, self.paths, self.ids)
+        uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,
             job_id="",
             scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(spec.inline_bytes, uploader, self.ids)
+                InlineStateChangeUploader(spec.inline_bytes, uploader, ids=self.ids)
             ),
         )
 
@@ -278,7 +278,7 @@ def _materialize(
     # Always a file: in the handle it would travel in every later checkpoint too.
     data = worker.state.snapshot(key_group_range, overlays, spec.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
-        worker.store, worker.paths, spec.checkpoint_id, threshold_bytes=0
+        worker.store, spec.checkpoint_id, paths=worker.paths, threshold_bytes=0
     )
     with factory.create_task_owned_state_stream() as stream:
         stream.write(data)

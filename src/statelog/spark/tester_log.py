@@ -11,7 +11,6 @@ from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.runtime.ids import RandomIds
 from statelog.spark.types import make_row
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
@@ -35,7 +34,7 @@ class TesterLog:
         self._range = key_group_range
         self._store = open_store("memory:///")
         self._paths = LocationPaths()
-        uploader = StateChangeFsUploader(self._store, self._paths, RandomIds())
+        uploader = StateChangeFsUploader(self._store, paths=self._paths)
         self._storage = FsStateChangelogStorage(
             self._store, job_id="", scheduler=DirectStateChangeUploadScheduler(uploader)
         )
@@ -88,7 +87,7 @@ class TesterLog:
                 return
             data = write_snapshot(state.codec, state.groups, {}, self._range, now_ms=now_ms)
             streams = FsCheckpointStreamFactory.for_checkpoint(
-                self._store, self._paths, self._checkpoint_id
+                self._store, self._checkpoint_id, paths=self._paths
             )
             with streams.create_task_owned_state_stream() as stream:
                 stream.write(data)

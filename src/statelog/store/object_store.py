@@ -16,6 +16,7 @@ from typing import Any, Final
 import obstore
 import obstore.exceptions as obstore_errors
 
+from statelog import arguments
 from statelog.errors import (
     InvalidOptionsError,
     ObjectExistsError,
@@ -45,7 +46,10 @@ _used_in_pid = 0
 
 
 def open_store(
-    location: str, *, options: Mapping[str, Any] | None = None, fsync: bool = True
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    fsync: bool = True,
 ) -> ObstoreStore | FsspecStore:
     """
     Return the store rooted at *location*; nothing is contacted before the first use.
@@ -64,7 +68,17 @@ def open_store(
     Raises:
         InvalidOptionsError: The location cannot be understood, or an option is unknown.
     """
-    settings = dict(options or {})
+    location = arguments.path(location, "location", error=InvalidOptionsError)
+    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
+    settings = dict(
+        arguments.instance(
+            {} if options is None else options,
+            "options",
+            Mapping,
+            "a mapping of names to values",
+            error=InvalidOptionsError,
+        )
+    )
     backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
     if backend == "fsspec":
         return open_fsspec_store(location, settings)

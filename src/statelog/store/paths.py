@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from statelog.arguments import folder, text, whole_number
 from statelog.errors import UsageError
 
 METADATA_FILE_NAME = "_metadata"
@@ -25,10 +26,19 @@ class LocationPaths:
     Names below one folder of a store.
 
     Args:
-        root: Folder, "" for the root of the store, else without a trailing slash.
+        root: Folder, "" for the root of the store; one name or several with a slash between them.
+
+    Raises:
+        UsageError: *root* begins or ends with a slash, or leads out of the store (`..`).
     """
 
     root: str = ""
+
+    def __post_init__(self) -> None:
+        for part in text(self.root, "root").split("/") if self.root != "" else ():
+            if not part:
+                raise UsageError(f"root must not begin or end with a slash; it is {self.root!r}")
+            folder(part, "each folder of root")
 
     def _join(self, *parts: str) -> str:
         return "/".join(part for part in (self.root, *parts) if part)
@@ -64,8 +74,7 @@ class LocationPaths:
 
     def checkpoint(self, checkpoint_id: int) -> str:
         """Return the exclusive folder of a checkpoint; raises `UsageError` for a negative id."""
-        if checkpoint_id < 0:
-            raise UsageError(f"checkpoint id {checkpoint_id} is negative")
+        whole_number(checkpoint_id, "a checkpoint id", low=0)
         return self._join(f"chk-{checkpoint_id}")
 
     def metadata(self, checkpoint_id: int) -> str:

@@ -63,7 +63,9 @@ class Surroundings:
         self.disk.refusal_rate = 0.1 if self.disk_faulty else 0.0
         self._local_pool = SimulatedPool(self.queue, self.disk, rng, lambda: self.disk_plan, 2)
         self.copies = (
-            LocalChangelogRegistry(self.runtime, disk=self.disk) if rng.random() < 0.5 else None
+            LocalChangelogRegistry(disk=self.disk, runtime=self.runtime)
+            if rng.random() < 0.5
+            else None
         )
         self.policy = self._draw_policy()
         self.batching = self._draw_batching()
@@ -123,23 +125,27 @@ class Surroundings:
         )
 
     def _open(self) -> FsStateChangelogStorage:
-        registry = TaskChangelogRegistry(self.store, self.runtime, copies=self.copies)
+        registry = TaskChangelogRegistry(self.store, copies=self.copies, runtime=self.runtime)
         backup = None
         if self.copies is not None:
             backup = LocalBackup(
-                "/local", self.runtime, self._local_pool, patience_s=_PATIENCE_S, disk=self.disk
+                "/local",
+                patience_s=_PATIENCE_S,
+                disk=self.disk,
+                runtime=self.runtime,
+                pool=self._local_pool,
             )
         uploader = StateChangeFsUploader(
             self.store,
-            LocationPaths("job"),
-            self.runtime.ids,
+            paths=LocationPaths("job"),
+            ids=self.runtime.ids,
             compress=self._rng.random() < 0.3,
             registry=registry,
             backup=backup,
         )
         scheduler = BatchingStateChangeUploadScheduler(
             uploader,
-            self.runtime,
+            runtime=self.runtime,
             policy=self.policy,
             batch_delay_ns=self.batching.delay_ns,
             batch_threshold_bytes=self.batching.threshold_bytes,

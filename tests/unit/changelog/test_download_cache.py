@@ -38,7 +38,7 @@ def store() -> ScriptedStore:
 
 
 def cache_of(store: ScriptedStore, folder: Path, **settings: object) -> sl.DownloadCache:
-    return sl.DownloadCache(store, [folder], system_runtime(), **settings)  # type: ignore[arg-type]
+    return sl.DownloadCache(store, [folder], runtime=system_runtime(), **settings)  # type: ignore[arg-type]
 
 
 def files_in(folder: Path) -> list[str]:
@@ -308,4 +308,4 @@ def test_a_store_on_local_disk_needs_no_cache(tmp_path: Path) -> None:
 def test_a_cache_without_a_place_is_refused(store: ScriptedStore, tmp_path: Path) -> None:
     for directories, max_bytes in (([], 1), ([tmp_path], -1)):
         with pytest.raises(sl.InvalidOptionsError):
-            sl.DownloadCache(store, directories, system_runtime(), max_bytes=max_bytes)
+            sl.DownloadCache(store, directories, runtime=system_runtime(), max_bytes=max_bytes)

@@ -27,11 +27,13 @@ def batching(
 ) -> sl.FsStateChangelogStorage:
     """A storage with its own retry policy, whose uploader tracks files in the storage's registry."""
     runtime = system_runtime()
-    registry = sl.TaskChangelogRegistry(store, runtime)
-    uploader = sl.StateChangeFsUploader(store, LocationPaths("job"), runtime.ids, registry=registry)
+    registry = sl.TaskChangelogRegistry(store, runtime=runtime)
+    uploader = sl.StateChangeFsUploader(
+        store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry
+    )
     scheduler = sl.BatchingStateChangeUploadScheduler(
         uploader,
-        runtime,
+        runtime=runtime,
         policy=policy,
         **settings,  # type: ignore[arg-type]
     )
@@ -72,7 +74,7 @@ def test_h2_a_retry_after_an_error_helps() -> None:
 
 def held_storage() -> tuple[sl.FsStateChangelogStorage, HeldScheduler, ScriptedStore]:
     store, scheduler, runtime = ScriptedStore(), HeldScheduler(), system_runtime()
-    registry = sl.TaskChangelogRegistry(store, runtime)
+    registry = sl.TaskChangelogRegistry(store, runtime=runtime)
     storage = sl.FsStateChangelogStorage(
         store,
         job_id="",
@@ -87,7 +89,7 @@ def upload_together(
     storage: sl.FsStateChangelogStorage, scheduler: HeldScheduler
 ) -> sl.UploadTasksResult:
     uploader = sl.StateChangeFsUploader(
-        storage.store, LocationPaths(""), RandomIds(), registry=storage.registry
+        storage.store, paths=LocationPaths(""), ids=RandomIds(), registry=storage.registry
     )
     tasks, scheduler.tasks = scheduler.tasks, []
     return uploader.upload(tasks)

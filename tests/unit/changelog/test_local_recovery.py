@@ -256,13 +256,13 @@ def with_backup(
     store: ScriptedStore, folder: Path, pool: ThreadPool, policy: sl.RetryPolicy, patience_s: float
 ) -> sl.FsStateChangelogStorage:
     runtime = system_runtime()
-    copies = sl.LocalChangelogRegistry(runtime)
-    registry = sl.TaskChangelogRegistry(store, runtime, copies=copies)
-    backup = sl.LocalBackup(str(folder), runtime, pool, patience_s=patience_s)
+    copies = sl.LocalChangelogRegistry(runtime=runtime)
+    registry = sl.TaskChangelogRegistry(store, runtime=runtime, copies=copies)
+    backup = sl.LocalBackup(str(folder), runtime=runtime, pool=pool, patience_s=patience_s)
     uploader = sl.StateChangeFsUploader(
-        store, LocationPaths("job"), runtime.ids, registry=registry, backup=backup
+        store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry, backup=backup
     )
-    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime, policy=policy)
+    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)
     return sl.FsStateChangelogStorage(
         store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
     )
@@ -288,7 +288,7 @@ def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
     pool = ThreadPool(1, "hanging")
     released = threading.Event()
     pool.submit(lambda: released.wait(10), lambda *_: None)
-    backup = sl.LocalBackup(str(tmp_path), system_runtime(), pool, patience_s=0)
+    backup = sl.LocalBackup(str(tmp_path), runtime=system_runtime(), pool=pool, patience_s=0)
     copies = [backup.start(f"{index:02}", b"content") for index in range(40)]
     assert [None] * 40 == [copy.take() for copy in copies]
     released.set()
@@ -479,7 +479,7 @@ def test_local_files_are_absolute(tmp_path: Path) -> None:
     with pytest.raises(sl.ObjectNotFoundError):
         files.get(str(tmp_path / "none"))
     with pytest.raises(sl.UsageError, match="absolute"):
-        sl.LocalChangelogRegistry(system_runtime()).register(FileStateHandle("file", 1), 1)
+        sl.LocalChangelogRegistry(runtime=system_runtime()).register(FileStateHandle("file", 1), 1)
 
 
 def test_the_copies_of_a_job_can_be_discarded(
@@ -512,7 +512,7 @@ def test_readers_in_threads_share_the_copies(storage: sl.FsStateChangelogStorage
 
 
 def test_a_copy_that_a_truncation_has_taken_is_not_given_out() -> None:
-    registry = sl.LocalChangelogRegistry(system_runtime())
+    registry = sl.LocalChangelogRegistry(runtime=system_runtime())
     one, two = FileStateHandle("/nowhere/one", 1), FileStateHandle("/nowhere/two", 1)
     registry.track(one)
     registry.track(two)

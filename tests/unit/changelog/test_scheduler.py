@@ -40,8 +40,8 @@ def gated(
 ) -> tuple[GatedStore, sl.BatchingStateChangeUploadScheduler]:
     store, runtime = GatedStore(), system_runtime()
     return store, sl.BatchingStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, LocationPaths(), runtime.ids),
-        runtime,
+        sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=runtime.ids),
+        runtime=runtime,
         policy=sl.RetryPolicy.none(),
         batch_threshold_bytes=1,
         max_in_flight_bytes=limit,
@@ -104,8 +104,8 @@ def test_waiting_ends_with_the_close() -> None:
 def test_many_threads_stay_under_the_limit() -> None:
     store, runtime = ScriptedStore(), system_runtime()
     scheduler = sl.BatchingStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, LocationPaths(), runtime.ids),
-        runtime,
+        sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=runtime.ids),
+        runtime=runtime,
         batch_threshold_bytes=100,
         max_in_flight_bytes=1000,
     )
@@ -149,7 +149,7 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
     ids = RandomIds()
     before = threading.active_count()
     scheduler = sl.DirectStateChangeUploadScheduler(
-        sl.StateChangeFsUploader(store, LocationPaths(), ids)
+        sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=ids)
     )
     with sl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
         writer = storage.create_writer("operator", ALL)
@@ -170,7 +170,7 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
 def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> None:
     store, ids = ScriptedStore(), RandomIds()
     uploader = sl.InlineStateChangeUploader(
-        threshold, sl.StateChangeFsUploader(store, LocationPaths(), ids), ids
+        threshold, sl.StateChangeFsUploader(store, paths=LocationPaths(), ids=ids), ids=ids
     )
     one, two = task(10, sqn=1)[0], task(20, log_id=2)[0]
     result = uploader.upload([one, two])

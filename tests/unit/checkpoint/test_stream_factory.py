@@ -93,7 +93,7 @@ def test_scopes_choose_the_folder():
     assert written(store, 101).path.startswith("chk-5/")
     assert written(store, 101, scope=SHARED).path.startswith("shared/")
     assert written(store, 1, scope=SHARED).name.startswith("shared/"), "the name it would have had"
-    one = FsCheckpointStreamFactory.for_checkpoint(store, LocationPaths("job"), 5)
+    one = FsCheckpointStreamFactory.for_checkpoint(store, 5, paths=LocationPaths("job"))
     stream = one.create_task_owned_state_stream()
     stream.write(bytes(30000))
     assert stream.close_and_get_handle().path.startswith("job/taskowned/")
@@ -213,3 +213,83 @@ def test_a_number_is_no_state():
     stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
     with pytest.raises(TypeError):
         stream.write(5)
+
+
+def test_a_plain_os_error_of_the_store_is_tried_again_under_another_name():
+    store, errors = DictStore(), [OSError("no route"), TimeoutError("slow"), ConnectionError()]
+
+    def fail(operation, path):
+        if operation == "put_if_absent" and errors:
+            raise errors.pop()
+
+    store.on_request = fail
+    handle = written(store, 101)
+    assert [handle.path] == list(store.objects)
+    assert 4 == store.requests["put_if_absent"]
+
+
+def test_ten_plain_os_errors_end_in_a_store_error_with_the_last_as_its_cause():
+    store = DictStore()
+
+    def fail(operation, path):
+        if operation == "delete":
+            raise ValueError("the clean-up fails too")
+        raise OSError(28, "No space left on device")
+
+    store.on_request = fail
+    with pytest.raises(StoreError, match=r"10 attempts.*No space left") as raised:
+        written(store, 101)
+    assert OSError is type(raised.value.__cause__)
+
+
+def test_any_other_error_of_the_store_comes_through_and_leaves_nothing():
+    store = DictStore()
+
+    def fail(operation, path):
+        if operation == "put_if_absent":
+            store.objects[path] = (b"half", store.now)
+            raise RuntimeError("a bug of the store")
+
+    store.on_request = fail
+    with pytest.raises(RuntimeError, match="a bug of the store"):
+        written(store, 101)
+    assert ({}, 1) == (store.objects, store.requests["put_if_absent"])
+
+
+def test_duplicate_copies_objects_under_their_names_and_passes_inline_state_on():
+    store = DictStore()
+    large, small = written(store, 500, scope=SHARED), written(store, 5)
+    one = factory(store)
+    copies = one.duplicate([large, small], EXCLUSIVE)
+    assert [f"chk-5/{large.path.removeprefix('shared/')}", small] == [copies[0].path, copies[1]]
+    assert (500, large.crc32c) == (copies[0].size_bytes, copies[0].crc32c)
+    assert store.objects[copies[0].path] == store.objects[large.path]
+    (again,) = one.duplicate([large], EXCLUSIVE)  # the name is taken now: another one
+    assert again.path not in (large.path, copies[0].path)
+    assert store.objects[again.path] == store.objects[large.path]
+    assert not one.can_fast_duplicate(large, EXCLUSIVE)
+
+
+@pytest.mark.parametrize("fault", ["damaged", "missing", "store", "foreign", "scope"])
+def test_a_duplicate_that_fails_leaves_no_copy(fault):
+    store = DictStore()
+    good, bad = written(store, 500, scope=SHARED), written(store, 600, scope=SHARED)
+    before = set(store.objects)
+    expected = {"damaged": CorruptionError, "missing": ObjectNotFoundError, "store": OSError}
+    if fault == "damaged":
+        store.objects[bad.path] = (b"x" * 600, store.now)
+    elif fault == "missing":
+        before.remove(bad.path)
+        del store.objects[bad.path]
+    elif fault == "store":
+        writes = []
+
+        def fail(operation, path):
+            if operation == "put_if_absent" and (writes.append(path) or len(writes) == 2):
+                raise OSError("disk full")
+
+        store.on_request = fail
+    handles = [good, "foreign" if fault == "foreign" else bad]
+    with pytest.raises(expected.get(fault, UsageError)):
+        factory(store).duplicate(handles, "exclusive" if fault == "scope" else EXCLUSIVE)
+    assert before == set(store.objects)

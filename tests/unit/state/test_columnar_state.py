@@ -177,12 +177,12 @@ class World:
     def __post_init__(self) -> None:
         self.codec = OperatorCodec(self.schema)
         self.ids = RandomIds()
-        uploader = StateChangeFsUploader(self.store, LocationPaths(), self.ids)
+        uploader = StateChangeFsUploader(self.store, paths=LocationPaths(), ids=self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,
             job_id="",
             scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(1 << 20, uploader, self.ids)
+                InlineStateChangeUploader(1 << 20, uploader, ids=self.ids)
             ),
         )
         self.workers = [self.worker() for _ in range(2)]

@@ -1,0 +1,185 @@
+"""
+Check arguments where they enter, with a message that says what is expected and what was given.
+
+Each function returns the value in its plain type (a NumPy integer becomes an `int`) or raises the
+error class that the caller names.  No check coerces text or fractions: `"5"` is not 5.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import operator
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from statelog.errors import UsageError
+
+_SHOWN_CHARACTERS = 80
+
+
+def given(value: object) -> str:
+    """Return *value* and its type for a message, cut to a readable length."""
+    text = repr(value)
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[:_SHOWN_CHARACTERS] + "..."
+    return f"{text} ({type(value).__name__})"
+
+
+def refused(
+    name: str, wanted: str, value: object, error: type[UsageError] = UsageError
+) -> UsageError:
+    """Return the error for an argument that is not what it must be."""
+    return error(f"{name} must be {wanted}, not {given(value)}", fields=(name,))
+
+
+def whole_number(
+    value: object,
+    name: str,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    error: type[UsageError] = UsageError,
+) -> int:
+    """
+    Return a whole number within [low, high].
+
+    Raises:
+        UsageError: It is something else (a fraction, a switch, text) or out of range.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise refused(name, f"a whole number{_range(low, high)}", value, error) from None
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise refused(name, f"a whole number{_range(low, high)}", value, error)
+    return number
+
+
+def number(
+    value: object,
+    name: str,
+    *,
+    low: float | None = None,
+    error: type[UsageError] = UsageError,
+) -> float:
+    """
+    Return a finite number >= *low*.
+
+    Raises:
+        UsageError: It is something else, infinite, not a number, or too low.
+    """
+    bound = "" if low is None else f" of at least {low:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refused(name, f"a finite number{bound}", value, error)
+    if not math.isfinite(value) or (low is not None and value < low):
+        raise refused(name, f"a finite number{bound}", value, error)
+    return float(value)
+
+
+def switch(value: object, name: str, *, error: type[UsageError] = UsageError) -> bool:
+    """
+    Return a `bool`.
+
+    Raises:
+        UsageError: It is something else; text and numbers have no truth here.
+    """
+    if not isinstance(value, bool):
+        raise refused(name, "True or False", value, error)
+    return value
+
+
+def text(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
+    """
+    Return a `str`.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not isinstance(value, str):
+        raise refused(name, "text", value, error)
+    return value
+
+
+def duration(value: object, name: str, *, error: type[UsageError] = UsageError) -> dt.timedelta:
+    """
+    Return a `timedelta`.
+
+    Raises:
+        UsageError: It is something else, such as a number without a unit.
+    """
+    if not isinstance(value, dt.timedelta):
+        wanted = "a datetime.timedelta such as timedelta(milliseconds=10)"
+        raise refused(name, wanted, value, error)
+    return value
+
+
+def path(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
+    """
+    Return a path as text.
+
+    Raises:
+        UsageError: It is neither text nor a path object.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, os.PathLike) and isinstance(found := os.fspath(value), str):
+        return found
+    raise refused(name, "a path (text or os.PathLike)", value, error)
+
+
+def paths(value: object, name: str, *, error: type[UsageError] = UsageError) -> tuple[str, ...]:
+    """
+    Return several paths as text.
+
+    Raises:
+        UsageError: It is one path, no sequence, or holds something else.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise refused(name, "a sequence of paths", value, error)
+    return tuple(path(each, f"each of {name}", error=error) for each in value)
+
+
+def instance(
+    value: Any,
+    name: str,
+    kinds: type | tuple[type, ...],
+    wanted: str,
+    *,
+    error: type[UsageError] = UsageError,
+) -> Any:
+    """
+    Return *value* if it is of one of the classes *kinds*, which *wanted* describes.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    if not isinstance(value, kinds):
+        raise refused(name, wanted, value, error)
+    return value
+
+
+def folder(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
+    """
+    Return a name that is one folder below a root, or "" for none.
+
+    Raises:
+        UsageError: It is no text, is "." or "..", or holds a slash, a backslash or a control
+            character: it would name a place outside of the root, or an object that no tool lists.
+    """
+    found = text(value, name, error=error)
+    if found in (".", "..") or any(each in "/\\" or not each.isprintable() for each in found):
+        wanted = "the name of one folder, without slashes and control characters, not '.' or '..'"
+        raise error(f"{name} must be {wanted}; it is {found!r:.80}", fields=(name,))
+    return found
+
+
+def _range(low: int | None, high: int | None) -> str:
+    if low is None and high is None:
+        return ""
+    if high is None:
+        return f" of at least {low}"
+    return f" from {low} to {high}" if low is not None else f" of at most {high}"

@@ -1,0 +1,71 @@
+"""The parts of a changelog, as options describe them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from statelog.arguments import folder, path, refused
+from statelog.core.upload_retry import RetryPolicy
+from statelog.errors import InvalidOptionsError
+from statelog.options import ChangelogOptions
+from statelog.store.api import ObjectStore
+from statelog.store.object_store import open_store
+
+
+def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
+    """
+    Return *options*, or the defaults for None.
+
+    Raises:
+        InvalidOptionsError: They are of another class.
+    """
+    if options is None:
+        return ChangelogOptions()
+    if not isinstance(options, ChangelogOptions):
+        wanted = "ChangelogOptions (ChangelogOptions.from_mapping makes them from Flink's keys)"
+        raise refused("options", wanted, options, InvalidOptionsError)
+    return options
+
+
+def checked_job_id(job_id: str) -> str:
+    """
+    Return the folder of a job, "" for none.
+
+    Raises:
+        InvalidOptionsError: It is not the name of one folder.
+    """
+    return folder(job_id, "job_id", error=InvalidOptionsError)
+
+
+def store_of(
+    location: str | os.PathLike[str] | ObjectStore | None, options: ChangelogOptions
+) -> ObjectStore:
+    """
+    Return the store at *location*, which may be one already; None for the options' base path.
+
+    Raises:
+        InvalidOptionsError: There is no location, or it cannot be understood.
+    """
+    found: Any = options.base_path if location is None else location
+    if found is None:
+        raise InvalidOptionsError(
+            "a changelog storage needs a location: pass one, or set the option base-path"
+        )
+    if callable(getattr(found, "put", None)):
+        store: ObjectStore = found
+        return store
+    if not isinstance(found, str | os.PathLike):
+        raise refused("base_path", "a path, a URL or an ObjectStore", found, InvalidOptionsError)
+    return open_store(path(found, "base_path", error=InvalidOptionsError))
+
+
+def retry_policy(options: ChangelogOptions) -> RetryPolicy:
+    """Return the retry policy that *options* describe."""
+    timeout_s = options.upload_timeout.total_seconds()
+    delay_s = options.upload_next_attempt_delay.total_seconds()
+    if options.upload_retry_policy == "none":
+        return RetryPolicy.none()
+    if options.upload_retry_policy == "exponential":
+        return RetryPolicy.exponential(options.upload_max_attempts, timeout_s, delay_s)
+    return RetryPolicy.fixed(options.upload_max_attempts, timeout_s, delay_s)

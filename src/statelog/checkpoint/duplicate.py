@@ -1,0 +1,86 @@
+"""Copy state between folders of one store, for `FsCheckpointStreamFactory.duplicate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from statelog.arguments import refused
+from statelog.errors import CorruptionError, StoreError
+from statelog.format.change_set import checksum
+from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.store import ObjectStore
+
+
+def duplicate_state(
+    store: ObjectStore,
+    handles: Sequence[StreamStateHandle],
+    new_path: Callable[[str | None], str],
+    attempts: int,
+) -> list[StreamStateHandle]:
+    """
+    Copy the objects of *handles*; all of them, or none.
+
+    Args:
+        store: Where they are and where the copies go.
+        handles: What to copy; inline ones carry their bytes and are returned as they are.
+        new_path: Makes the path of a copy from a file name, or from a new one for None.
+        attempts: Names to try where another object has the name already.
+
+    Raises:
+        CorruptionError: An object does not have the checksum of its handle.
+        StoreError: The store failed; copies made before have been deleted as far as possible.
+
+    Blocks: For the store.
+    """
+    copies: list[StreamStateHandle] = []
+    try:
+        for handle in handles:
+            if isinstance(handle, ByteStreamStateHandle):
+                copies.append(handle)
+            elif isinstance(handle, FileStateHandle):
+                copies.append(_copy(store, handle, new_path, attempts))
+            else:
+                raise refused("each of handles", "a stream state handle", handle)
+    except BaseException:
+        _delete_quietly(store, [each.path for each in copies if isinstance(each, FileStateHandle)])
+        raise
+    return copies
+
+
+def _copy(
+    store: ObjectStore,
+    handle: FileStateHandle,
+    new_path: Callable[[str | None], str],
+    attempts: int,
+) -> FileStateHandle:
+    data = store.get(handle.path)
+    if handle.crc32c is not None and checksum([data]) != handle.crc32c:
+        raise CorruptionError(
+            f"{handle.path} in {store.url} is damaged: its checksum does not match its handle; "
+            "nothing was copied",
+            path=handle.path,
+        )
+    name: str | None = handle.path.rpartition("/")[2]
+    for _ in range(attempts):
+        path, name = new_path(name), None
+        try:
+            store.put_if_absent(path, data)
+        except FileExistsError:
+            continue
+        except BaseException:
+            _delete_quietly(store, [path])
+            raise
+        return replace(handle, path=path)
+    raise StoreError(
+        f"could not copy {handle.path} in {store.url}: {attempts} names were taken",
+        path=handle.path,
+    )
+
+
+def _delete_quietly(store: ObjectStore, paths: list[str]) -> None:
+    """Take copies back; a sweep finds what this cannot delete."""
+    try:
+        store.delete(paths)
+    except Exception:
+        return  # the first error says more

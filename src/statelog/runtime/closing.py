@@ -1,0 +1,45 @@
+"""Close several parts, each of them though another one fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+_log = logging.getLogger("statelog")
+
+
+def close_all(*closes: Callable[[], object]) -> None:
+    """
+    Call every one of *closes*, in order, and raise the first error at the end.
+
+    Later errors are logged.  An interrupt (Ctrl-C) is raised in preference to an error, after the
+    other parts are closed.
+    """
+    first: BaseException | None = None
+    for close in closes:
+        try:
+            close()
+        except BaseException as error:
+            late = error
+            if first is None or (isinstance(first, Exception) and not isinstance(error, Exception)):
+                first, late = error, error if first is None else first
+            if late is not first:
+                _log.warning("another part failed while it was closed: %r", late)
+    if first is not None:
+        raise first
+
+
+def close_after(error: BaseException | None, close: Callable[[], object]) -> None:
+    """
+    Call *close* at the end of a `with` block that ended with *error*.
+
+    An error of *close* is raised where the block ended well.  Where the block failed, it is added
+    to that error as a note: the first error says what went wrong.
+    """
+    if error is None:
+        close()
+        return
+    try:
+        close()
+    except Exception as late:
+        error.add_note(f"closing failed too: {type(late).__name__}: {late}")

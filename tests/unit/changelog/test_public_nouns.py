@@ -1,0 +1,212 @@
+"""The nouns of Flink's pages, built from public names and without a runtime, ids or paths."""
+
+import io
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+from statelog.runtime.driver import system_runtime
+
+FLINK = (
+    "AvailabilityProvider BatchingStateChangeUploadScheduler ByteStreamStateHandle "
+    "ChangelogStateHandle CheckpointedStateScope DirectStateChangeUploadScheduler FileStateHandle "
+    "FsCheckpointStateOutputStream FsCheckpointStreamFactory FsStateChangelogStorage "
+    "FsStateChangelogWriter KeyGroupRange LocalChangelogRegistry LocalRecoveryConfig "
+    "MAX_FILE_STATE_THRESHOLD RetryPolicy SequenceNumber SequenceNumberRange SnapshotResult "
+    "StateChange StateChangeFormat StateChangeFsUploader StateChangeSet StateChangeUploadScheduler "
+    "StateChangeUploader StateChangelogWriter StreamStateHandle TaskChangelogRegistry "
+    "UploadResult UploadTask UploadTasksResult open_store"
+)
+
+
+def test_flinks_nouns_are_public() -> None:
+    assert [] == [name for name in FLINK.split() if name not in sl.__all__]
+
+
+def threads() -> set[str]:
+    return {each.name for each in threading.enumerate() if each.name.startswith("statelog-")}
+
+
+def wait_for_no_new_threads(before: set[str]) -> None:
+    deadline = time.monotonic() + 5
+    while threads() - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert set() == threads() - before
+
+
+def a_set(sqn: int = 0) -> sl.StateChangeSet:
+    return sl.StateChangeSet.of(0, sqn, [(1, b"one"), (-1, b"meta"), (2, b"")])
+
+
+def test_parts_made_without_a_runtime_end_their_threads_with_close(tmp_path: Path) -> None:
+    before = threads()
+    store = sl.open_store(tmp_path)
+    uploader = sl.StateChangeFsUploader(store, job_id="job", backup=sl.LocalBackup(str(tmp_path)))
+    scheduler = sl.BatchingStateChangeUploadScheduler(
+        sl.InlineStateChangeUploader(0, uploader), policy=sl.RetryPolicy.fixed(2, 30.0)
+    )
+    ended = threading.Event()
+    scheduler.upload(sl.UploadTask([a_set()], lambda _: ended.set(), lambda *_: None))
+    assert ended.wait(10)
+    registry = sl.TaskChangelogRegistry(store, discard_threads=2)
+    registry.start_tracking(sl.FileStateHandle("none", 0), 1)
+    registry.release(sl.FileStateHandle("none", 0))
+    copies = sl.LocalChangelogRegistry()
+    copies.register(sl.FileStateHandle(str(tmp_path / "gone"), 0), 1)
+    copies.discard_up_to_checkpoint(2)
+    cache = sl.DownloadCache(store, [tmp_path / "cache"])
+    for part in (scheduler, registry, copies, cache, uploader._backup):
+        assert part is not None
+        part.close()
+        part.close()
+    wait_for_no_new_threads(before)
+
+
+def test_a_runtime_of_the_caller_is_left_open() -> None:
+    runtime = system_runtime()
+    uploader = sl.StateChangeFsUploader(ScriptedStore())
+    parts: list[Any] = [
+        sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime),
+        sl.BatchingStateChangeUploadScheduler.from_config(
+            base_path=ScriptedStore(), runtime=runtime
+        ),
+        sl.TaskChangelogRegistry(ScriptedStore(), runtime=runtime),
+        sl.LocalChangelogRegistry(runtime=runtime),
+    ]
+    for part in parts:
+        part.close()
+    done = threading.Event()
+    runtime.upload_pool.submit(lambda: None, lambda _, error: done.set() if not error else None)
+    assert done.wait(10)
+    runtime.close(1.0)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_from_config_does_what_the_options_say(compress: bool, tmp_path: Path) -> None:
+    before = threads()
+    options = sl.ChangelogOptions(compression_enabled=compress, base_path=str(tmp_path / "log"))
+    config = sl.LocalRecoveryConfig((str(tmp_path / "local"),))
+    store = sl.open_store(tmp_path / "log")
+    copies = sl.LocalChangelogRegistry()
+    registry = sl.TaskChangelogRegistry(store, copies=copies)
+    scheduler = sl.BatchingStateChangeUploadScheduler.from_config(
+        options, job_id="job", registry=registry, local_recovery=config
+    )
+    with sl.FsStateChangelogStorage(
+        store, scheduler=scheduler, registry=registry, job_id="job", local_recovery=config
+    ) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"one")
+        result = writer.persist(0, 1).result(10)
+        handle = handle_of(result)
+        path = handle.handles_and_offsets[0].handle.path  # type: ignore[union-attr]
+        assert path.startswith("job/dstl/")
+        assert compress == (store.get(path)[0] == 1)
+        assert [b"one"] == values_of(storage.read(handle))
+        assert result.task_local is not None
+        assert 1 == len(list((tmp_path / "local").rglob("taskowned/*")))
+        writer.truncate(1)
+    assert [] == list(store.list("job"))
+    wait_for_no_new_threads(before)
+
+
+@pytest.mark.parametrize("wrong", [{"options": {}}, {"job_id": "a/b"}, {"options": None}])
+def test_from_config_refuses_what_it_cannot_use(wrong: dict[str, Any]) -> None:
+    with pytest.raises(sl.InvalidOptionsError):
+        sl.BatchingStateChangeUploadScheduler.from_config(**wrong)
+
+
+def test_a_set_of_changes_keeps_their_order_and_counts_their_bytes() -> None:
+    made = sl.StateChangeSet.of(3, 7, [sl.StateChange(1, b"one"), (2, b""), (-1, b"meta")])
+    assert [(1, b"one"), (2, b""), (-1, b"meta")] == list(made)
+    assert (3, sl.SequenceNumber(7), 7, 3) == (
+        made.log_id,
+        made.sqn,
+        made.size_bytes,
+        len(made),
+    )
+    empty = sl.StateChangeSet.of(0, 0, [])
+    assert ([], 0) == (list(empty), len(empty))
+    for wrong in ([b"x"], [(1,)], [(1, "text")], [(-2, b"")], [(1.5, b"")], [(2**31, b"")]):
+        with pytest.raises(sl.UsageError):
+            sl.StateChangeSet.of(0, 0, wrong)  # type: ignore[arg-type]
+    assert (-1, b"m") == sl.StateChange.of_metadata_change(b"m")
+    for call in (
+        lambda: sl.StateChange.of_data_change(-1, b""),
+        lambda: sl.StateChange.of_data_change(1, "text"),  # type: ignore[arg-type]
+        lambda: sl.StateChange.of_metadata_change(None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(sl.UsageError):
+            call()
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_the_format_writes_and_reads_a_file(compress: bool) -> None:
+    file, sets = io.BytesIO(), [a_set(0), sl.StateChangeSet.of(1, 0, []), a_set(1)]
+    places = sl.StateChangeFormat(compress=compress).write(file, sets)
+    read = [
+        sorted(sl.StateChangeFormat().read(file.getvalue(), places[each].offset)) for each in sets
+    ]
+    assert [sorted(each) for each in sets] == read
+    with pytest.raises(sl.UsageError, match="twice"):
+        sl.StateChangeFormat().write(io.BytesIO(), [sets[0], sets[0]])
+    with pytest.raises(sl.UsageError, match="StateChangeSet"):
+        sl.StateChangeFormat().write(io.BytesIO(), [b"x"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_a_result_made_by_hand_is_read_back(with_checksums: bool) -> None:
+    store, file = ScriptedStore(), io.BytesIO()
+    tasks = [
+        sl.UploadTask([a_set(0), a_set(1)], lambda _: None, lambda *_: None),
+        sl.UploadTask([sl.StateChangeSet.of(1, 0, [(9, b"nine")])], print, print),
+    ]
+    sets = [each for task in tasks for each in task.change_sets]
+    written = sl.StateChangeFormat().write(file, sets)
+    store.put("file", file.getvalue())
+    size = sum(place.size_bytes for place in written.values())
+    places = written if with_checksums else {each: at.offset for each, at in written.items()}
+    result = sl.UploadTasksResult.of(tasks, places, sl.FileStateHandle("file", size))
+    assert (size, [2, 1]) == (result.state_size, [len(each.results) for each in result.tasks])
+    for change_set, entry in zip(sets, [r for t in result.tasks for r in t.results], strict=True):
+        handle = sl.ChangelogStateHandle(ALL, (entry.entry,), 0, 0, "id")
+        assert sorted(change_set) == sorted(sl.read_changes(store, handle))
+        assert (change_set.log_id, change_set.sqn) == (entry.log_id, entry.sqn)
+    result.discard(store)
+    assert {} == store.objects
+    with pytest.raises(sl.UsageError, match="has no place"):
+        sl.UploadTasksResult.of(tasks, {}, sl.FileStateHandle("file", size))
+
+
+def test_a_result_of_one_set_is_checked() -> None:
+    handle, copy = sl.FileStateHandle("file", 9), sl.FileStateHandle("/copy", 9)
+    made = sl.UploadResult.of(handle, a_set(4), 5, local_handle=copy)
+    assert made.local is not None
+    assert (4, 7, 5, 5, copy) == (
+        made.sqn.value,
+        made.size_bytes,
+        made.entry.offset,
+        made.local.offset,
+        made.local.handle,
+    )
+    for wrong in (("file", a_set(), 0), (handle, "set", 0), (handle, a_set(), -1)):
+        with pytest.raises(sl.UsageError):
+            sl.UploadResult.of(*wrong)  # type: ignore[arg-type]
+
+
+def test_an_availability_of_a_custom_scheduler_has_a_lock_of_its_own() -> None:
+    room = [False]
+    available = sl.AvailabilityProvider(lambda: room[0])
+    assert available.is_available
+    available.refresh()
+    assert not available.wait(0.01)
+    room[0] = True
+    available.refresh()
+    assert available.wait(0.01)
+    with pytest.raises(sl.UsageError, match="has_room must be a function"):
+        sl.AvailabilityProvider(5)  # type: ignore[arg-type]

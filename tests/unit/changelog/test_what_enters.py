@@ -1,0 +1,222 @@
+"""What a writer takes and refuses, and what ends when a part of a storage fails to close."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+from statelog.core.upload_retry import (
+    AttemptFailed,
+    AttemptStarted,
+    StartAttempt,
+    UploadRequested,
+    UploadRetry,
+)
+from statelog.runtime.driver import system_runtime
+
+GIB_2 = 2**31
+
+
+def sqn(value: int) -> sl.SequenceNumber:
+    return sl.SequenceNumber(value)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threshold", [5 << 20, 1 << 40])
+@pytest.mark.parametrize("how", ["append", "append_meta", "append_batch", "bytearray"])
+def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how: str, threshold: int) -> None:
+    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
+    with sl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"before")
+        value = bytes(GIB_2)  # zero pages: they take no memory until something reads them
+        with pytest.raises(sl.UsageError, match="2,147,483,648 bytes is too long"):
+            match how:
+                case "append":
+                    writer.append(1, value)
+                case "append_meta":
+                    writer.append_meta(value)
+                case "bytearray":
+                    writer.append(1, memoryview(value))  # type: ignore[arg-type]
+                case _:
+                    offsets = pa.py_buffer(np.array([0, 1, GIB_2 + 1], np.int64))
+                    data = pa.py_buffer(bytes(GIB_2 + 1))
+                    writer.append_batch(
+                        [1, 2],
+                        pa.Array.from_buffers(pa.large_binary(), 2, [None, offsets, data]),
+                    )
+        writer.append(2, b"after")
+        handle = handle_of(writer.persist(0).result(30))
+        assert [b"before", b"after"] == values_of(storage.read(handle))
+        assert 11 == handle.size_bytes
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+@pytest.mark.parametrize("chunks", [[[b"a", b"bc"]], [[b"a"], [], [b"bc"]]])
+def test_a_chunked_array_is_appended_as_its_values(
+    kind: pa.DataType, chunks: list[list[bytes]]
+) -> None:
+    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append_batch([1, 2], pa.chunked_array(chunks, kind))
+        writer.append_batch([], pa.chunked_array([], kind))
+        handle = handle_of(writer.persist(0).result(10))
+        assert [(1, b"a"), (2, b"bc")] == sorted(storage.read(handle))
+        assert 3 == handle.size_bytes
+
+
+@pytest.mark.parametrize(
+    "values", [pa.chunked_array([["text"]]), pa.array([1]), [b"a"], None, pa.array([b"a", None])]
+)
+def test_values_that_are_no_binary_array_are_refused(values: Any) -> None:
+    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        writer = storage.create_writer("op", ALL)
+        with pytest.raises(sl.UsageError, match=r"array of binary|null"):
+            writer.append_batch([1] if values is None or len(values) == 1 else [1, 2], values)
+        handle = handle_of(writer.persist(0).result(10))
+        assert [] == list(storage.read(handle))
+
+
+def test_plain_integers_are_sequence_numbers() -> None:
+    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"one")
+        first = handle_of(writer.persist(0, 1).result(10))
+        writer.append(1, b"two")
+        second = handle_of(writer.persist(np.int64(1), 2).result(10))  # type: ignore[arg-type]
+        assert ([b"one"], [b"two"]) == (
+            values_of(storage.read(first)),
+            values_of(storage.read(second)),
+        )
+        writer.confirm(0, 1, checkpoint_id=1)
+        writer.reset(1, 2, checkpoint_id=2)
+        writer.truncate(1)
+        with pytest.raises(sl.ChangesTruncatedError):
+            writer.persist(0)
+        assert 2 == int(writer.next_sequence_number())
+        writer.truncate_and_close(1)
+    assert sl.SequenceNumber.of(7) == sqn(7) == sl.SequenceNumber.of(sqn(7))
+    assert 3 in sl.SequenceNumberRange.of(2, sqn(4)) and 4 not in sl.SequenceNumberRange(2, 4)  # type: ignore[arg-type]
+    assert ["c"] == ["a", "b", "c"][sqn(2) :]
+
+
+# --- time-outs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "at_once"), [(TimeoutError("slow"), True), (OSError("x"), False)]
+)
+def test_an_attempt_that_ends_with_a_time_out_is_followed_at_once(
+    error: OSError, at_once: bool
+) -> None:
+    retry = UploadRetry(sl.RetryPolicy.fixed(3, 1.0, delay_after_failure_s=60.0))
+    retry.handle(UploadRequested(), 0)
+    retry.handle(AttemptStarted(1), 0)
+    actions = retry.handle(AttemptFailed(1, error), 0)
+    assert at_once == (StartAttempt(2) in actions)
+    retry.check_invariants()
+
+
+def test_a_store_that_times_out_once_costs_no_delay() -> None:
+    store = ScriptedStore()
+    store.put_errors = [TimeoutError("the server took too long")]
+    with sl.FsStateChangelogStorage(
+        store,
+        options=sl.ChangelogOptions.from_mapping({"upload.next-attempt-delay": "1 h"}),
+    ) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"value")
+        handle = handle_of(writer.persist(0).result(10))
+        assert [b"value"] == values_of(storage.read(handle))
+
+
+# --- close ----------------------------------------------------------------------------------------
+
+
+class Failing:
+    """A part of a storage whose close fails; it counts its calls."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.closes = 0
+
+    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+        raise OSError("never up")
+
+    def discard(self, result: sl.UploadTasksResult) -> None:
+        raise AssertionError("nothing to discard")
+
+    def close(self) -> None:
+        self.closes += 1
+        raise self.error
+
+
+def closed_parts(storage: sl.FsStateChangelogStorage, writer: Any) -> list[Callable[[], object]]:
+    return [lambda: writer.append(1, b""), lambda: storage.create_writer("late", ALL)]
+
+
+def test_close_ends_every_part_and_raises_the_first_error() -> None:
+    uploader, runtime = Failing(OSError("first")), system_runtime()
+    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime)
+    registry = FailingRegistry(ScriptedStore(), runtime=runtime)
+    storage = sl.FsStateChangelogStorage(
+        ScriptedStore(), scheduler=scheduler, registry=registry, runtime=runtime
+    )
+    writer = storage.create_writer("op", ALL)
+    with pytest.raises(OSError, match="first"):
+        storage.close()
+    assert (1, 1) == (uploader.closes, registry.closes)
+    for call in closed_parts(storage, writer):
+        with pytest.raises(sl.ClosedError):
+            call()
+    ended: list[BaseException | None] = []
+    runtime.upload_pool.submit(lambda: None, lambda _, error: ended.append(error))
+    assert [sl.ClosedError] == [type(error) for error in ended]
+    storage.close()  # a second call does nothing
+    assert (1, 1) == (uploader.closes, registry.closes)
+
+
+class FailingRegistry(sl.TaskChangelogRegistry):
+    closes = 0
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self.closes += 1
+        raise RuntimeError("second")
+
+
+def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed() -> None:
+    runtime = system_runtime()
+    scheduler = sl.DirectStateChangeUploadScheduler(Failing(KeyboardInterrupt()))
+    registry = FailingRegistry(ScriptedStore(), runtime=runtime)
+    storage = sl.FsStateChangelogStorage(
+        ScriptedStore(), scheduler=scheduler, registry=registry, runtime=runtime
+    )
+    with pytest.raises(KeyboardInterrupt):
+        storage.close()
+    assert 1 == registry.closes
+
+
+def test_the_error_of_a_block_is_not_hidden_by_the_close() -> None:
+    scheduler = sl.DirectStateChangeUploadScheduler(Failing(OSError("close")))
+    with (
+        pytest.raises(LookupError, match="the block") as caught,
+        sl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler),
+    ):
+        raise LookupError("the block")
+    assert ["closing failed too: OSError: close"] == caught.value.__notes__
+
+
+def test_the_error_of_a_put_is_not_hidden_by_the_clean_up(tmp_path: Path) -> None:
+    store = ScriptedStore()
+    store.put_errors = [OSError("the put")]
+    store.delete_errors = [ValueError("the clean-up")]
+    uploader = sl.StateChangeFsUploader(store)
+    with pytest.raises(OSError, match="the put"):
+        uploader.upload([])

@@ -1,0 +1,208 @@
+"""Arguments are checked where they enter; the message says what is expected and what was given."""
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore
+
+import statelog as sl
+from statelog.checkpoint import CheckpointedStateScope, FsCheckpointStreamFactory
+from statelog.model import FileStateHandle
+from statelog.options import (
+    CheckpointOptions,
+    LocalRecoveryOptions,
+    MaterializationOptions,
+    StreamOptions,
+)
+from statelog.store import LocationPaths, open_store
+
+NAN = float("nan")
+
+
+class Quiet:
+    """An uploader that is never asked."""
+
+    def upload(self, tasks: Any) -> Any:
+        raise AssertionError("not asked")
+
+    def discard(self, result: Any) -> None:
+        raise AssertionError("not asked")
+
+    def close(self) -> None:
+        pass
+
+
+def batching(**settings: Any) -> sl.BatchingStateChangeUploadScheduler:
+    from statelog.runtime.driver import system_runtime
+
+    return sl.BatchingStateChangeUploadScheduler(Quiet(), runtime=system_runtime(), **settings)
+
+
+OPTIONS: list[tuple[Callable[[], object], str]] = [
+    (lambda: sl.ChangelogOptions(compression_enabled="no"), "compression_enabled .*True or False"),
+    (lambda: sl.ChangelogOptions(compression_enabled=1), "compression_enabled .*not 1 .int"),
+    (lambda: sl.ChangelogOptions(batch_persist_delay=5), "batch_persist_delay .*timedelta"),
+    (lambda: sl.ChangelogOptions(batch_persist_delay=NAN), "batch_persist_delay .*nan .float"),
+    (lambda: sl.ChangelogOptions(upload_max_attempts=2.5), "upload_max_attempts .*whole .*2.5"),
+    (lambda: sl.ChangelogOptions(upload_max_attempts="3"), "upload_max_attempts .*'3' .str"),
+    (lambda: sl.ChangelogOptions(upload_max_attempts=True), "upload_max_attempts .*True .bool"),
+    (lambda: sl.ChangelogOptions(upload_num_threads=NAN), "upload_num_threads .*whole number"),
+    (lambda: sl.ChangelogOptions(upload_retry_policy=None), "upload_retry_policy .*text"),
+    (lambda: sl.ChangelogOptions(base_path=5), "base_path .*path"),
+    (lambda: CheckpointOptions(retained="3"), "retained .*whole number"),
+    (lambda: CheckpointOptions(compress_metadata="no"), "compress_metadata .*True or False"),
+    (lambda: StreamOptions(data_inline_threshold_bytes=1.5), "data_inline_threshold_bytes .*whole"),
+    (lambda: MaterializationOptions(log_to_snapshot_ratio=NAN), "log_to_snapshot_ratio .*finite"),
+    (lambda: MaterializationOptions(log_to_snapshot_ratio="2"), "log_to_snapshot_ratio .*finite"),
+    (lambda: LocalRecoveryOptions(recovery="yes", directories=("a",)), "recovery .*True or False"),
+    (lambda: LocalRecoveryOptions(directories="abc"), "directories .*sequence of paths"),
+    (lambda: LocalRecoveryOptions(directories=(5,)), "directories .*path"),
+    (lambda: sl.Options(changelog={"upload_max_attempts": 2}), "changelog .*ChangelogOptions"),
+]
+
+CALLS: list[tuple[Callable[[], object], str]] = [
+    (lambda: sl.RetryPolicy.fixed(max_attempts=2.5), "max_attempts .*whole number"),
+    (lambda: sl.RetryPolicy.fixed(timeout_s=NAN), "time-out.*finite"),
+    (lambda: sl.RetryPolicy.fixed(delay_after_failure_s=NAN), "delay.*finite"),
+    (lambda: sl.RetryPolicy.exponential(delay_max_s=float("inf")), "delay.*finite"),
+    (lambda: batching(batch_delay_ns=0.5), "batch_delay_ns .*whole"),
+    (lambda: batching(batch_delay_ns=-1), "batch_delay_ns .*at least 0"),
+    (lambda: batching(batch_threshold_bytes=NAN), "batch_threshold_bytes .*whole"),
+    (lambda: batching(max_in_flight_bytes=0, batch_threshold_bytes=0), "max_in_flight_bytes"),
+    (lambda: batching(fixed_delay="no"), "fixed_delay .*True or False"),
+    (lambda: batching(backpressure_timeout_s=NAN), "backpressure_timeout_s .*finite"),
+    (lambda: batching(policy="fixed"), "policy .*RetryPolicy"),
+    (lambda: sl.SequenceNumber("1"), "sequence number .*whole number"),
+    (lambda: sl.SequenceNumber(1.0), "sequence number .*whole number"),
+    (lambda: sl.SequenceNumber(True), "sequence number .*whole number"),
+    (lambda: sl.SequenceNumber(-1), "sequence number .*outside|from 0"),
+    (lambda: sl.SequenceNumberRange("a", "b"), "sequence number"),
+    (lambda: sl.KeyGroupRange(0.5, 3), "key group.*whole number"),
+    (lambda: sl.KeyGroupRange("0", "3"), "key group.*whole number"),
+    (lambda: sl.LocalRecoveryConfig(("a",), backup="no"), "backup .*True or False"),
+    (lambda: sl.FsStateChangelogStorage(5), "base_path .*path"),
+    (lambda: sl.FsStateChangelogStorage("a", options={}), "options .*ChangelogOptions"),
+    (lambda: sl.FsStateChangelogStorage("a", cache_directories="tmp"), "cache_directories"),
+    (lambda: sl.FsStateChangelogStorage("a", local_recovery=["x"]), "LocalRecoveryConfig"),
+    (lambda: open_store(5), "location .*path"),
+    (lambda: open_store("a", fsync="no"), "fsync .*True or False"),
+    (lambda: open_store("a", options=["x"]), "options .*mapping"),
+    (lambda: LocationPaths("../a"), "root"),
+    (lambda: LocationPaths("/a"), "root"),
+    (lambda: LocationPaths().checkpoint(1.5), "checkpoint id .*whole number"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), OPTIONS)
+def test_an_option_of_the_wrong_type_is_refused_with_what_it_must_be(
+    call: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(sl.InvalidOptionsError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(("call", "said"), CALLS)
+def test_an_argument_of_the_wrong_type_is_refused_with_what_it_must_be(
+    call: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(sl.UsageError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
+    "job_id", ["..", ".", "a/b", "/a", "a\\b", "a\nb", "a\x00b", "../a", 5, b"job"]
+)
+def test_a_job_id_that_is_no_single_folder_is_refused(job_id: Any, tmp_path: Path) -> None:
+    with pytest.raises(sl.InvalidOptionsError, match="job_id must be"):
+        sl.FsStateChangelogStorage(tmp_path / "inner", job_id=job_id)
+
+
+def test_numpy_numbers_and_paths_are_taken_as_what_they_are(tmp_path: Path) -> None:
+    options = sl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)  # type: ignore[arg-type]
+    assert (2, int, str(tmp_path)) == (
+        options.upload_max_attempts,
+        type(options.upload_max_attempts),
+        options.base_path,
+    )
+    assert ("a", "b") == LocalRecoveryOptions(directories=["a", "b"]).directories  # type: ignore[arg-type]
+    assert sl.SequenceNumber(np.int64(3)) == sl.SequenceNumber(3)  # type: ignore[arg-type]
+
+
+WRITER_CALLS: list[tuple[Callable[[Any], object], str]] = [
+    (lambda writer: writer.persist("0"), "sequence number .*'0'"),
+    (lambda writer: writer.persist(None), "sequence number .*None"),
+    (lambda writer: writer.persist(0.0), "sequence number .*0.0"),
+    (lambda writer: writer.persist(-1), "sequence number -1|from 0"),
+    (lambda writer: writer.persist(0, "1"), "checkpoint_id .*whole number"),
+    (lambda writer: writer.persist(0, -1), "checkpoint_id .*at least 0"),
+    (lambda writer: writer.confirm(0, "1", 1), "sequence number"),
+    (lambda writer: writer.confirm(0, 0, None), "checkpoint_id .*whole number"),
+    (lambda writer: writer.reset(0, 0, 1.5), "checkpoint_id .*whole number"),
+    (lambda writer: writer.reset("0", 0, 1), "sequence number"),
+    (lambda writer: writer.truncate(0.5), "sequence number"),
+    (lambda writer: writer.truncate_and_close("0"), "sequence number"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), WRITER_CALLS)
+def test_a_writer_refuses_what_is_no_number_and_goes_on(
+    call: Callable[[Any], object], said: str
+) -> None:
+    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"kept")
+        with pytest.raises(sl.UsageError, match=said):
+            call(writer)
+        handle = writer.persist(0, 1).result(10).job_manager_owned
+        assert handle is not None
+        assert [(1, b"kept")] == list(storage.read(handle))
+
+
+def test_create_writer_says_what_a_range_is() -> None:
+    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        with pytest.raises(sl.UsageError, match="key_group_range must be a KeyGroupRange"):
+            storage.create_writer("op", (0, 127))  # type: ignore[arg-type]
+        with pytest.raises(sl.UsageError, match="operator_id must be text"):
+            storage.create_writer(5, ALL)  # type: ignore[arg-type]
+
+
+def test_a_stream_of_no_scope_is_refused_instead_of_shared() -> None:
+    factory = FsCheckpointStreamFactory(
+        ScriptedStore(), exclusive_directory="chk-1", shared_directory="shared"
+    )
+    with pytest.raises(sl.UsageError, match="scope must be a CheckpointedStateScope"):
+        factory.create_checkpoint_state_output_stream("exclusive")  # type: ignore[arg-type]
+    for wrong in ({"threshold_bytes": 1.5}, {"write_buffer_bytes": "4 kb"}):
+        with pytest.raises(sl.UsageError, match="whole number"):
+            FsCheckpointStreamFactory(
+                ScriptedStore(),
+                exclusive_directory="a",
+                shared_directory="b",
+                **wrong,  # type: ignore[arg-type]
+            )
+    assert CheckpointedStateScope("shared") is CheckpointedStateScope.SHARED
+
+
+def test_registries_refuse_a_count_that_is_none() -> None:
+    with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        for wrong in (0, -1, 1.5, "2", None):
+            with pytest.raises(sl.UsageError, match="num_sets"):
+                storage.registry.start_tracking(FileStateHandle("a", 1), wrong)  # type: ignore[arg-type]
+        assert 0 == len(storage.registry)
+
+
+def test_a_long_duration_is_no_overflow(tmp_path: Path) -> None:
+    options = sl.ChangelogOptions(
+        upload_timeout=dt.timedelta.max,
+        backpressure_timeout=dt.timedelta.max,
+        batch_persist_delay=dt.timedelta.max,
+        upload_next_attempt_delay=dt.timedelta.max,
+    )
+    with sl.FsStateChangelogStorage(tmp_path, options=options) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"value")
+        assert writer.persist(0).result(10).job_manager_owned is not None
