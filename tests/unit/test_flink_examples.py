@@ -1,0 +1,58 @@
+"""The examples of docs/flink-examples.md run, and the names of docs/flink-map.md exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.house.sources import ROOT
+
+import statelog as sl
+
+EXAMPLES = (ROOT / "docs" / "flink-examples.md").read_text(encoding="utf-8")
+MAP = (ROOT / "docs" / "flink-map.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def sections() -> dict[str, list[str]]:
+    parts = re.split(r"^## (.+)$", EXAMPLES, flags=re.MULTILINE)[1:]
+    return {title: BLOCK.findall(text) for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_every_section_has_code_that_checks_itself() -> None:
+    assert EXAMPLES.count("```python") == sum(map(len, sections().values()))
+    assert [] == [title for title, blocks in sections().items() if "assert " not in "".join(blocks)]
+
+
+@pytest.mark.parametrize("title", sections())
+def test_the_example_runs(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "example"}
+    for number, block in enumerate(sections()[title], 1):
+        exec(compile(block, f"flink-examples.md, {title}, block {number}", "exec"), names)
+
+
+def test_the_examples_use_public_names_only() -> None:
+    used = set(re.findall(r"\bsl\.(\w+)", EXAMPLES))
+    assert set() == used - set(sl.__all__)
+    assert {"statelog as sl"} == set(re.findall(r"import (statelog.*)", EXAMPLES))
+
+
+def test_the_files_and_names_of_the_map_exist() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", MAP, re.MULTILINE)
+    assert len(rows) > 40
+    missing = []
+    for _, ours in rows:
+        for file, names in re.findall(r"`([\w/]+(?:\.py|/))`((?:,? `\w+`)*)", ours):
+            path = ROOT / "src" / "statelog" / file
+            if not path.exists():
+                missing.append(file)
+                continue
+            files = [path] if path.is_file() else sorted(path.glob("*.py"))
+            text = "\n".join(each.read_text(encoding="utf-8") for each in files)
+            missing += [
+                f"{file} {name}"
+                for name in re.findall(r"\w+", names)
+                if not re.search(rf"^(class|def|) ?{name}\b|^{name}\b", text, re.MULTILINE)
+            ]
+        missing += [name for name in re.findall(r"`sl\.(\w+)", ours) if name not in sl.__all__]
+    assert [] == missing
