@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,8 +14,17 @@ from statelog.cli.output import open_file, print_json
 from statelog.errors import UsageError
 from statelog.format.change_set import decode_change_set
 from statelog.format.segment import Segment, parse_segment
+from statelog.model import METADATA_KEY_GROUP, StateChange
 
 _OFFSETS_SHOWN = 20
+_VALUE_BYTES = 64
+
+
+class ValueForm(enum.Enum):
+    """How a value is shown."""
+
+    TEXT = "text"
+    HEX = "hex"
 
 
 def cat(
@@ -27,35 +37,91 @@ def cat(
             help="Only the change set at this payload offset; may be given several times.", min=0
         ),
     ] = None,
+    values: Annotated[
+        ValueForm | None,
+        typer.Option(
+            help="Show the values too: as text (UTF-8; other bytes and control characters as "
+            "escapes) or as hex digits."
+        ),
+    ] = None,
+    value_bytes: Annotated[
+        int, typer.Option(help="Bytes of each value to show at most; 0 shows all.", min=0)
+    ] = _VALUE_BYTES,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
     Print the changes in a changelog file, one line each.
 
-    Columns: the offset of the change set, the key group (-1 for metadata), the size of the value
-    in bytes, and its SHA-256.  Every checksum the file has is verified first.
+    Columns: the offset of the change set, the key group, the size of the value in bytes, and its
+    SHA-256; with --values the value.  Key group -1 is metadata: every reader gets such a change,
+    whatever its key groups.  Every checksum the file has is verified first.
     """
     store, name = open_file(file)
     segment = parse_segment(store.get(name), where=file)
     offsets = _checked(segment, offset) if offset else segment.set_offsets()
+    metadata = False
     if not as_json:
-        sys.stdout.write(f"{'change_set':>12} {'key_group':>9} {'size':>10}  sha256\n")
+        last = "sha256" if values is None else f"{'sha256':64}  value"
+        sys.stdout.write(f"{'change_set':>12} {'key_group':>9} {'size':>10}  {last}\n")
     for start in offsets:
         for change in decode_change_set(segment.payload, start, where=file).batch:
-            digest = hashlib.sha256(change.value).hexdigest()
+            metadata = metadata or change.key_group == METADATA_KEY_GROUP
+            row = _row(start, change, values, value_bytes)
             if as_json:
-                print_json(
-                    {
-                        "change_set": start,
-                        "key_group": change.key_group,
-                        "size": len(change.value),
-                        "sha256": digest,
-                    }
-                )
+                print_json(row)
             else:
-                sys.stdout.write(
-                    f"{start:>12} {change.key_group:>9} {len(change.value):>10}  {digest}\n"
-                )
+                sys.stdout.write(_for_terminal(_line(row)) + "\n")
+    if metadata and not as_json:
+        sys.stderr.write(
+            f"key group {METADATA_KEY_GROUP}: metadata, which every reader gets, whatever its key "
+            "groups\n"
+        )
+
+
+def _row(
+    start: int, change: StateChange, values: ValueForm | None, value_bytes: int
+) -> dict[str, Any]:
+    """Return one change as programs read it."""
+    size = len(change.value)
+    row = {
+        "change_set": start,
+        "key_group": change.key_group,
+        "size": size,
+        "sha256": hashlib.sha256(change.value).hexdigest(),
+    }
+    if values is not None:
+        shown = change.value[: value_bytes or size]
+        row["value"] = shown.hex() if values is ValueForm.HEX else _text(shown)
+        row["cut_bytes"] = size - len(shown)
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Return one change as people read it."""
+    line = f"{row['change_set']:>12} {row['key_group']:>9} {row['size']:>10}  {row['sha256']}"
+    if "value" not in row:
+        return line
+    cut = f"... ({row['cut_bytes']} more bytes)" if row["cut_bytes"] else ""
+    return f"{line}  {row['value']}{cut}"
+
+
+def _for_terminal(line: str) -> str:
+    """Return *line* with escapes for what standard output cannot encode."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return line.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _text(value: bytes) -> str:
+    """Return UTF-8 as text on one line; a backslash begins an escape, so that none is ambiguous."""
+    return "".join(map(_character, value.decode("utf-8", "surrogateescape")))
+
+
+def _character(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte that is no UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    if character.isprintable() and character != "\\":
+        return character
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:

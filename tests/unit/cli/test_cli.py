@@ -168,6 +168,75 @@ def test_cat_takes_several_offsets(call, tmp_path):
     assert f"they begin at {', '.join(map(str, offsets))}" in text
 
 
+def values_file(tmp_path, *values: bytes) -> str:
+    segment = SegmentWriter()
+    segment.add([batch_of([(-1, b"\x00meta\x1b[31m"), *((5, each) for each in values)])])
+    (tmp_path / "file").write_bytes(b"".join(segment.finish()))
+    return str(tmp_path / "file")
+
+
+def test_cat_shows_values_as_text_on_one_line_and_without_control_characters(call, tmp_path):
+    file = values_file(tmp_path, "größe\n".encode(), b"\xff\xfe", b"back\\slash", b"x" * 100)
+    rows = call("cat", file, "--values", "text").splitlines()[1:]
+    assert rows[0].endswith(r"  \x00meta\x1b[31m")
+    assert rows[1].endswith(r"  größe\n")
+    assert rows[2].endswith(r"  \xff\xfe")
+    assert rows[3].endswith("  back\\\\slash")
+    assert rows[4].endswith("  " + "x" * 64 + "... (36 more bytes)")
+
+
+def test_cat_shows_values_as_hex_up_to_a_bound(call, tmp_path):
+    file = values_file(tmp_path, bytes(range(4)), b"")
+    rows = call("cat", file, "--values", "hex", "--value-bytes", "3").splitlines()[1:]
+    assert rows[0].endswith("  006d65... (7 more bytes)")
+    assert rows[1].endswith("  000102... (1 more bytes)")
+    assert rows[2].endswith(hashlib.sha256(b"").hexdigest() + "  ")
+    whole = call("cat", file, "--values", "hex", "--value-bytes", "0").splitlines()[1:]
+    assert whole[1].endswith("  00010203")
+
+
+def test_cat_shows_text_on_a_terminal_that_has_no_unicode(tmp_path):
+    file = values_file(tmp_path, "größe".encode())
+    said = subprocess.run(
+        [sys.executable, "-m", "statelog.cli.main", "cat", file, "--values", "text"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.splitlines()[2].endswith(r"  gr\xf6\xdfe")
+
+
+def test_cat_shows_values_to_programs(call, tmp_path):
+    file = values_file(tmp_path, b"one", b"x" * 10)
+    found = lines(call("cat", file, "--json", "--values", "text", "--value-bytes", "4"))
+    assert [(one["value"], one["cut_bytes"]) for one in found] == [
+        (r"\x00met", 6),
+        ("one", 0),
+        ("xxxx", 6),
+    ]
+    assert [one["key_group"] for one in found] == [-1, 5, 5]
+    assert {"value", "cut_bytes"}.isdisjoint(lines(call("cat", file, "--json"))[0])
+
+
+@pytest.mark.parametrize("wrong", [["--values", "base64"], ["--value-bytes", "-1"]])
+def test_cat_refuses_a_form_it_does_not_know(call, tmp_path, wrong):
+    call("cat", values_file(tmp_path), *wrong, status=2)
+
+
+def test_cat_explains_the_key_group_of_metadata(tmp_path, capsys):
+    assert run(["cat", values_file(tmp_path, b"one")]) == 0
+    said = capsys.readouterr()
+    assert said.err == "key group -1: metadata, which every reader gets, whatever its key groups\n"
+    assert len(said.out.splitlines()) == 3  # what programs read stays rows
+    plain = SegmentWriter()
+    plain.add([batch_of([(5, b"one")])])
+    (tmp_path / "plain").write_bytes(b"".join(plain.finish()))
+    for arguments in ([str(tmp_path / "plain")], [str(tmp_path / "file"), "--json"]):
+        assert run(["cat", *arguments]) == 0
+        assert capsys.readouterr().err == ""
+
+
 def test_cat_explains_what_it_cannot_read(call, tmp_path, location):
     assert "no such object" in call("cat", f"{location}/nope", status=2)
     assert "is a directory" in call("cat", location, status=2)
