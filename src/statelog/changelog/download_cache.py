@@ -51,6 +51,7 @@ from statelog.format.segment import parse_segment
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.driver import Runtime
+from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -121,6 +122,7 @@ class DownloadCache:
         with self._runtime.lock:
             return self._files.used_bytes
 
+    @uninterrupted
     def get(self, path: str) -> memoryview:
         """
         Return the whole file, from disk if it is there and whole.
@@ -156,8 +158,9 @@ class DownloadCache:
                 return data
             self._lost(path)
         self._metrics.count("download_cache_misses")
-        return self._store.get(path)
+        return interruptible(self._store.get, path)
 
+    @uninterrupted
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
         Return part of the file, from disk if it is there, else from the store without keeping it.
@@ -183,8 +186,9 @@ class DownloadCache:
                 self._metrics.count("download_cache_hits")
                 return part
         self._metrics.count("download_cache_misses")
-        return self._store.get_range(path, start, length)
+        return interruptible(self._store.get_range, path, start, length)
 
+    @uninterrupted
     def close(self) -> None:
         """
         Remove all files; later reads go to the store.  May be called more than once.
@@ -211,7 +215,7 @@ class DownloadCache:
                 self._metrics.count("download_cache_hits")
             else:
                 self._metrics.count("download_cache_misses")
-                data = self._store.get(path)
+                data = interruptible(self._store.get, path)
                 whole = _proves_whole(data)
             self._checksums[path] = checksum([data])
         except BaseException:

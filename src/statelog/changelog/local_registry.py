@@ -28,6 +28,7 @@ from statelog.core.local_copies import (
 from statelog.errors import ClosedError, UsageError
 from statelog.model import FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime
+from statelog.runtime.interrupts import uninterrupted
 
 _log = logging.getLogger("statelog")
 
@@ -143,6 +144,7 @@ class LocalChangelogRegistry:
         with self._runtime.lock:
             self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
 
+    @uninterrupted
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._copies.handle(event, self._runtime.clock.now_ns())

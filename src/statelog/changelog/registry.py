@@ -29,6 +29,7 @@ from statelog.core.file_ownership import (
 from statelog.errors import ClosedError
 from statelog.model import FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime
+from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -62,6 +63,7 @@ class TaskChangelogRegistry:
         """The registry of the local copies, if there are any."""
         return self._copies
 
+    @uninterrupted
     def start_tracking(
         self, handle: StreamStateHandle, num_sets: int, copy: FileStateHandle | None = None
     ) -> None:
@@ -123,6 +125,7 @@ class TaskChangelogRegistry:
         with self._runtime.lock:
             self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
 
+    @uninterrupted
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._ownership.handle(event, self._runtime.clock.now_ns())

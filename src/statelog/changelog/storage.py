@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +31,8 @@ from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.forks import OwningProcess
+from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import Pool, ThreadPool
 from statelog.store.api import ObjectStore
 from statelog.store.object_store import open_store
@@ -133,6 +136,7 @@ class FsStateChangelogStorage:
                 upload_threads=self._options.upload_num_threads,
                 discard_threads=self._options.discard_num_threads,
             )
+        self._process = OwningProcess("the changelog storage")
         self._job_id = runtime.ids.new_id().replace("-", "") if job_id is None else job_id
         self._runtime = runtime
         self._local_recovery = local_recovery
@@ -198,6 +202,7 @@ class FsStateChangelogStorage:
         """Takes the uploads of all writers; its `availability` tells whether a persist waits."""
         return self._scheduler
 
+    @uninterrupted
     def create_writer(
         self, operator_id: str, key_group_range: KeyGroupRange
     ) -> FsStateChangelogWriter:
@@ -211,9 +216,11 @@ class FsStateChangelogStorage:
         Raises:
             ClosedError: The storage is closed.
             UsageError: The range is empty or too high.
+            StoreError: This process inherited the storage over a fork.
 
         Thread: Any.
         """
+        self._process.check()
         if not len(key_group_range) or key_group_range.end >= MAX_PARALLELISM_LIMIT:
             raise UsageError(
                 f"a writer needs key groups within 0..{MAX_PARALLELISM_LIMIT - 1}, not "
@@ -259,6 +266,7 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
+        self._process.check()
         source = self._store if self._cache is None else self._cache
         return read_changes(
             source, handle, local=self._readable(local), report=report, metrics=self._metrics
@@ -287,6 +295,7 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
+        self._process.check()
         source = self._store if self._cache is None else self._cache
         return read_change_batches(
             source,
@@ -297,30 +306,34 @@ class FsStateChangelogStorage:
             metrics=self._metrics,
         )
 
+    @uninterrupted
     def close(self) -> None:
         """
         End the storage: uploads under way fail with `ClosedError`, writers are closed.
 
-        May be called more than once.
+        May be called more than once.  All parts are ended, also where one raises or a signal
+        handler interrupts its wait; the first error is raised then.
 
         Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: Any.
         """
+        self._process.check()
         with self._runtime.lock:
             first, self._closed = not self._closed, True
             writers = list(self._writers.values())
         if not first:
             return
-        for writer in writers:
-            writer.close()
-        self._scheduler.close()
-        self._registry.close()
-        if self._registry.copies is not None:
-            self._registry.copies.close()
-        if self._local_pool is not None:
-            self._local_pool.close(_CLOSE_TIMEOUT_S)
-        if self._cache is not None:
-            self._cache.close()
-        self._runtime.close(_CLOSE_TIMEOUT_S)
+        with ExitStack() as parts:  # last in, first out; each is ended whatever the others raise
+            parts.callback(self._runtime.close, _CLOSE_TIMEOUT_S)
+            if self._cache is not None:
+                parts.callback(self._cache.close)
+            if self._local_pool is not None:
+                parts.callback(self._local_pool.close, _CLOSE_TIMEOUT_S)
+            if self._registry.copies is not None:
+                parts.callback(self._registry.copies.close)
+            parts.callback(self._registry.close)
+            parts.callback(self._scheduler.close)
+            for writer in reversed(writers):
+                parts.callback(writer.close)
 
     def __enter__(self) -> Self:
         return self

@@ -37,11 +37,13 @@ def cat(
     """
     store, name = open_file(file)
     segment = parse_segment(store.get(name), where=file)
-    offsets = _checked(segment, offset) if offset else segment.set_offsets()
+    sizes = dict(segment.set_ranges())
+    offsets = _checked(segment, offset) if offset else list(sizes)
     if not as_json:
         sys.stdout.write(f"{'change_set':>12} {'key_group':>9} {'size':>10}  sha256\n")
     for start in offsets:
-        for change in decode_change_set(segment.payload, start, where=file).batch:
+        decoded = decode_change_set(segment.payload, start, size_bytes=sizes.get(start), where=file)
+        for change in decoded.batch:
             digest = hashlib.sha256(change.value).hexdigest()
             if as_json:
                 print_json(

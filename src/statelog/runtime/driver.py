@@ -7,6 +7,7 @@ this room stays the same.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from statelog.runtime.clock import Clock, SystemClock
@@ -43,9 +44,10 @@ class Runtime:
 
         Blocks: At most *timeout_s* for each pool.
         """
-        self.timers.close()
-        self.upload_pool.close(timeout_s)
-        self.discard_pool.close(timeout_s)
+        with ExitStack() as parts:  # last in, first out; each is closed whatever the others raise
+            parts.callback(self.discard_pool.close, timeout_s)
+            parts.callback(self.upload_pool.close, timeout_s)
+            parts.callback(self.timers.close)
 
 
 def system_runtime(*, upload_threads: int = 5, discard_threads: int = 1) -> Runtime:
