@@ -8,10 +8,14 @@ there waits for ever.  So every such object remembers its process and refuses an
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Final, Protocol
 
 from statelog.errors import StoreError
+
+
+_PRUNE_AT: Final = 64
 
 
 class Inheritable(Protocol):
@@ -27,12 +31,24 @@ class _Lineage:
 
     def __init__(self) -> None:
         self.generation = 0
-        self.inheritable: weakref.WeakSet[Inheritable] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        # No `WeakSet`: its callbacks would swallow what a signal handler raises inside them.
+        self._inheritable: list[weakref.ref[Inheritable]] = []
+        self._prune_at = _PRUNE_AT
+
+    def add(self, inheritable: Inheritable) -> None:
+        with self._lock:
+            self._inheritable.append(weakref.ref(inheritable))
+            if len(self._inheritable) >= self._prune_at:
+                self._inheritable = [each for each in self._inheritable if each() is not None]
+                self._prune_at = max(_PRUNE_AT, 2 * len(self._inheritable))
 
     def in_child(self) -> None:
         self.generation += 1
-        for each in list(self.inheritable):
-            each.after_fork()
+        self._lock = threading.Lock()  # a thread that is not here may hold the old one
+        for each in list(self._inheritable):
+            if (inheritable := each()) is not None:
+                inheritable.after_fork()
 
 
 _LINEAGE: Final = _Lineage()
@@ -73,4 +89,4 @@ class OwningProcess:
 
 def tell_after_fork(inheritable: Inheritable) -> None:
     """Call `after_fork` of *inheritable* in every child, as long as it is alive."""
-    _LINEAGE.inheritable.add(inheritable)
+    _LINEAGE.add(inheritable)
