@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 from statelog.errors import StoreError
 
-
 _PRUNE_AT: Final = 64
 
 
