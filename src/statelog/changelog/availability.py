@@ -11,11 +11,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from statelog.arguments import refused
+from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
+from statelog.runtime.pool import HelpedFuture
 
 
 def _completed() -> Future[None]:
-    future: Future[None] = Future()
+    future: Future[None] = HelpedFuture(None)
     future.set_result(None)
     return future
 
@@ -64,6 +66,7 @@ class AvailabilityProvider:
             return False
         return True
 
+    @uninterrupted
     def refresh(self) -> None:
         """
         Look whether there is room and tell those who wait for a change.
@@ -79,7 +82,7 @@ class AvailabilityProvider:
             if room and not was_available:
                 freed, self._future = self._future, _completed()
             elif not room and was_available:
-                self._future = Future()
+                self._future = HelpedFuture(None)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)
