@@ -78,18 +78,21 @@ def _second(store, path, data) -> None:
         return
 
 
+MUTANTS = (
+    (coordinator, gives_up, "a conflict alone failed a commit"),
+    (coordinator, takes_for_done, LOST),
+    (coordinator, never_looks, LOST),
+    (coordinator, looks_once, LOST),
+    (ownership, gives_up, "a conflict alone ended an owner"),
+    (ownership, skips, LOST),
+    (ownership, takes_for_done, "both own epoch"),
+    (ownership, never_looks, "both own epoch"),
+)
+
+
 @pytest.mark.parametrize(
     ("module", "mutant", "verdict"),
-    [
-        (coordinator, gives_up, "a conflict alone failed a commit"),
-        (coordinator, takes_for_done, LOST),
-        (coordinator, never_looks, LOST),
-        (coordinator, looks_once, LOST),
-        (ownership, gives_up, "a conflict alone ended an owner"),
-        (ownership, skips, LOST),
-        (ownership, takes_for_done, "both own epoch"),
-        (ownership, never_looks, "both own epoch"),
-    ],
+    MUTANTS,
     ids=lambda value: getattr(value, "__name__", "verdict").rpartition(".")[2],
 )
 def test_a_mutant_is_caught(

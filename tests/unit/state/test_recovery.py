@@ -1,5 +1,6 @@
 """Recovery against an oracle that shares no code with it; see `recovery_oracle`."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from tests.unit.state.recovery_oracle import MODES, Change, Commit, Mode, Oracle
 
 from statelog.state import keyed_state
 
-SEEDS = 10
+SEEDS = int(os.environ.get("STATELOG_RECOVERY_SEEDS", "10"))
 CAMPAIGN = 300
 
 
