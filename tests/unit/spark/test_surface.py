@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, GroupedData
 
 from statelog.errors import UsageError
 from statelog.spark import disable, enable, transform_with_state
+from statelog.spark.enable import _SESSIONS
 from statelog.spark.engine import _is_stop
 from statelog.spark.frame import RECORDED, REFUSED, SHOWN, StatefulStream
 
@@ -54,7 +55,7 @@ def test_spark_connect_is_refused_at_every_entry() -> None:
     ):
         with pytest.raises(UsageError, match="does not work on Spark Connect"):
             entry()
-    assert not hasattr(GroupedData.transformWithState, "__statelog_sessions__")
+    assert not hasattr(GroupedData.transformWithState, _SESSIONS)
 
 
 def test_what_is_no_grouped_frame_is_refused() -> None:
