@@ -275,6 +275,7 @@ class MicroBatchEngine:
             position=times.position,
             position_before=times.position_before,
             source_logs=list(times.source_logs),
+            source_folders=list(times.source_folders),
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,

@@ -30,6 +30,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         position, position_before: How far the sources were read with the batch and before it, see
             `BatchTimes`; None if unknown.
         source_logs: What the logs of file sources said of the batch; None if unknown.
+        source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
         rows, keys, output_rows: Counts of input rows, keys touched, rows out.
         state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
@@ -58,6 +59,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     position: str | None = None
     position_before: str | None = None
     source_logs: list[SourceLog] | None = None
+    source_folders: list[str] | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return the checkpoint's properties; staged files live and die with the checkpoint."""

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from statelog.checkpoint.source_logs import QueryFiles, entries_digest, read_source_logs
 from statelog.core.source_position import NOTHING_READ, SourceLog, position_of
+from statelog.errors import CheckpointError
 
 _LOCAL = "file:"
 
@@ -29,11 +31,13 @@ class BatchPosition:
     Args:
         position, position_before: Digests of the offsets; None if unknown.
         logs: What the logs of file sources say of the micro-batch.
+        folders: Names of the sources' logs below `sources/`, in their order.
     """
 
     position: str | None = None
     position_before: str | None = None
     logs: tuple[SourceLog, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 class SourcePositions:
@@ -76,12 +80,14 @@ class SourcePositions:
         elif batch_id > 0:
             earlier = None
         self._last = (batch_id, offsets)
+        folders = self._log_folders()
         if earlier is None:
-            return BatchPosition(position=position_of(offsets))
+            return BatchPosition(position=position_of(offsets), folders=folders)
         return BatchPosition(
             position=position_of(offsets),
             position_before=position_of(earlier) if earlier else NOTHING_READ,
-            logs=read_source_logs(self._files, self._log_folders(), earlier, offsets),
+            logs=read_source_logs(self._files, folders, earlier, offsets),
+            folders=folders,
         )
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
@@ -115,6 +121,26 @@ class SourcePositions:
             distinct = sorted(set(first))
             self._folders = tuple(str(distinct.index(one)) for one in first)
         return self._folders
+
+
+def newest_offsets(log: Any, checkpoint_location: str) -> Any:
+    """
+    Return the newest entry of an offset log, as Scala's Option of a pair.
+
+    Raises:
+        CheckpointError: Spark cannot read it (`reason` "damaged").
+    """
+    try:
+        return log.getLatest()
+    except Py4JJavaError as error:
+        cause: Any = error.java_exception
+        raise CheckpointError(
+            f"Spark cannot read the offset log of {checkpoint_location}: {cause.getMessage()}. A "
+            "power failure may have cut the file short. Nothing was changed: `statelog rewind "
+            f"{checkpoint_location}` (with --state-location, where the state is elsewhere) lists "
+            "the batches to go back to, and removes the file when it does so",
+            reason="damaged",
+        ) from error
 
 
 class _LocalFiles:

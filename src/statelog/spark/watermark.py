@@ -50,6 +50,7 @@ class BatchTimes:
         position: How far the sources are read with this batch; None if unknown.
         position_before: How far they were read before it.
         source_logs: What the logs of file sources say of the batch; empty without such sources.
+        source_folders: Names of the sources' logs, in their order; empty if unknown.
     """
 
     now_ms: int = -1
@@ -58,6 +59,7 @@ class BatchTimes:
     position: str | None = None
     position_before: str | None = None
     source_logs: tuple[SourceLog, ...] = ()
+    source_folders: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -116,6 +118,7 @@ class QueryTimes:
             position=read.position,
             position_before=read.position_before,
             source_logs=read.logs,
+            source_folders=read.folders,
         )
 
     @property
