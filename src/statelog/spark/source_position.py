@@ -67,7 +67,7 @@ class SourcePositions:
         Args:
             batch_id: The micro-batch.
             entry: Its entry in the offset log.
-            before: The entry before it; None if there is none.
+            before: The entry before it; None if there is none, or if this object has seen it.
         """
         offsets = self._offsets(entry)
         if offsets is None:  # sources with names have no order

@@ -90,6 +90,7 @@ class QueryTimes:
         self._query_id = ""
         self._log: Any = None
         self._positions: SourcePositions | None = None
+        self._last: tuple[int, int] | None = None
 
     def of(self, query_id: str, batch_id: int) -> BatchTimes:
         """
@@ -108,13 +109,21 @@ class QueryTimes:
                 "is running"
             )
         times = entry.get().metadataOpt().get()
-        before = self._log.get(batch_id - 1)
-        earlier = before.get() if before.isDefined() else None
+        watermark_ms = times.batchWatermarkMs()
+        late_ms, earlier = 0, None
+        if self._last is not None and self._last[0] == batch_id - 1:
+            late_ms = self._last[1]
+        else:
+            before = self._log.get(batch_id - 1)
+            if before.isDefined():
+                earlier = before.get()
+                late_ms = earlier.metadataOpt().get().batchWatermarkMs()
+        self._last = (batch_id, watermark_ms)
         read = positions.of(batch_id, entry.get(), earlier)
         return BatchTimes(
             now_ms=times.batchTimestampMs(),
-            watermark_ms=times.batchWatermarkMs(),
-            late_ms=0 if earlier is None else earlier.metadataOpt().get().batchWatermarkMs(),
+            watermark_ms=watermark_ms,
+            late_ms=late_ms,
             position=read.position,
             position_before=read.position_before,
             source_logs=read.logs,

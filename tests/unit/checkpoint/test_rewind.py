@@ -115,7 +115,9 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
     assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
-    assert [0, 1, 2, 5] == sorted(int(path.name[4:]) for path in Path(query.state.url[7:]).glob("chk-*"))
+    assert [0, 1, 2, 5] == sorted(
+        int(path.name[4:]) for path in Path(query.state.url[7:]).glob("chk-*")
+    )
     with pytest.raises(FencedError):
         run_checkpoint(old, 6, [TaskStateSnapshot(ALL, None)])
     plan = plan_rewind(query.stored, query.state, 2)
