@@ -223,8 +223,8 @@ def apply_rewind(
     fail_point("rewind-offsets-deleted")
     query.delete(plan.logs)
     fail_point("rewind-logs-deleted")
-    if plan.changes_state:
-        coordinator.clean_up()
+    # Checkpoints that were given up stay for the sweep: a run that is still active needs its own to
+    # come as far as its next commit, where it is fenced.
     if query.files_above(OFFSETS, plan.batch_id) or query.files_above(COMMITS, plan.batch_id):
         _refuse("the query has planned micro-batches while it was rewound", "active")
     return goes_on_from
