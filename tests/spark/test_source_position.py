@@ -25,8 +25,10 @@ from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.source_logs import entries_digest
 from statelog.errors import CheckpointError
 from statelog.spark.record import BatchRecord
+from statelog.spark.source_position import checkpoint_files
 from statelog.store import LocationPaths, open_store
 
 if TYPE_CHECKING:
@@ -265,3 +267,35 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
     state = json.loads((tmp_path / "query" / "metadata").read_text())
     assert record_of(job).query_id == state["id"]
     assert 1 == newest(tmp_path / "query" / "commits")
+
+
+def test_a_checkpoint_location_that_only_hadoop_reaches_is_read_through_spark(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    mounted = "fs.viewfs.mounttable.statelog.link./q"
+    (tmp_path / "mounted").mkdir()
+    hadoop: Any = spark.sparkContext._jsc
+    hadoop.hadoopConfiguration().set(mounted, (tmp_path / "mounted").as_uri())
+    try:
+        job = a_job(spark, tmp_path, {})
+        location = "viewfs://statelog/q/query"
+        for rows in BATCHES[:2]:
+            job.source.add(rows)
+            job.run(checkpointLocation=location)
+        (log,) = record_of(job).source_logs or []
+        assert (0, 1) == (log.after, log.upto)
+        files = checkpoint_files(spark, location)
+        local = checkpoint_files(spark, (tmp_path / "mounted" / "query").as_uri())
+        assert log.digest == entries_digest(local, "0", 0, 1) == entries_digest(files, "0", 0, 1)
+        assert local.read("offsets/1", 7) == files.read("offsets/1", 7)
+        assert files.read("offsets/9") is None is local.read("offsets/9")
+        assert {"0", "1"} <= set(files.names("offsets"))
+        assert [] == list(files.names("nothing")) == list(local.names("nothing"))
+        job.source.add(BATCHES[2])
+        forget_newest_batch(tmp_path / "mounted" / "query", sources=True)
+        with pytest.raises(
+            StreamingQueryException, match=r"anew.*rewind viewfs://statelog/q/query"
+        ):
+            job.run(checkpointLocation=location)
+    finally:
+        hadoop.hadoopConfiguration().unset(mounted)

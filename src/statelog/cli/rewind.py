@@ -28,6 +28,7 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.errors import CheckpointError, UsageError
+from statelog.store import ObjectStore
 
 _STATE_FOLDER = "statelog"
 
@@ -67,7 +68,7 @@ def rewind(
     """
     query = StoredQuery(open_existing(checkpoint_location))
     query.query_id()
-    state = open_location(state_location or f"{checkpoint_location.rstrip('/')}/{_STATE_FOLDER}")
+    state = _open_state(checkpoint_location, state_location)
     if to is None:
         if not dry_run:
             raise UsageError("--apply needs --to: the last micro-batch that stays")
@@ -99,6 +100,17 @@ def rewind(
         goes_on_from = apply_rewind(query, state, plan, lambda: time.time_ns() // 1_000_000)
     _print_plan(plan, as_json, applied=goes_on_from)
     raise typer.Exit(EXIT_OK)
+
+
+def _open_state(checkpoint_location: str, state_location: str | None) -> ObjectStore:
+    if state_location is not None:
+        return open_location(state_location)
+    try:
+        return open_location(f"{checkpoint_location.rstrip('/')}/{_STATE_FOLDER}")
+    except UsageError as error:
+        raise UsageError(
+            f"{error}. Name the query's stateLocation with --state-location"
+        ) from error
 
 
 def _age(query: StoredQuery) -> dt.timedelta | None:

@@ -115,9 +115,8 @@ class SourcePositions:
         """Return for each of the user's sources the name of its log; two uses of one share it."""
         if self._folders is None:
             sources = self._query.sources()
-            first = [
-                sources.indexOf(sources.apply(at)) for at in range(sources.size() - self._ticks)
-            ]
+            count = sources.size() - self._ticks
+            first = [sources.indexOf(sources.apply(at)) for at in range(count)]
             distinct = sorted(set(first))
             self._folders = tuple(str(distinct.index(one)) for one in first)
         return self._folders
@@ -180,9 +179,13 @@ class _HadoopFiles:
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
         path = self._path(name)
-        if not self._files.exists(path):
-            return None
-        stream = self._files.open(path)
+        try:
+            stream = self._files.open(path)
+        except Py4JJavaError as error:
+            failed: Any = error.java_exception
+            if failed.getClass().getSimpleName() == "FileNotFoundException":
+                return None
+            raise
         try:
             if tail is not None:
                 stream.seek(max(0, self._files.getFileStatus(path).getLen() - tail))

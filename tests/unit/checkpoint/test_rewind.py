@@ -282,3 +282,4 @@ def test_the_command_shows_first_and_acts_when_told(
     assert "no such directory" in call("--to", "2", "--state-location", "/nope", status=2)
     assert run(["rewind", str(tmp_path / "nope"), "--to", "1"]) == 2
     assert run(["rewind", str(query.folder), "--to", "1"]) == 2  # no state at the default place
+    assert "Name the query's stateLocation with --state-location" in capsys.readouterr().err
