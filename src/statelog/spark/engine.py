@@ -40,6 +40,7 @@ from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
+from statelog.spark.restart import FirstBatch
 from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
@@ -85,7 +86,7 @@ class MicroBatchEngine:
     Args:
         config: The query.
         sink: Takes the output frame and the batch id.
-        query_times: Tells the times of a micro-batch; None where nothing depends on them.
+        query_times: The times and positions of micro-batches; None where the caller keeps them.
     """
 
     def __init__(
@@ -123,8 +124,8 @@ class MicroBatchEngine:
             BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
         )
         if not self._location.epoch:
-            self._location.take_over(query_id)
-            if self._location.is_committed(query_id, batch_id, times):
+            first = FirstBatch(query_id, batch_id, times, self._query_times)
+            if self._location.take_over(first):
                 self._replay(frame, batch_id)
                 return
         record = self._location.record
@@ -272,6 +273,9 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             next_due_ms=min(ack.next_due_ms for ack in acks),
             position=times.position,
+            position_before=times.position_before,
+            source_logs=list(times.source_logs),
+            source_folders=list(times.source_folders),
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,

@@ -21,6 +21,7 @@ from pyspark.sql.functions import lit
 from statelog.errors import UsageError
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
+from statelog.spark.source_position import newest_offsets
 from statelog.spark.watermark import NOTHING_READ, BatchTimes
 
 IDLE_PAUSE_SECONDS = 0.2
@@ -78,7 +79,7 @@ def _recorded_sources(frame: DataFrame, checkpoint_location: str) -> int | None:
     jvm: Any = session._jvm
     log = jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqLog
     folder = f"{checkpoint_location.rstrip('/')}/offsets"
-    latest = log(session._jsparkSession, folder, True).getLatest()
+    latest = newest_offsets(log(session._jsparkSession, folder, True), checkpoint_location)
     if not latest.isDefined():
         return None
     entry = latest.get()._2()

@@ -220,8 +220,7 @@ class StatefulStreamWriter(DataStreamWriter):
         ticks = wants_ticks(
             settings.idle_ticks, config.time_mode, frame, config.plan.sources, checkpoint
         )
-        timeless = config.time_mode == "none" and not ticks and config.event_time_output is None
-        times = None if timeless else QueryTimes(self._spark, ticks=ticks)
+        times = QueryTimes(self._spark, ticks=ticks)
         engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
         engine.open()
         if ticks:
