@@ -30,6 +30,7 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
 from statelog.spark.snapshots import Snapshots
+from statelog.spark.spec import NEVER_MS
 from statelog.spark.watermark import NOTHING_READ, BatchTimes
 from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
@@ -68,6 +69,8 @@ class StateLocation:
         self.record: BatchRecord | None = None
         """What the checkpoint to go on from says of its micro-batch."""
         self.went_back_to: int | None = None
+        self.next_due_ms: int | None = NEVER_MS
+        """When the next timer is due, in the time of the time mode; None if unknown."""
         self.epoch = 0
 
     def inspect(self) -> None:
@@ -82,6 +85,7 @@ class StateLocation:
         """
         config = self._config
         if isinstance(config.restore, int):
+            self.next_due_ms = None
             return  # an explicit choice, made where the newest may be damaged
         newest = find_newest(self._store, self._paths).newest
         if newest is None:
@@ -93,7 +97,9 @@ class StateLocation:
                 reason="not_empty",
             )
         self._check_key_groups(newest)
-        self._evolve(BatchRecord.of(newest))
+        record = BatchRecord.of(newest)
+        self._evolve(record)
+        self.next_due_ms = record.next_due_ms
 
     def take_over(self, query_id: str) -> None:
         """
@@ -115,8 +121,10 @@ class StateLocation:
             self._check_fits(wanted)
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
+        self.next_due_ms = NEVER_MS
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
+            self.next_due_ms = record.next_due_ms
             self._evolve(record)
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.snapshots.begin(self.base, record.state_entries)
@@ -154,6 +162,7 @@ class StateLocation:
     def advance(self, completed: CompletedCheckpoint, record: BatchRecord) -> None:
         """Go on from *completed*, which holds *record*."""
         self.base, self.record = completed, record
+        self.next_due_ms = record.next_due_ms
         self.snapshots.advance(completed)
 
     def is_committed(self, query_id: str, batch_id: int, times: BatchTimes) -> bool:
