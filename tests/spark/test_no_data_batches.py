@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql.functions import lit
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
-from tests.spark.test_time import OUTPUT, SCHEMA, EventTimes, Timekeeper, at, batch_of, in_order
+from tests.spark.test_time import (
+    OUTPUT,
+    SCHEMA,
+    EventTimes,
+    Failing,
+    Timekeeper,
+    at,
+    batch_of,
+    in_order,
+)
 from tests.spark.test_time_idle import INPUT, Alarm, told, until
 from tests.spark.test_time_idle import OUTPUT as ALARMS
+
+import statelog.spark.writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +110,7 @@ def test_event_time_has_sparks_batches_without_data_over_runs(
     theirs = OnSpark(job, "EventTime")
     counts = []
     with conf(spark, no_data=enabled):
-        for times in ((0, 25), (), (28,), (98, 123), (), (60,)):  # the last moves no watermark
+        for times in ((0, 25), (28, 98), (), (60,)):  # the last two move no watermark
             for now in times:
                 job.source.add(batch_of(rng, now))
             job.run()
@@ -230,3 +242,89 @@ def test_late_rows_are_sparks_after_a_batch_without_data(
     assert with_rows(theirs.delivered) == with_rows(job.delivered)
     kinds = [(batch_id, row.kind, row.key) for batch_id, found in job.delivered for row in found]
     assert (2, "rows", 2) in kinds
+
+
+def old_ticks(frame: DataFrame, stream: Any) -> DataFrame:
+    """Return *frame* with the source that queries had before; *stream* is not used."""
+    source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+    rate = source.option("numPartitions", 1).load().where(lit(False))
+    nothing = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    return frame.unionAll(rate.select(*nothing))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_query_with_the_source_of_an_older_version_goes_on(
+    spark: "SparkSession", tmp_path: Path, committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = event_job(spark, tmp_path)
+    rng = random.Random(9)
+    job.source.add(batch_of(rng, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(statelog.spark.writer, "with_no_data_source", old_ticks)
+        job.run()
+        job.source.add(batch_of(rng, 60))
+        job.run()  # with the tick that comes once in a run
+    query = tmp_path / "query"
+    assert 2 == planned(query)
+    assert '"timestamp":' in (query / "offsets" / "1").read_text()
+    if not committed:
+        (query / "commits" / "1").unlink()
+        (query / "commits" / ".1.crc").unlink()
+    job.take()
+    job.run()
+    replay = [] if committed else [1]
+    assert [*replay, 2] == [batch_id for batch_id, _ in job.delivered]
+    assert all(row.kind.startswith("timer") for row in job.delivered[-1][1])
+    job.source.add(batch_of(rng, 120))
+    job.run()
+    assert [*replay, 2, 3, 4] == [batch_id for batch_id, _ in job.delivered]
+    assert '"noDataBatches":2' in (query / "offsets" / "4").read_text()
+
+
+def test_what_a_run_left_due_fires_at_the_start_of_the_next_and_again_until_it_succeeds(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = event_job(spark, tmp_path)
+    for batch in ([(1, at(0))], [(1, at(100))]):
+        job.source.add(batch)
+    with conf(spark, no_data="false"):
+        job.run()
+    assert [0, 1] == [batch_id for batch_id, _ in job.delivered]
+    with pytest.raises(Exception, match="no timers"):
+        job.run(processor=Failing(2))
+    assert 3 == planned(tmp_path / "query")
+
+    def refuse(frame: DataFrame, batch_id: int) -> None:
+        raise ConnectionError("no room")
+
+    with pytest.raises(Exception, match="no room"):
+        job.run(sink=refuse, tasks=2)  # the batch is committed, but not delivered
+    job.take()
+    job.run()
+    ((batch_id, rows),) = job.delivered
+    assert 2 == batch_id
+    assert {"timer 1767225600000", "timer 1767225670000"} <= {row.kind for row in rows}
+    assert job.progress[-1].replayed
+    job.take()
+    job.run()
+    assert [] == job.take()
+    assert 3 == planned(tmp_path / "query")
+
+
+def test_a_run_over_what_is_available_fires_what_is_due_and_plans_nothing_else(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
+    job.run()  # nothing was ever read
+    assert 0 == planned(tmp_path / "query")
+    source.add([(1, 2_000), (2, 10**9)])
+    job.run()
+    assert 1 == planned(tmp_path / "query")
+    until(lambda: time.time() * 1000 > job.delivered[0][1][0].due, "the time of the timer")
+    job.run()
+    assert [("rang", 1)] == [(row.kind, row.key) for row in job.delivered[-1][1]]
+    before = sorted(tmp_path.rglob("*"))
+    job.run()
+    assert 2 == planned(tmp_path / "query")
+    assert before == sorted(tmp_path.rglob("*"))  # not even a claim of the state location

@@ -153,7 +153,7 @@ class MicroBatchEngine:
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        if not times.is_idle:  # ticks say nothing of the next batch with rows
+        if not times.is_idle:  # it says nothing of the next batch with rows
             self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed, record)
@@ -195,7 +195,7 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             event_time_output=config.event_time_output,
             reads_input=not (times.is_idle and config.plan.is_stateless),
-            # A tick must not commit, or try a failing store each time, for a snapshot alone.
+            # A batch without data must not commit, or try a failing store each time, for a snapshot alone.
             snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             backend=config.backend,

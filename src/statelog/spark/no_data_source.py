@@ -81,7 +81,7 @@ class NoDataStream:
         self._session = session
         self._time_mode = time_mode
         self._next_due_ms = next_due_ms
-        self._enabled = session.conf.get(_ENABLED, "true") == "true"
+        self._enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
         self._execution: Any = None
         self._decision: NoDataDecision | None = None
         jvm: Any = session._jvm
