@@ -45,7 +45,7 @@ from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.task_count import batch_cost, input_bytes
-from statelog.spark.ticks import Pace, nothing_due
+from statelog.spark.ticks import nothing_due
 from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
 
 _log = logging.getLogger("statelog.spark")
@@ -95,7 +95,6 @@ class MicroBatchEngine:
         self._config = config
         self._sink = sink
         self._query_times = query_times
-        self._pace = Pace()
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
         self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
@@ -104,6 +103,10 @@ class MicroBatchEngine:
     def open(self) -> None:
         """Check that this query can go on from what its location holds; see `StateLocation`."""
         self._location.inspect()
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next timer is due, as of the last commit; None if unknown."""
+        return self._location.next_due_ms
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Process one micro-batch; called by Spark, which repeats a batch that did not finish."""
@@ -132,7 +135,6 @@ class MicroBatchEngine:
         if record is not None:
             times = times.not_before(record.watermark_ms)
         if nothing_due(config, record, times):
-            self._pace.keep()
             return
         watch = Stopwatch()
         size = self._input_bytes(frame, times)
@@ -143,6 +145,7 @@ class MicroBatchEngine:
             if times.is_idle and not any(map(_did_something, acks)):
                 self._location.snapshots.aborted(spec.snapshots)
                 self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
+                self._location.next_due_ms = min(ack.next_due_ms for ack in acks)
                 return
             completed, record = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
@@ -151,7 +154,7 @@ class MicroBatchEngine:
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        if not times.is_idle:  # ticks say nothing of the next batch with rows
+        if not times.is_idle:  # it says nothing of the next batch with rows
             self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed, record)
@@ -193,7 +196,7 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             event_time_output=config.event_time_output,
             reads_input=not (times.is_idle and config.plan.is_stateless),
-            # A tick must not commit, or try a failing store each time, for a snapshot alone.
+            # A batch without data must not commit, or try a failing store each time, for a snapshot alone.
             snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             backend=config.backend,

@@ -25,6 +25,7 @@ from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
 from statelog.spark.restart import FirstBatch, check_state_is_there, is_committed
 from statelog.spark.snapshots import Snapshots
+from statelog.spark.spec import NEVER_MS
 from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import LocationPaths, open_store
@@ -62,6 +63,8 @@ class StateLocation:
         self.record: BatchRecord | None = None
         """What the checkpoint to go on from says of its micro-batch."""
         self.went_back_to: int | None = None
+        self.next_due_ms: int | None = NEVER_MS
+        """When the next timer is due, in the time of the time mode; None if unknown."""
         self.epoch = 0
 
     def inspect(self) -> None:
@@ -76,13 +79,16 @@ class StateLocation:
         """
         config = self._config
         if isinstance(config.restore, int):
+            self.next_due_ms = None
             return  # an explicit choice, made where the newest may be damaged
         newest = find_newest(self._store, self._paths).newest
         if newest is None:
             return
         self._check_is_not_unwanted(newest)
         self._check_key_groups(newest)
-        self._evolve(BatchRecord.of(newest))
+        record = BatchRecord.of(newest)
+        self._evolve(record)
+        self.next_due_ms = record.next_due_ms
 
     def take_over(self, first: FirstBatch) -> bool:
         """
@@ -115,8 +121,10 @@ class StateLocation:
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
         is_committed = self._check(self.base, first, wanted)
+        self.next_due_ms = NEVER_MS
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
+            self.next_due_ms = record.next_due_ms
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
@@ -173,6 +181,7 @@ class StateLocation:
     def advance(self, completed: CompletedCheckpoint, record: BatchRecord) -> None:
         """Go on from *completed*, which holds *record*."""
         self.base, self.record = completed, record
+        self.next_due_ms = record.next_due_ms
         self.snapshots.advance(completed)
 
     def committed_handles(self) -> tuple[str, ...]:

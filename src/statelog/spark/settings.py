@@ -100,7 +100,7 @@ class QuerySettings:
         base_location: Folder that holds the state of each query under its name, where the session
             names one.
         delivery: How rows reach the sink.
-        idle_ticks: Whether there is a micro-batch at every trigger; None for the default.
+        idle_ticks: Whether there are micro-batches without data; None for the default.
         tasks: Number of tasks; None for as many as each micro-batch is worth.
         min_tasks, max_tasks: Bounds of that; None at most for the number of cores.
         max_parallelism: Number of key groups.

@@ -21,10 +21,11 @@ from statelog.errors import UsageError
 from statelog.spark.config import StatefulOperator, engine_fields
 from statelog.spark.delivery import Sink
 from statelog.spark.engine import MicroBatchEngine
+from statelog.spark.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.plan import RecordedPlan
 from statelog.spark.settings import OPTION_PREFIX, settle
 from statelog.spark.sinks import Target, batch_sink, foreach_sink
-from statelog.spark.ticks import wants_ticks, with_ticks
+from statelog.spark.ticks import wants_ticks
 from statelog.spark.watermark import QueryTimes
 from statelog.store.object_store import normalize_url
 
@@ -224,7 +225,8 @@ class StatefulStreamWriter(DataStreamWriter):
         engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
         engine.open()
         if ticks:
-            self._begin_anew(with_ticks(frame))
+            stream = NoDataStream(self._spark, config.time_mode, engine.next_due_ms)
+            self._begin_anew(with_no_data_source(frame, stream))
         super().foreachBatch(engine)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
         return self._sq(self._jwrite.start())
