@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import CorruptionError
 from statelog.format.change_set import checksum
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
+from statelog.spark.failures import reported_to_driver
 from statelog.spark.outputs import from_ipc
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.task import changed_partitions, run_task
@@ -64,8 +65,9 @@ class AckParam(AccumulatorParam[list[TaskAck]]):
 def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a task whose only result is its answer."""
     acks: list[TaskAck] = []
-    for _ in run_task(spec, batches, acks.append):
-        pass
+    with reported_to_driver(spec.location):
+        for _ in run_task(spec, batches, acks.append):
+            pass
     yield pa.RecordBatch.from_pydict({"ack": [pickle.dumps(ack) for ack in acks]})
 
 
@@ -73,7 +75,8 @@ def direct_task(
     spec: TaskSpec, acks: Any, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run a task whose result is its output rows; the answer goes into an accumulator."""
-    yield from run_task(spec, batches, lambda ack: acks.add([ack]))
+    with reported_to_driver(spec.location):
+        yield from run_task(spec, batches, lambda ack: acks.add([ack]))
 
 
 def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:

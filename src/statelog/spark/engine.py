@@ -34,6 +34,7 @@ from statelog.spark.delivery import (
     pack_outputs,
     unpack_outputs,
 )
+from statelog.spark.failures import cause_of
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import StateLocation, now_ms
@@ -113,6 +114,9 @@ class MicroBatchEngine:
         except Exception as error:
             if _is_stop(error):
                 raise _Stopped(_STOPPED) from None
+            told = cause_of(error, self._config.processor, batch_id)
+            if told is not None:
+                raise told from None
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:

@@ -21,6 +21,7 @@ from statelog.errors import UsageError
 from statelog.spark.config import StatefulOperator, engine_fields
 from statelog.spark.delivery import Sink
 from statelog.spark.engine import MicroBatchEngine
+from statelog.spark.failures import Failures, StatefulQuery
 from statelog.spark.plan import RecordedPlan
 from statelog.spark.settings import OPTION_PREFIX, settle
 from statelog.spark.sinks import Target, batch_sink, foreach_sink
@@ -226,9 +227,10 @@ class StatefulStreamWriter(DataStreamWriter):
         engine.open()
         if ticks:
             self._begin_anew(with_ticks(frame))
-        super().foreachBatch(engine)
+        failures = Failures(engine)
+        super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        return self._sq(self._jwrite.start())
+        return StatefulQuery(self._sq(self._jwrite.start()), failures)
 
     def _begin_anew(self, frame: DataFrame) -> None:
         """Write *frame* instead, under the name and with the trigger that were set."""
