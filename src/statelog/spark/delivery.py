@@ -40,6 +40,9 @@ _FEW_ROWS = 10_000
 _LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
 """Arrow data below this size becomes rows in the driver."""
 
+_MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_NO_LIMIT = 2**31 - 1
+
 Sink = Callable[[DataFrame, int], Any]
 
 
@@ -143,6 +146,19 @@ def _read_output(
             yield from from_ipc(data).cast(schema).to_batches()
 
 
+def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """Return an Arrow table as a frame, whatever the session says of the size of batches."""
+    limit = session.conf.get(_MAX_RECORDS) or "0"
+    if int(limit) > 0:
+        return session.createDataFrame(table, schema=schema)
+    # No limit, says the session; PySpark would hand the number on to Arrow, which refuses it.
+    session.conf.set(_MAX_RECORDS, str(_NO_LIMIT))
+    try:
+        return session.createDataFrame(table, schema=schema)
+    finally:
+        session.conf.set(_MAX_RECORDS, limit)
+
+
 def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """
     Return a frame whose tasks make their rows out of Arrow themselves.
@@ -153,7 +169,7 @@ def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) 
     before = session.conf.get(_LOCAL_ROWS)
     session.conf.set(_LOCAL_ROWS, "0")
     try:
-        return session.createDataFrame(table, schema=schema)
+        return frame_of_arrow(session, table, schema)
     finally:
         session.conf.set(_LOCAL_ROWS, str(before))
 
@@ -170,7 +186,7 @@ def output_frame(
     """Return the staged rows of one micro-batch as a frame."""
     inline = pa.concat_tables(tables) if tables else arrow.empty_table()
     if inline.num_rows <= _FEW_ROWS:
-        frame = session.createDataFrame(inline, schema=schema)
+        frame = frame_of_arrow(session, inline, schema)
         frame = frame.coalesce(1)  # one task and, in a sink of files, one file
     else:
         frame = _frame_of_tasks(session, inline, schema)

@@ -32,6 +32,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     ProcessorError,
     StatelogError,
+    UnavailableError,
     UsageError,
 )
 
@@ -39,6 +40,7 @@ _log = logging.getLogger("statelog.spark")
 
 _END: Final = "[end of what the task reported]"
 _TOLD: Final = re.compile(rf"statelog\.errors\.(\w+): (.*?)\n{re.escape(_END)}", re.DOTALL)
+_CANCELLED: Final = re.compile(r"\[SPARK_JOB_CANCELLED\] ([^\n]*?)\.?(?: SQLSTATE|\n|$)")
 _CRASHED: Final = "Python worker exited unexpectedly"
 _OWN_FOLDER: Final = str(Path(errors.__file__).parent) + os.sep
 _MOST_LINES: Final = 60
@@ -195,6 +197,14 @@ def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> S
         kind = getattr(errors, found.group(1), StatelogError)
         told: StatelogError = kind(found.group(2), batch_id=batch_id)
         return told
+    cancelled = _CANCELLED.search(text)
+    if cancelled is not None:
+        return UnavailableError(
+            f"batch {batch_id} was not finished, because a Spark job of it was cancelled, and not by "
+            f"the query's stop(): {cancelled.group(1)}. Nothing is lost: start the query again, and it "
+            "does this batch again",
+            batch_id=batch_id,
+        )
     if _CRASHED not in text:
         return None
     return ProcessorError(
@@ -205,6 +215,22 @@ def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> S
         "where native code crashes",
         batch_id=batch_id,
     )
+
+
+def is_active(frame: DataFrame) -> bool:
+    """Return whether the query that runs a micro-batch was not stopped; False if it is unknown."""
+    session = frame.sparkSession
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        return False
+    try:
+        jvm: Any = session._jvm
+        running = session._jsparkSession.sharedState().activeStreamingQueries()
+        query = running.get(jvm.java.util.UUID.fromString(query_id))
+        return query is not None and bool(query.isActive())
+    except Exception as error:  # the connection ends with the query
+        _log.debug("whether query %s is active is unknown: %s", query_id, error)
+        return False
 
 
 class _BatchFailed(Exception):  # noqa: N818

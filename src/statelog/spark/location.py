@@ -106,10 +106,7 @@ class StateLocation:
         Blocks: On the store.
         """
         config = self._config
-        if not isinstance(config.restore, int) and not config.adopt:
-            newest = find_newest(self._store, self._paths).newest
-            if newest is not None:  # refuse before the rightful owner is fenced
-                self._check_query(newest, query_id)
+        self.refuse_other_query(query_id)  # before the rightful owner is fenced
         wanted = self._checkpoint_to_go_back_to()
         if isinstance(config.restore, int):
             self._check_fits(wanted)
@@ -129,6 +126,19 @@ class StateLocation:
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
+
+    def refuse_other_query(self, query_id: str) -> None:
+        """
+        Refuse a location that holds the state of another query than *query_id*.
+
+        Raises:
+            CheckpointError: It does.
+        """
+        if isinstance(self._config.restore, int) or self._config.adopt:
+            return
+        newest = find_newest(self._store, self._paths).newest
+        if newest is not None:
+            self._check_query(newest, query_id)
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
@@ -261,7 +271,7 @@ class StateLocation:
         if record.query_id != query_id:
             raise CheckpointError(
                 f"{self._config.location} holds the state of query {record.query_id} (up to its "
-                f"batch {record.batch_id}), not of this query {query_id}. Use its "
+                f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
                 "checkpointLocation, or another stateLocation, or adopt=True to go on from this "
                 "state",
                 reason="other_query",
