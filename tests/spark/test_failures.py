@@ -221,7 +221,7 @@ def test_an_adopted_state_fences_the_query_that_had_it_and_nothing_is_mixed(
 
     with pytest.raises(StreamingQueryException, match=r"FencedError: .* has lost its place"):
         job.run(hand_over, delivery="direct")
-    with pytest.raises(StreamingQueryException, match="holds the state of query"):
+    with pytest.raises(CheckpointError, match="holds the state of query"):
         job.run()
     job.source.add(batches[2])
     heir.run(tasks=3)

@@ -8,14 +8,20 @@ Source: Spark's WatermarkSupport; the count is its `numRowsDroppedByWatermark`, 
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql.functions import col, count_if, lit, timestamp_millis
 from pyspark.sql.types import StructType
 
-_WAITS: Final = 20
-"""How often to wait for Spark's listener, 100 ms each; it usually has run before."""
+_log = logging.getLogger("statelog.spark")
+
+_WAIT_SECONDS: Final = 2.0
+"""How long to wait for Spark's listener, which usually has the number before it is asked for."""
+
+_POLL_SECONDS: Final = 0.005
 
 
 class LateRows:
@@ -29,13 +35,13 @@ class LateRows:
     """
 
     def __init__(self, frame: DataFrame, column: str, late_ms: int) -> None:
-        time = col(f"`{column.replace('`', '``')}`")
+        at = col(f"`{column.replace('`', '``')}`")
         if isinstance(frame.schema[column].dataType, StructType):
-            time = time["end"]
+            at = at["end"]
         limit = timestamp_millis(lit(late_ms))
         self._seen = Observation()
-        observed = frame.observe(self._seen, count_if(time <= limit).alias("late"))
-        self.frame = observed.where(time.isNull() | (time > limit))
+        observed = frame.observe(self._seen, count_if(at <= limit).alias("late"))
+        self.frame = observed.where(at.isNull() | (at > limit))
 
     def count(self) -> int:
         """
@@ -44,8 +50,10 @@ class LateRows:
         Blocks: For at most two seconds, until Spark's listener has the number.
         """
         observation: Any = self._seen._jo
-        for _ in range(_WAITS):
-            found = observation.getOrEmpty()
-            if found.contains("late"):
-                return int(found.apply("late"))
-        return 0
+        until = time.monotonic() + _WAIT_SECONDS
+        while not observation.future().isCompleted():
+            if time.monotonic() > until:
+                _log.warning("Spark did not say how many rows were late; they are counted as 0")
+                return 0
+            time.sleep(_POLL_SECONDS)
+        return int(observation.getRow().getLong(0))
