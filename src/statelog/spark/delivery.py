@@ -131,19 +131,20 @@ def _read_output(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    store = open_store(location, options=options)
-    for batch in batches:
-        for text in batch.column(0).to_pylist():
-            handle = stream_handle_from_json(msgspec.json.decode(text))
-            if not isinstance(handle, FileStateHandle):
-                raise CorruptionError("staged rows in a file need a file handle")
-            data = store.get(handle.path)
-            if handle.crc32c is not None and checksum([data]) != handle.crc32c:
-                raise CorruptionError(
-                    f"staged rows in {handle.path} are damaged: the checksum does not match",
-                    path=handle.path,
-                )
-            yield from from_ipc(data).cast(schema).to_batches()
+    with reported_to_driver(location):
+        store = open_store(location, options=options)
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                handle = stream_handle_from_json(msgspec.json.decode(text))
+                if not isinstance(handle, FileStateHandle):
+                    raise CorruptionError("staged rows in a file need a file handle")
+                data = store.get(handle.path)
+                if handle.crc32c is not None and checksum([data]) != handle.crc32c:
+                    raise CorruptionError(
+                        f"staged rows in {handle.path} are damaged: the checksum does not match",
+                        path=handle.path,
+                    )
+                yield from from_ipc(data).cast(schema).to_batches()
 
 
 def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:

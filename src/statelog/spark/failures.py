@@ -65,7 +65,14 @@ def reported_to_driver(location: str) -> Iterator[None]:
         error = _with_remedy(failure, location)
         lines = processor_lines(error.__cause__)
         # Without the chain: a worker prints it before the error, and the driver needs it once.
-        raise type(error)(f"{error.message}{lines}\n{_END}", **error.facts) from None
+        raise _copy(error, f"{error.message}{lines}\n{_END}") from None
+
+
+def _copy(error: StatelogError, message: str) -> StatelogError:
+    """Return an error of the same class, or of its nearest in the tree, with another message."""
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    copy: StatelogError = kind(message, **error.facts)
+    return copy
 
 
 def _with_remedy(error: StatelogError, location: str) -> StatelogError:
@@ -257,7 +264,7 @@ class Failures:
             _log.debug("batch %d failed", batch_id, exc_info=error)
             # Spark's text is that of a traceback, which begins with the cause.  A copy that was
             # never raised has no frames before its sentence.
-            self.told = type(error)(error.message, **error.facts)
+            self.told = _copy(error, error.message)
             raise _BatchFailed(f"batch {batch_id} failed") from self.told
 
 

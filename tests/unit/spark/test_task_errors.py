@@ -11,7 +11,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, ProcessorError
+from statelog.errors import (
+    CheckpointError,
+    FencedError,
+    ObjectNotFoundError,
+    ProcessorError,
+    UnavailableError,
+)
 from statelog.spark.failures import (
     ProcessExit,
     cause_of,
@@ -48,6 +54,35 @@ def test_the_driver_finds_what_a_task_said_between_spark_and_java() -> None:
     crashed = cause_of(RuntimeError("Python worker exited unexpectedly (crashed)"), PROCESSOR, 7)
     assert isinstance(crashed, ProcessorError)
     assert "while object processed batch 7" in crashed.message
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "x: [SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group 7a. SQLSTATE: XXKDA",
+            "Job 3 cancelled part of cancelled job group 7a",
+        ),
+        (
+            "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs\n\tat org.x",
+            "Job 3 cancelled as part of cancellation of all jobs",
+        ),
+        ("[SPARK_JOB_CANCELLED] Job 3 cancelled because: of me", "Job 3 cancelled because: of me"),
+    ],
+)
+def test_a_cancelled_job_is_told_with_its_cause(text: str, cause: str) -> None:
+    found = cause_of(RuntimeError(text), PROCESSOR, 7)
+    assert isinstance(found, UnavailableError)
+    assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in found.message
+
+
+class OfAUser(FencedError):
+    """An error that is not in statelog's tree itself."""
+
+
+def test_an_error_of_a_users_class_is_told_as_its_nearest() -> None:
+    found = told(OfAUser("mine"))
+    assert (type(found), found.message) == (FencedError, "mine")
 
 
 def test_an_object_that_is_gone_says_what_to_do() -> None:
