@@ -328,6 +328,13 @@ _TABLE: Final = (
         "Number of pieces of that log.",
     ),
     MetricSpec(
+        "num_late_records_dropped",
+        "numLateRecordsDropped",
+        MetricKind.COUNTER,
+        "rows",
+        "Input rows that a stateful query dropped because they came later than the watermark.",
+    ),
+    MetricSpec(
         "changelog_busy_time",
         "changelogBusyTimeMsPerSecond",
         MetricKind.COUNTER,

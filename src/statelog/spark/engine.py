@@ -34,8 +34,10 @@ from statelog.spark.delivery import (
     pack_outputs,
     unpack_outputs,
 )
+from statelog.spark.failures import cause_of, is_active
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
+from statelog.spark.late_rows import LateRows
 from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
@@ -46,7 +48,7 @@ from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.task_count import batch_cost, input_bytes
 from statelog.spark.ticks import nothing_due
-from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
+from statelog.spark.watermark import BatchTimes, QueryTimes
 
 _log = logging.getLogger("statelog.spark")
 
@@ -99,10 +101,18 @@ class MicroBatchEngine:
         self._coordinator = self._location.coordinator
         self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
         self._warned_of = ""
+        self._late: LateRows | None = None
 
-    def open(self) -> None:
-        """Check that this query can go on from what its location holds; see `StateLocation`."""
+    def open(self, query_id: str | None = None) -> None:
+        """
+        Check that this query can go on from what its location holds; see `StateLocation`.
+
+        Args:
+            query_id: Spark's id of the query, empty for a new query; None if unknown.
+        """
         self._location.inspect()
+        if query_id is not None:
+            self._location.refuse_other_query(query_id)
 
     def next_due_ms(self) -> int | None:
         """Return when the next timer is due, as of the last commit; None if unknown."""
@@ -115,8 +125,11 @@ class MicroBatchEngine:
         except StatelogError:
             raise
         except Exception as error:
-            if _is_stop(error):
+            if _is_stop(error) and not is_active(frame):
                 raise _Stopped(_STOPPED) from None
+            told = cause_of(error, self._config.processor, batch_id)
+            if told is not None:
+                raise told from None
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
@@ -213,7 +226,8 @@ class MicroBatchEngine:
         if not spec.reads_input:
             return frame.sparkSession.range(0, tasks, 1, tasks)
         if config.event_time is not None:
-            frame = without_late_rows(frame, config.event_time, times.late_ms)
+            self._late = LateRows(frame, config.event_time, times.late_ms)
+            frame = self._late.frame
         if spec.initial is not None and config.initial is not None:
             frame = with_initial_rows(frame, config.initial)
         if tasks == 1:  # everything goes to one task: nothing to shuffle
@@ -224,6 +238,7 @@ class MicroBatchEngine:
         self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
     ) -> list[TaskAck]:
         tasks = len(spec.ranges)
+        self._late = None
         partitioned = self._partitioned(frame, spec, times)
         watch.lap("plan")
         if spec.staged:
@@ -345,12 +360,15 @@ class MicroBatchEngine:
         if warning and warning.partition(" has ")[0] != self._warned_of:
             self._warned_of = warning.partition(" has ")[0]
             _log.warning("batch %d is uneven: %s", spec.batch_id, warning)
+        late_rows = 0 if self._late is None else self._late.count()
+        self._config.metrics.count("num_late_records_dropped", late_rows)
         self._emit(
             BatchProgress(
                 batch_id=spec.batch_id,
                 checkpoint_id=spec.checkpoint_id,
                 tasks=len(spec.ranges),
                 rows=record.rows,
+                late_rows=late_rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
                 state_entries=record.state_entries,

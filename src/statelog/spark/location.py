@@ -157,6 +157,19 @@ class StateLocation:
         free = found.checkpoint_id == went_back_to
         return is_committed(first, found, record, config.location, free=free)
 
+    def refuse_other_query(self, query_id: str) -> None:
+        """
+        Refuse a location that holds the state of another query than *query_id*.
+
+        Raises:
+            CheckpointError: It does.
+        """
+        if isinstance(self._config.restore, int) or self._config.adopt:
+            return
+        newest = find_newest(self._store, self._paths).newest
+        if newest is not None:
+            self._check_query(BatchRecord.of(newest), query_id)
+
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
         Return the older checkpoint that was asked for, if this is not done already.
@@ -246,7 +259,7 @@ class StateLocation:
         if record.query_id != query_id:
             raise CheckpointError(
                 f"{self._config.location} holds the state of query {record.query_id} (up to its "
-                f"batch {record.batch_id}), not of this query {query_id}. Use its "
+                f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
                 "checkpointLocation, or another stateLocation, or adopt=True to go on from this "
                 "state",
                 reason="other_query",

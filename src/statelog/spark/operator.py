@@ -48,7 +48,7 @@ class OperatorSettings(TypedDict, total=False):
 
     Args:
         stateLocation: Path or URL of the state; default: the folder `statelog` inside the query's
-            checkpointLocation, or `<spark.statelog.stateLocation>/<queryName>` where that is set.
+            checkpointLocation (also by the word "checkpoint"), or `<spark.statelog.stateLocation>/<queryName>` where that is set.
         delivery: "staged" (the default): rows are committed with the state and redelivered
             identically, exactly once for a sink that honours the batch id.  "direct": one Spark job
             less, at least once.

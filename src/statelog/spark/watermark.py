@@ -17,23 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit, timestamp_millis
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
-from statelog.core.source_position import NOTHING_READ, SourceLog
+from statelog.core.source_position import SourceLog
 from statelog.errors import ProcessorError, StatelogError, UsageError
 from statelog.spark.source_position import SourcePositions
-
-__all__ = [
-    "NOTHING_READ",
-    "BatchTimes",
-    "QueryTimes",
-    "check_event_times",
-    "check_output_column",
-    "event_time_column",
-    "without_late_rows",
-]
 
 _WATERMARK_KEY = "spark.watermarkDelayMs"
 
@@ -165,6 +154,18 @@ class QueryTimes:
         return self._positions
 
 
+def recorded_query_id(session: SparkSession, checkpoint_location: str) -> str:
+    """Return the id that Spark has written into a checkpointLocation; empty if there is none."""
+    jvm: Any = session._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint_location.rstrip('/')}/metadata")
+    hadoop = session._jsparkSession.sessionState().newHadoopConf()
+    if not path.getFileSystem(hadoop).exists(path):
+        return ""
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    recorded = streaming.runtime.StreamMetadata.read(path, hadoop)
+    return str(recorded.get().id()) if recorded.isDefined() else ""
+
+
 def event_time_column(schema: StructType) -> str | None:
     """
     Return the column that carries the watermark, or None.
@@ -184,18 +185,6 @@ def event_time_column(schema: StructType) -> str | None:
             f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
         )
     return names[0]
-
-
-def without_late_rows(frame: DataFrame, column: str, late_ms: int) -> DataFrame:
-    """
-    Return *frame* without the rows whose event time is at or before *late_ms*.
-
-    Rows without an event time stay, as in Spark; of a window its end counts.
-    """
-    time = col(f"`{column.replace('`', '``')}`")
-    if isinstance(frame.schema[column].dataType, StructType):
-        time = time["end"]
-    return frame.where(time.isNull() | (time > timestamp_millis(lit(late_ms))))
 
 
 def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
