@@ -15,11 +15,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
 from statelog.spark.source_position import newest_offsets
-from statelog.spark.watermark import NOTHING_READ, BatchTimes
+from statelog.spark.watermark import BatchTimes
 
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 

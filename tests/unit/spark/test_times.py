@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
+from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.plans import InputPlan
 from statelog.spark.ticks import nothing_due
 from statelog.spark.watermark import (
-    NOTHING_READ,
     BatchTimes,
     check_event_times,
     check_output_column,
