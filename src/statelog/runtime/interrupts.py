@@ -164,17 +164,17 @@ class MainThread:
             ]
             self._seen = handlers
         try:
-            self._installed = True
             for number, stand_in in self._stand_ins:
                 _setsignal(number, stand_in)
         except ValueError:
             return  # an interpreter inside another one: no handler runs here
+        self._installed = True  # last: an interrupted installation is begun anew
 
     def _uninstall(self) -> None:
+        self._installed = False  # first: where this is interrupted, the next step installs all
         for number, stand_in in self._stand_ins:
             if _getsignal(number) is stand_in:
                 _setsignal(number, stand_in.handler)
-        self._installed = False
 
     def _deliver(self) -> None:
         number = self._noted.pop(0)
