@@ -34,15 +34,21 @@ T = TypeVar("T")
 PATIENCE_S: Final = 5.0
 """A step that takes longer is presumed to hang: signals come through to it after this time."""
 
-_UNHANDLED: Final = ("SIGKILL", "SIGSTOP", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
-_SIGNALS: Final = sorted(
-    {int(each) for each in signal.valid_signals()}
-    - {int(getattr(signal, name, 0)) for name in _UNHANDLED}
-)
-_OFTEN: Final = [each for each in _SIGNALS if each < getattr(signal, "SIGRTMIN", 32)]
-_SELDOM: Final = _SIGNALS[len(_OFTEN) :]
-"""Real-time signals: half of all numbers.  Who handles them is looked up in every 64th step."""
+_COMMON: Final = "SIGINT SIGTERM SIGHUP SIGQUIT SIGALRM SIGVTALRM SIGPROF SIGUSR1 SIGUSR2 SIGABRT SIGCHLD SIGPIPE"
+_UNHANDLED: Final = "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL"
 
+
+def _numbers(names: str) -> set[int]:
+    return {int(getattr(signal, name)) for name in names.split() if hasattr(signal, name)}
+
+
+_OFTEN: Final = sorted(_numbers(_COMMON))
+_SELDOM: Final = sorted(
+    {int(each) for each in signal.valid_signals()} - _numbers(_COMMON) - _numbers(_UNHANDLED)
+)
+"""Who handles these is looked up in every 64th step: there are many, and few programs handle any."""
+
+_SIGNALS: Final = [*_OFTEN, *_SELDOM]
 _SELDOM_EVERY: Final = 64
 _NEVER: Final = float("inf")
 
