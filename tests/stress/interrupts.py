@@ -241,19 +241,21 @@ class Round:
 
     def _settle(self, actor: Actor) -> None:
         """Everything appended becomes durable and is read back; every future has an end."""
+        last: BaseException | None = None
         for _ in range(20):
             try:
                 future = actor.writer.persist(sl.SequenceNumber(actor.lowest), 1)
                 handle = future.result(WAIT_S).job_manager_owned
                 break
-            except sl.UploadFailedError:
+            except sl.UploadFailedError as error:
                 self.counts["failed uploads"] += 1
+                last = error
         else:
-            raise AssertionError("twenty persists failed, and the store works")
-        for each, first, last in actor.futures:
+            raise AssertionError("twenty persists failed, and the store works") from last
+        for each, first, end in actor.futures:
             error = each.exception(WAIT_S)
             if error is None:
-                self._check(actor, each.result(0).job_manager_owned, first, last)
+                self._check(actor, each.result(0).job_manager_owned, first, end)
             elif not isinstance(error, sl.UploadFailedError | sl.BackpressureTimeoutError):
                 raise error
         actor.futures.clear()

@@ -433,6 +433,9 @@ class FsStateChangelogWriter:
         """Take away a key group whose value was not appended, and let appends in again."""
         if self._start == _TORN:
             del self._key_groups[len(self._values) :]
+            # Counted anew: the bytes of that value were noted before it was appended.
+            appended_bytes = sum(batch.size_bytes for batch in self._batches)
+            self._room_bytes = self._start_room_bytes - appended_bytes - sum(map(len, self._values))
             self._start = self._key_group_range.start
             if self._log.closed:  # by another thread, which may have closed the range before
                 self._start = _NOBODY
@@ -452,8 +455,7 @@ class FsStateChangelogWriter:
         self._end_rows()
         if self._batches:
             batches, self._batches = tuple(self._batches), []
-            # Counted anew: what was noted of an interrupted append may have been taken back.
-            self._step(ChangesCut(batches, sum(batch.size_bytes for batch in batches)))
+            self._step(ChangesCut(batches, self._start_room_bytes - self._room_bytes))
         self._measure_room()
 
     def _measure_room(self) -> None:

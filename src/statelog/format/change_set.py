@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import CorruptionError, check
+from statelog.errors import CorruptionError, InvariantError
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange, StateChangeSet
 
@@ -92,14 +92,13 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
     """
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     _check_columns(batches)
-    if isinstance(change_set, StateChangeSet):
-        value_bytes = sum(batch.size_bytes for batch in batches)
-        check(
-            value_bytes == change_set.size_bytes,
-            f"set {change_set.sqn.value} of writer {change_set.log_id} declares "
-            f"{change_set.size_bytes} value bytes and has {value_bytes}; nothing is written",
-        )
     batches = [batch for batch in batches if len(batch)]
+    value_bytes = sum(_value_bytes(batch.values) for batch in batches)
+    if isinstance(change_set, StateChangeSet) and value_bytes != change_set.size_bytes:
+        raise InvariantError(
+            f"set {change_set.sqn.value} of writer {change_set.log_id} declares "
+            f"{change_set.size_bytes} value bytes and has {value_bytes}; nothing is written"
+        )
     if not batches:
         return _finish([_INT.pack(0)], _INT_SIZE, GroupIndex())
     key_groups = np.concatenate([batch.key_groups for batch in batches])
@@ -112,7 +111,6 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
     edges = np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1
     starts = np.concatenate(([0], edges, [len(key_groups)]))
     present, counts = key_groups[starts[:-1]], np.diff(starts)
-    value_bytes = sum(_value_bytes(array) for array in arrays)
     length = _common_length(arrays)
     if value_bytes // len(present) < _SMALL_GROUP_BYTES:
         if length and length % _INT_SIZE == 0:
@@ -191,16 +189,17 @@ def _encode_small_rows(
 
 def _check_columns(batches: Sequence[ChangeBatch]) -> None:
     for batch in batches:
-        check(
-            len(batch.key_groups) == len(batch.values),
-            f"{len(batch.key_groups)} key groups beside {len(batch.values)} values in a change "
-            "set; nothing is written",
-        )
+        if len(batch.key_groups) != len(batch.values):
+            raise InvariantError(
+                f"{len(batch.key_groups)} key groups beside {len(batch.values)} values in a "
+                "change set; nothing is written"
+            )
 
 
 def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
     written = sum(map(len, pieces))
-    check(written == size, f"a change set of {size} bytes has {written}; nothing is written")
+    if written != size:
+        raise InvariantError(f"a change set of {size} bytes has {written}; nothing is written")
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 

@@ -30,6 +30,7 @@ class _Lineage:
 
     def __init__(self) -> None:
         self.generation = 0
+        self.pids = [os.getpid()]
         self._lock = threading.Lock()
         # No `WeakSet`: its callbacks would swallow what a signal handler raises inside them.
         self._inheritable: list[weakref.ref[Inheritable]] = []
@@ -44,14 +45,15 @@ class _Lineage:
 
     def in_child(self) -> None:
         self.generation += 1
+        self.pids.append(os.getpid())
         self._lock = threading.Lock()  # a thread that is not here may hold the old one
         for each in list(self._inheritable):
             if (inheritable := each()) is not None:
                 inheritable.after_fork()
 
 
-_LINEAGE: Final = _Lineage()
-os.register_at_fork(after_in_child=_LINEAGE.in_child)
+LINEAGE: Final = _Lineage()
+os.register_at_fork(after_in_child=LINEAGE.in_child)
 
 
 class OwningProcess:
@@ -62,12 +64,11 @@ class OwningProcess:
         what: The object's name in messages, such as "the changelog storage".
     """
 
-    __slots__ = ("_generation", "_pid", "_what")
+    __slots__ = ("_generation", "_what")
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._pid = os.getpid()
-        self._generation = _LINEAGE.generation
+        self._generation = LINEAGE.generation
 
     def check(self) -> None:
         """
@@ -76,16 +77,20 @@ class OwningProcess:
         Raises:
             StoreError: This process inherited the object over a fork.
         """
-        if self._generation != _LINEAGE.generation:
-            raise StoreError(
-                f"{self._what} belongs to process {self._pid} and cannot be used in process "
-                f"{os.getpid()}, which inherited it over a fork without its threads; open a new "
-                "storage there, in a process started by spawn or forked before the first use of "
-                "a store",
-                operation="fork",
-            )
+        if self._generation != LINEAGE.generation:
+            raise inherited_error(self._what, self._generation)
+
+
+def inherited_error(what: str, generation: int) -> StoreError:
+    """Return the error that refuses *what*, made in a process *generation* forks after the first."""
+    return StoreError(
+        f"{what} belongs to process {LINEAGE.pids[generation]} and cannot be used in process "
+        f"{os.getpid()}, which inherited it over a fork without its threads; open a new storage "
+        "there, in a process started by spawn or forked before the first use of a store",
+        operation="fork",
+    )
 
 
 def tell_after_fork(inheritable: Inheritable) -> None:
     """Call `after_fork` of *inheritable* in every child, as long as it is alive."""
-    _LINEAGE.add(inheritable)
+    LINEAGE.add(inheritable)

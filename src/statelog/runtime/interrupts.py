@@ -24,6 +24,7 @@ import time
 from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
 from _signal import signal as _setsignal
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -33,11 +34,22 @@ T = TypeVar("T")
 PATIENCE_S: Final = 5.0
 """A step that takes longer is presumed to hang: signals come through to it after this time."""
 
-_SIGNALS: Final = sorted(
-    int(each)
-    for each in signal.valid_signals()
-    if int(each) not in (getattr(signal, "SIGKILL", 0), getattr(signal, "SIGSTOP", 0))
+_COMMON: Final = "SIGINT SIGTERM SIGHUP SIGQUIT SIGALRM SIGVTALRM SIGPROF SIGUSR1 SIGUSR2 SIGABRT SIGCHLD SIGPIPE"
+_UNHANDLED: Final = "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL"
+
+
+def _numbers(names: str) -> set[int]:
+    return {int(getattr(signal, name)) for name in names.split() if hasattr(signal, name)}
+
+
+_OFTEN: Final = sorted(_numbers(_COMMON))
+_SELDOM: Final = sorted(
+    {int(each) for each in signal.valid_signals()} - _numbers(_COMMON) - _numbers(_UNHANDLED)
 )
+"""Who handles these is looked up in every 64th step: there are many, and few programs handle any."""
+
+_SIGNALS: Final = [*_OFTEN, *_SELDOM]
+_SELDOM_EVERY: Final = 64
 _NEVER: Final = float("inf")
 
 
@@ -62,23 +74,27 @@ class MainThread:
     The process has one, as it has one table of signal handlers.  A stand-in that an interrupt at
     the edge of a step leaves behind does no harm: it calls its handler, and the next step takes it
     away.
+
+    `thread_id` and `depth` are read and counted by `runtime/lock.py` too, which is entered often.
     """
 
     def __init__(self) -> None:
-        self._thread_id = threading.main_thread().ident
-        self._depth = 0
+        self.thread_id = threading.main_thread().ident
+        self.depth = 0
         self._open = 0
         self._since_s = _NEVER
         self._noted: list[int] = []
         self._seen: list[Any] = []
+        self._seldom: list[Any] = []
+        self._steps = 0
         self._stand_ins: list[tuple[int, _StandIn]] = []
         self._installed = False
 
     def begin(self) -> None:
         """Begin a step, maybe inside another one; each needs its `end`.  Thread: any."""
-        if threading.get_ident() != self._thread_id:
+        if get_ident() != self.thread_id:
             return
-        if not self._depth:
+        if not self.depth:
             self._since_s = time.monotonic()
             if not self._installed:
                 try:
@@ -86,16 +102,16 @@ class MainThread:
                 except BaseException:
                     self._uninstall()
                     raise
-        self._depth += 1
+        self.depth += 1
 
     def end(self) -> None:
         """End a step; behind the outermost one the handlers of noted signals run.  Thread: any."""
-        if threading.get_ident() != self._thread_id:
+        if get_ident() != self.thread_id:
             return
-        if self._depth > 1:
-            self._depth -= 1
+        if self.depth > 1:
+            self.depth -= 1
             return
-        self._depth = 0
+        self.depth = 0
         try:
             if not self._open:
                 self._uninstall()
@@ -108,25 +124,25 @@ class MainThread:
 
     def let_in(self, work: Callable[..., T], *args: Any) -> T:
         """Do *work* with handlers let in, in the middle of a step or outside.  Thread: any."""
-        if threading.get_ident() != self._thread_id or not self._depth:
+        if get_ident() != self.thread_id or not self.depth:
             return work(*args)
-        depth = self._depth
+        depth = self.depth
         self._open += 1
         try:
-            self._depth = 0
+            self.depth = 0
             if self._noted:
                 self._deliver()
             return work(*args)
         finally:
             self._since_s = _NEVER
-            self._depth = depth
+            self.depth = depth
             self._open -= 1
             self._since_s = time.monotonic()
             del work, args  # the traceback of an error holds this frame
 
     def note(self, number: int) -> bool:
         """Note a signal that comes during a step; return False if its handler shall run now."""
-        if not self._depth or time.monotonic() - self._since_s > PATIENCE_S:
+        if not self.depth or time.monotonic() - self._since_s > PATIENCE_S:
             return False
         if number not in self._noted:
             self._noted.append(number)
@@ -134,15 +150,18 @@ class MainThread:
 
     def start_in_child(self) -> None:
         """Forget the steps of a main thread that a fork has left behind."""
-        thread_id = threading.get_ident()
-        if thread_id != self._thread_id:  # another thread has forked, and is the main one now
-            self._thread_id = thread_id
-            self._depth = self._open = 0
+        thread_id = get_ident()
+        if thread_id != self.thread_id:  # another thread has forked, and is the main one now
+            self.thread_id = thread_id
+            self.depth = self._open = 0
             self._noted.clear()
             self._uninstall()
 
     def _install(self) -> None:
-        handlers = list(map(_getsignal, _SIGNALS))
+        if self._steps % _SELDOM_EVERY == 0:
+            self._seldom = list(map(_getsignal, _SELDOM))
+        self._steps += 1
+        handlers = [*map(_getsignal, _OFTEN), *self._seldom]
         if handlers != self._seen:
             self._stand_ins = [
                 (number, handler if isinstance(handler, _StandIn) else _StandIn(self, handler))
@@ -151,17 +170,17 @@ class MainThread:
             ]
             self._seen = handlers
         try:
-            self._installed = True
             for number, stand_in in self._stand_ins:
                 _setsignal(number, stand_in)
         except ValueError:
             return  # an interpreter inside another one: no handler runs here
+        self._installed = True  # last: an interrupted installation is begun anew
 
     def _uninstall(self) -> None:
+        self._installed = False  # first: where this is interrupted, the next step installs all
         for number, stand_in in self._stand_ins:
             if _getsignal(number) is stand_in:
                 _setsignal(number, stand_in.handler)
-        self._installed = False
 
     def _deliver(self) -> None:
         number = self._noted.pop(0)
@@ -185,6 +204,8 @@ def uninterrupted(step: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(step)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if get_ident() != MAIN_THREAD.thread_id or MAIN_THREAD.depth:
+            return step(*args, **kwargs)
         MAIN_THREAD.begin()
         try:
             return step(*args, **kwargs)

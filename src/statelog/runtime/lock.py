@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from types import TracebackType
 from typing import Protocol
 
-from statelog.runtime.forks import OwningProcess
+from statelog.runtime.forks import LINEAGE, inherited_error
 from statelog.runtime.interrupts import MAIN_THREAD, interruptible
 
 
@@ -57,15 +58,27 @@ class ThreadLock:
         reentrant: One thread may take it more than once, and must not wait then.
     """
 
-    __slots__ = ("_lock", "_process", "_waiters")
+    __slots__ = ("_generation", "_lock", "_waiters")
 
     def __init__(self, *, reentrant: bool = False) -> None:
         self._lock = threading.RLock() if reentrant else threading.Lock()
-        self._process = OwningProcess("a lock of the changelog storage")
+        self._generation = LINEAGE.generation
         self._waiters: deque[threading.Lock] = deque()
 
     def __enter__(self) -> object:
-        return self.acquire()
+        # As `acquire`, whose steps are written out because this runs very often.
+        if self._generation != LINEAGE.generation:
+            return self.acquire()
+        if get_ident() != MAIN_THREAD.thread_id:
+            return self._lock.acquire()
+        if not MAIN_THREAD.depth:
+            return self.acquire()
+        MAIN_THREAD.depth += 1
+        try:
+            return self._lock.acquire()
+        except BaseException:
+            MAIN_THREAD.end()
+            raise
 
     def __exit__(
         self,
@@ -73,7 +86,12 @@ class ThreadLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release()
+        self._lock.release()
+        if get_ident() == MAIN_THREAD.thread_id:
+            if MAIN_THREAD.depth > 1:
+                MAIN_THREAD.depth -= 1
+            else:
+                MAIN_THREAD.end()
 
     def acquire(self) -> bool:
         """
@@ -82,7 +100,8 @@ class ThreadLock:
         Raises:
             StoreError: This process inherited the lock over a fork.
         """
-        self._process.check()
+        if self._generation != LINEAGE.generation:
+            raise inherited_error("a lock of the changelog storage", self._generation)
         MAIN_THREAD.begin()
         try:
             return self._lock.acquire()
@@ -92,10 +111,7 @@ class ThreadLock:
 
     def release(self) -> None:
         """Give the lock up."""
-        try:
-            self._lock.release()
-        finally:
-            MAIN_THREAD.end()
+        self.__exit__(None, None, None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Give the lock up until a notification, and return whether there was one in time."""

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures._base import PENDING, RUNNING
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -90,8 +91,12 @@ class HelpedFuture(Future[T]):
         return super().exception(timeout)
 
     def _lend_a_hand(self, timeout: float | None) -> None:
-        if timeout is None and self._pool is not None and not self.done():
-            self._pool.help(self.done)
+        if timeout is None and self._pool is not None and not self._has_ended():
+            self._pool.help(self._has_ended)
+
+    def _has_ended(self) -> bool:
+        """As `done`, without the lock: it is asked between any two pieces of work."""
+        return self._state not in (PENDING, RUNNING)
 
 
 class ThreadPool:

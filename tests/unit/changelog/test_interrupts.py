@@ -14,6 +14,7 @@ from tests.unit.changelog.interrupting import SIGNAL, in_time, interrupted
 
 import statelog as sl
 from statelog.model import StateChange
+from statelog.runtime import interrupts
 from statelog.runtime.driver import system_runtime
 from statelog.runtime.interrupts import interruptible, uninterrupted
 
@@ -251,5 +252,41 @@ def test_a_handler_that_a_step_sets_stays() -> None:
     try:
         step()
         assert signal.getsignal(SIGNAL) is handler
+    finally:
+        signal.signal(SIGNAL, old)
+
+
+def test_a_step_is_whole_though_the_end_of_the_one_before_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two signals, one after the other, while the handlers come back."""
+    came: list[str] = []
+    set_handler, left = interrupts._setsignal, [2]
+
+    def interrupted_at_the_end(number: int, handler: Any) -> Any:
+        if left[0] and not isinstance(handler, interrupts._StandIn):
+            left[0] -= 1
+            raise KeyboardInterrupt
+        return set_handler(number, handler)
+
+    @uninterrupted
+    def step() -> None:
+        signal.raise_signal(SIGNAL)
+        came.append("step")
+
+    def handler(number: int, frame: object) -> None:
+        came.append("handler")
+
+    old = signal.signal(SIGNAL, handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(interrupts, "_setsignal", interrupted_at_the_end)
+            with pytest.raises(KeyboardInterrupt):
+                uninterrupted(lambda: None)()
+        signal.signal(SIGNAL, handler)  # one is back, the others are not
+        step()
+        assert came == ["step", "handler"]
+        assert signal.getsignal(SIGNAL) is handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(SIGNAL, old)
