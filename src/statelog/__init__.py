@@ -25,7 +25,7 @@ from statelog.changelog.uploader import (
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.changelog.writer_api import StateChangelogWriter
 from statelog.core.change_log import UploadResult
-from statelog.core.upload_retry import RetryPolicy
+from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
     BackpressureTimeoutError,
     ChangesNotAppendedError,

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from statelog.runtime.lock import Lock
+from statelog.runtime.pool import HelpedFuture, Pool
 
 
 def _completed() -> Future[None]:
@@ -26,14 +27,19 @@ class AvailabilityProvider:
     Args:
         lock: The storage's lock; None for a scheduler that always has room.
         has_room: Tells whether there is room; called under the lock.
+        callbacks: Runs the callbacks of the future; None for the thread that makes room.
     """
 
     def __init__(
-        self, lock: Lock | None = None, has_room: Callable[[], bool] = lambda: True
+        self,
+        lock: Lock | None = None,
+        has_room: Callable[[], bool] = lambda: True,
+        callbacks: Pool | None = None,
     ) -> None:
         self._lock = lock
+        self._callbacks = callbacks
         self._has_room = has_room
-        self._future = _completed()
+        self._future: Future[None] = _completed()
 
     @property
     def is_available(self) -> bool:
@@ -62,7 +68,7 @@ class AvailabilityProvider:
         Look whether there is room and tell those who wait for a change.
 
         It asks anew under the lock, so that two changes told in the wrong order do no harm.
-        Callbacks of the future run here, after the lock is given up.
+        Callbacks of the future run on the callback pool, or here if there is none.
         """
         if self._lock is None:
             return
@@ -72,7 +78,7 @@ class AvailabilityProvider:
             if room and not was_available:
                 freed, self._future = self._future, _completed()
             elif not room and was_available:
-                self._future = Future()
+                self._future = HelpedFuture(None, self._callbacks)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)

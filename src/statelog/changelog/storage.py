@@ -23,7 +23,7 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.scheduler import StateChangeUploadScheduler
 from statelog.changelog.uploader import StateChangeFsUploader
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.core.upload_retry import RetryPolicy
+from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange

@@ -7,13 +7,21 @@ this room stays the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.ids import IdSource, RandomIds
 from statelog.runtime.lock import Lock, ThreadLock
 from statelog.runtime.pool import Pool, ThreadPool
 from statelog.runtime.timers import ThreadTimers, Timers
+
+CALLBACK_THREADS: Final = 4
+"""Threads of a storage for callbacks of users; each starts when there is a callback for it."""
+
+
+def _callback_pool() -> Pool:
+    return ThreadPool(CALLBACK_THREADS, "statelog-callback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class Runtime:
         timers: Call back later.
         upload_pool: Runs uploads.
         discard_pool: Runs deletions.
+        callback_pool: Runs callbacks of users, which may block; nothing else.
     """
 
     clock: Clock
@@ -36,6 +45,7 @@ class Runtime:
     timers: Timers
     upload_pool: Pool
     discard_pool: Pool
+    callback_pool: Pool = field(default_factory=_callback_pool)
 
     def close(self, timeout_s: float) -> None:
         """
@@ -46,6 +56,7 @@ class Runtime:
         self.timers.close()
         self.upload_pool.close(timeout_s)
         self.discard_pool.close(timeout_s)
+        self.callback_pool.close(timeout_s)
 
 
 def system_runtime(*, upload_threads: int = 5, discard_threads: int = 1) -> Runtime:

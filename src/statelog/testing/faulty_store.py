@@ -35,9 +35,9 @@ class FaultKind(enum.Enum):
     LOST_ANSWER = "lost answer"
     """All is done; the caller gets a `StoreError`."""
     HANG = "hang"
-    """Nothing is done and the caller never hears of it."""
+    """Nothing is done; the caller gets a `StoreError`, very late or never."""
     SILENT = "done, but hangs"
-    """All is done and the caller never hears of it."""
+    """All is done; the caller hears of it very late or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class FaultyStore:
     def _answer(self, kind: FaultKind, path: str) -> None:
         if kind is FaultKind.ODD_ERROR:
             raise OddError(f"odd fault at {path}")
-        if kind in (FaultKind.ERROR, FaultKind.TORN, FaultKind.LOST_ANSWER):
+        if kind in (FaultKind.ERROR, FaultKind.TORN, FaultKind.LOST_ANSWER, FaultKind.HANG):
             raise StoreError(f"{kind.value} at {path}", path=path)
 
     def _content(self, path: str) -> bytes:
