@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.core.change_log import UploadResult
-from statelog.errors import UploadFailedError, UsageError
+from statelog.errors import UploadFailedError
 from statelog.format.change_set import EncodedChangeSet, encode_change_set
 from statelog.model import SequenceNumber, StateChangeSet, StreamStateHandle
 from statelog.runtime.pool import Pool, call_later
@@ -166,11 +166,11 @@ def check_answer(uploader: object, result: object) -> UploadTasksResult:
     Return what an uploader answered.
 
     Raises:
-        UsageError: It is no `UploadTasksResult`.
+        TypeError: It is no `UploadTasksResult`; no `OSError`, so it is not tried again.
     """
     if isinstance(result, UploadTasksResult):
         return result
-    raise UsageError(
+    raise TypeError(
         f"{type(uploader).__name__}.upload returned {result!r:.80}; it must return an "
         "UploadTasksResult with all tasks, or raise"
     )

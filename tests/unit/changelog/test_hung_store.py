@@ -78,7 +78,6 @@ def test_a_given_up_upload_that_hangs_counts_until_it_returns() -> None:
         with pytest.raises(sl.UploadFailedError, match="timed out"):
             writer.persist(START).result(20)
         assert 600 == in_flight(storage)
-        assert not storage.scheduler.availability.wait(0) or in_flight(storage) < 1000
         with pytest.raises(sl.BackpressureTimeoutError):
             writer.persist(START)
         store.released.set()
