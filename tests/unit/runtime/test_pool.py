@@ -232,6 +232,7 @@ def test_spare_threads_are_bounded_and_go_when_the_others_return() -> None:
     pool, go = ThreadPool(1, "test", spare_threads=2), threading.Event()
     for _ in range(5):
         pool.submit(lambda: go.wait(WAIT_S), ignore)
+    for _ in range(5):
         pool.widen()
     assert (3, 3, True) == (pool._threads, pool._limit, pool.starved())
     for _ in range(5):
