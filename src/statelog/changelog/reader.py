@@ -42,6 +42,7 @@ from statelog.model import (
     StateChange,
     StreamStateHandle,
 )
+from statelog.model.state_change import ChangeRows
 
 _log = logging.getLogger("statelog")
 
@@ -130,6 +131,9 @@ def read_changes(
     Blocks: For the store.
     """
     for batch in _read_sets(store, handle, local, report, disk, metrics):
+        if isinstance(batch, ChangeRows):
+            yield from batch
+            continue
         # One pass in C: a named tuple made by its class costs twice as much.
         yield from map(
             _new_change, zip(batch.key_groups.tolist(), batch.values.to_pylist(), strict=True)

@@ -86,7 +86,7 @@ class TaskResults:
     """One task of a file and the results of its sets."""
 
     task: UploadTask
-    results: tuple[UploadResult, ...]
+    results: Sequence[UploadResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ copy with it (H6); a local fault fails no upload (H8); small state can stay inli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
@@ -184,13 +184,7 @@ class StateChangeFsUploader:
                 self._registry.start_tracking(handles[-1], segment.num_sets, locals_[-1])
         return UploadTasksResult(
             tasks=tuple(
-                TaskResults(
-                    task,
-                    tuple(
-                        _result(each, handles[at], entry, locals_[at]) for each, at, entry in sets
-                    ),
-                )
-                for task, sets in placed
+                TaskResults(task, _Results(sets, handles, locals_)) for task, sets in placed
             ),
             handles=tuple(handles),
             payload_bytes=sum(segment.payload_size for segment in segments),
@@ -223,6 +217,46 @@ class _Segment:
 
 _Placed = list[tuple[UploadTask, list[tuple[StateChangeSet, int, SetEntry]]]]
 """Each task, and for each of its sets the number of its file and its place there."""
+
+
+class _Results(Sequence[UploadResult]):
+    """
+    The results of one task, made when they are first looked at.
+
+    That is when the attempt has ended: its time-out is for the store, however many sets there are.
+    """
+
+    __slots__ = ("_make", "_results")
+
+    def __init__(
+        self,
+        sets: list[tuple[StateChangeSet, int, SetEntry]],
+        handles: list[FileStateHandle],
+        copies: list[FileStateHandle | None],
+    ) -> None:
+        self._make: tuple[Any, ...] = (sets, handles, copies)
+        self._results: tuple[UploadResult, ...] | None = None
+
+    def _made(self) -> tuple[UploadResult, ...]:
+        if self._results is None:
+            sets, handles, copies = self._make
+            self._results = tuple(
+                [_result(each, handles[at], entry, copies[at]) for each, at, entry in sets]
+            )
+        return self._results
+
+    def __len__(self) -> int:
+        return len(self._make[0])
+
+    @overload
+    def __getitem__(self, at: int) -> UploadResult: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[UploadResult]: ...
+    def __getitem__(self, at: int | slice) -> UploadResult | Sequence[UploadResult]:
+        return self._made()[at]
+
+    def __iter__(self) -> Iterator[UploadResult]:
+        return iter(self._made())
 
 
 class InlineStateChangeUploader:

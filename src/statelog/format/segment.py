@@ -23,6 +23,7 @@ The page for people is docs/formats/segment.md.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ _NO_GROUP_INDEX: Final = 0xFFFFFFFF
 _SKIPPABLE_HEADER_SIZE: Final = 4
 _TRAILER_REST: Final = 4096
 """Room for the footer, the heads of the sections, and small sections beside the index."""
+_FEW_PIECES: Final = 512
+_TINY_BYTES: Final = 4096
 _PLAIN_INDEX_MAX: Final = 2**31
 """The lengths in the trailer of a plain file have 32 bits."""
 
@@ -149,7 +152,7 @@ class SegmentWriter:
         extra = dict(sections or {})
         if not self._compress:
             index = {_SETS_TAG: _pack_sets(self._sets)}
-            return [b"\x00", *self._payload, self._trailer({**index, **extra})]
+            return [b"\x00", *_gathered(self._payload), self._trailer({**index, **extra})]
         framed = compress_frames(b"".join(self._payload))
         frames = _FRAMES.pack(BLOCK_SIZE, len(framed.chunk_positions)) + struct.pack(
             f">{len(framed.chunk_positions)}Q", *framed.chunk_positions
@@ -171,6 +174,17 @@ class SegmentWriter:
         fields = (self._size, self._payload_crc, FORMAT_VERSION, 0, MAGIC)
         crc = checksum([body, FOOTER.pack(len(body), 0, *fields)])
         return body + FOOTER.pack(len(body), crc, *fields)
+
+
+def _gathered(pieces: list[Buffer]) -> list[Buffer]:
+    """Return *pieces* with runs of tiny ones joined: a store pays for each piece."""
+    if len(pieces) <= _FEW_PIECES:
+        return pieces
+    gathered: list[Buffer] = []
+    for tiny, run in itertools.groupby(pieces, lambda piece: len(piece) < _TINY_BYTES):
+        each = list(run)
+        gathered += [b"".join(each)] if tiny else each
+    return gathered
 
 
 def _pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
