@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import CorruptionError
+from statelog.format.change_rows import decode_rows, encode_rows
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange, StateChangeSet
 from statelog.model.state_change import ChangeRows
@@ -36,8 +37,6 @@ _INT: Final = struct.Struct(">i")
 _GROUP: Final = struct.Struct(">ii")
 _INT_SIZE: Final = _INT.size
 _INT32_MAX: Final = 2**31 - 1
-_FEW_CHANGES: Final = 16
-"""Up to this many changes are decoded one by one sooner than in columns."""
 _SMALL_GROUP_BYTES: Final = 4096
 """Below this average, a step for each group costs more than one more pass over the values."""
 
@@ -97,7 +96,8 @@ def encode_change_set(
     if not batches:
         return _finish([_INT.pack(0)], _INT_SIZE, GroupIndex())
     if all(isinstance(batch, ChangeRows) for batch in batches):
-        return _encode_rows(batches)
+        whole, groups = encode_rows(batches)
+        return _finish([whole], len(whole), groups)
     key_groups = np.concatenate([batch.key_groups for batch in batches])
     arrays = [batch.values for batch in batches]
     order: npt.NDArray[np.int64] | None = None
@@ -134,26 +134,6 @@ def encode_change_set(
     return _finish(
         pieces, size_bytes, GroupIndex.of(present, counts, np.diff(bounds) + _GROUP.size)
     )
-
-
-def _encode_rows(batches: Sequence[ChangeBatch]) -> EncodedChangeSet:
-    """Encode few changes one by one; columns cost more than they save there."""
-    groups: dict[int, list[bytes]] = {}
-    for batch in batches:
-        for key_group, value in batch:
-            groups.setdefault(key_group, []).append(value)
-    pieces = [_INT.pack(len(groups))]
-    index = []
-    for key_group in sorted(groups):
-        values = groups[key_group]
-        pieces.append(_GROUP.pack(len(values), key_group))
-        size = _GROUP.size + _INT_SIZE * len(values)
-        for value in values:
-            pieces += (_INT.pack(len(value)), value)
-            size += len(value)
-        index.append((key_group, len(values), size))
-    whole = b"".join(pieces)
-    return _finish([whole], len(whole), GroupIndex.of_rows(index))
 
 
 def _encode_small_groups(
@@ -308,8 +288,8 @@ def decode_change_set(payload: Buffer, offset: int, *, where: str = "") -> Decod
         CorruptionError: Counts or lengths do not fit the payload.
     """
     view = memoryview(payload)
-    if (few := _decode_rows(view, offset)) is not None:
-        return few
+    if (few := decode_rows(view, offset)) is not None:
+        return DecodedChangeSet(*few)
     if (uniform := _decode_uniform_set(view, offset)) is not None:
         return uniform
     position = offset
@@ -345,41 +325,6 @@ def group_index(batch: ChangeBatch) -> GroupIndex:
     lengths = pc.binary_length(batch.values).to_numpy(zero_copy_only=False).astype(np.int64)
     sizes = np.add.reduceat(lengths, starts) + _INT_SIZE * counts + _GROUP.size
     return GroupIndex.of(batch.key_groups[starts], counts, sizes)
-
-
-def _decode_rows(view: memoryview, offset: int) -> DecodedChangeSet | None:
-    """
-    Decode a set of few changes one by one, or return None if it has more of them.
-
-    Whatever looks odd is left to the careful way, which says what is wrong.
-    """
-    limit = len(view)
-    position = offset + _INT_SIZE
-    if offset < 0 or position > limit:
-        return None
-    (num_groups,) = _INT.unpack_from(view, offset)
-    if not 0 < num_groups <= _FEW_CHANGES:
-        return None
-    key_groups: list[int] = []
-    values: list[bytes] = []
-    for _ in range(num_groups):
-        if position + _GROUP.size > limit:
-            return None
-        count, key_group = _GROUP.unpack_from(view, position)
-        position += _GROUP.size
-        if not 0 < count <= _FEW_CHANGES - len(values) or key_group < METADATA_KEY_GROUP:
-            return None
-        for _ in range(count):
-            if position + _INT_SIZE > limit:
-                return None
-            (length,) = _INT.unpack_from(view, position)
-            start = position + _INT_SIZE
-            position = start + length
-            if length < 0 or position > limit:
-                return None
-            values.append(bytes(view[start:position]))
-        key_groups += [key_group] * count
-    return DecodedChangeSet(ChangeRows(tuple(key_groups), tuple(values)), position)
 
 
 def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:
