@@ -55,10 +55,8 @@ class FaultyDisk:
                 self.files[path] = data[: len(data) // 2]
             case FaultKind.ODD_ERROR:
                 raise OddError(f"odd fault at {path}")
-            case FaultKind.ERROR | FaultKind.LOST_ANSWER:
+            case FaultKind.ERROR | FaultKind.LOST_ANSWER | FaultKind.HANG:
                 raise OSError(28, f"no space left for {path}")
-            case FaultKind.HANG:
-                pass
 
     def remove(self, path: str) -> None:
         """Remove a file, or refuse."""
