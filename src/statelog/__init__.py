@@ -34,7 +34,7 @@ from statelog.checkpoint import (
 from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
 from statelog.core.change_log import UploadResult
 from statelog.core.file_ownership import FileOwner
-from statelog.core.upload_retry import RetryPolicy
+from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
     BackpressureTimeoutError,
     ChangesNotAppendedError,

@@ -127,7 +127,7 @@ _TABLE: Final = (
         "",
         MetricKind.GAUGE,
         "bytes",
-        "Bytes queued and uploading, of all writers.",
+        "Bytes queued, uploading, or held by attempts that hang, of all writers.",
     ),
     MetricSpec(
         "tasks_without_room",
@@ -148,14 +148,14 @@ _TABLE: Final = (
         "",
         MetricKind.HISTOGRAM,
         "nanoseconds",
-        "Phase: from the start of an attempt until it has a thread.",
+        "Phase: from the start of an attempt until it writes: the wait for a thread, and encoding.",
     ),
     MetricSpec(
         "encode_durations",
         "",
         MetricKind.HISTOGRAM,
         "nanoseconds",
-        "Phase: turning the tasks of a file into its bytes; small sets are encoded in `persist`.",
+        "Phase: turning the tasks of an upload into bytes, once for all its attempts.",
     ),
     MetricSpec(
         "put_durations",

@@ -19,6 +19,7 @@ from statelog.format.change_set import (
 )
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import ChangeBatch
+from statelog.model.state_change import ChangeRows
 from statelog.store import open_store
 from statelog.testing.reference_model import canonical
 
@@ -182,3 +183,28 @@ def test_a_damaged_file_of_flink_raises_nothing_unexpected(name: str, data: st.D
             list(read(STORE, handle))
         except (sl.CorruptionError, sl.IncompatibleFormatError):
             continue  # plain files of Flink have no checksum, so other values are possible too
+
+
+def test_few_changes_that_are_large_are_decoded_in_columns() -> None:
+    batch = [ChangeBatch(np.array([1, 2], np.int32), pa.array([b"x" * 70_000, b"y"], pa.binary()))]
+    encoded = encode_change_set(batch)
+    decoded = decode_change_set(b"".join(encoded.buffers), 0)
+    assert not isinstance(decoded.batch, ChangeRows)
+    assert list(batch[0]) == list(decoded.batch)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 300), st.binary(max_size=20)), min_size=1, max_size=64),
+)
+def test_rows_and_columns_have_the_same_bytes(changes: list[tuple[int, bytes]]) -> None:
+    groups, values = zip(*changes, strict=True)
+    rows = encode_change_set([ChangeRows(groups, values)])
+    columns = ChangeBatch(np.array(groups, np.int32), pa.array(values, pa.binary()))
+    in_columns = encode_change_set([columns])
+    assert b"".join(rows.buffers) == b"".join(in_columns.buffers)
+    assert (rows.size_bytes, rows.crc32c) == (in_columns.size_bytes, in_columns.crc32c)
+    assert rows.groups == in_columns.groups
+    mixed = encode_change_set([ChangeRows(groups, values), columns])
+    both = decode_change_set(b"".join(mixed.buffers), 0).batch
+    expected = sorted((*changes, *changes), key=lambda change: change[0])
+    assert expected == list(map(tuple, both))

@@ -103,6 +103,14 @@ def half_batch(self: UploadBatcher, now_ns: int) -> list[Any]:
 original_drain = UploadBatcher._drain
 
 
+original_done = UploadBatcher._done
+
+
+def room_at_the_end(self: UploadBatcher, batch_id: int, held: bool, now_ns: int) -> list[Any]:
+    """The bytes of an upload that has ended are free, although attempts of it hang."""
+    return original_done(self, batch_id, False, now_ns)
+
+
 # --- the retry ------------------------------------------------------------------------------------
 
 
@@ -110,16 +118,14 @@ def keep_losers(self: UploadRetry, number: int) -> list[Any]:
     """A late success is nobody's business."""
     actions = self._come_back(number, _State.SUCCEEDED)
     if self._done:
-        return actions
-    self._done, self._retry_at_ns = True, None
-    return [*actions, UploadWon(number, len(self._attempts))]
+        return [*actions, *self._released()]
+    return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
 
 def everybody_wins(self: UploadRetry, number: int) -> list[Any]:
     """A second success wins again."""
     actions = self._come_back(number, _State.SUCCEEDED)
-    self._done, self._retry_at_ns = True, None
-    return [*actions, UploadWon(number, len(self._attempts))]
+    return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
 
 original_failed = UploadRetry._failed
@@ -137,6 +143,20 @@ def impatient(self: UploadRetry, event: AttemptFailed, now_ns: int) -> list[Any]
 def swallow(self: UploadRetry, event: AttemptFailed, now_ns: int) -> list[Any]:
     """An error that is no OSError is lost (Flink's H5)."""
     return original_failed(self, event, now_ns) if event.retryable else []
+
+
+original_end = UploadRetry._end
+
+
+def nobody_is_out(self: UploadRetry) -> int:
+    """Attempts that hang at the end of an upload are not told of."""
+    original_end(self)
+    return 0
+
+
+def never_released(self: UploadRetry) -> list[Any]:
+    """The return of the last attempt is not told."""
+    return []
 
 
 def discouraged(self: UploadRetry) -> bool:
@@ -325,10 +345,13 @@ MUTANTS = [
     Mutant(UploadBatcher, "_enqueue", extended_delay, RULE, "a second timer for one batch"),
     Mutant(UploadBatcher, "_admit", last_come_first_served, RULE, "a task (waits|passed)"),
     Mutant(UploadBatcher, "_drain", half_batch, RULE, "not the whole queue in order"),
+    Mutant(UploadBatcher, "_done", room_at_the_end, RULE, "the limit was passed"),
+    Mutant(UploadRetry, "_end", nobody_is_out, SAFE, "attempts that hold a thread are not counted"),
+    Mutant(UploadRetry, "_released", never_released, BOOKS, "a thread is out and not waited for"),
     Mutant(UploadRetry, "_succeeded", keep_losers, SAFE, "neither winner nor discarded"),
     Mutant(UploadRetry, "_succeeded", everybody_wins, SAFE, "an upload ended twice"),
     Mutant(UploadRetry, "_failed", impatient, RULE, "a retry before its delay"),
-    Mutant(UploadRetry, "_failed", swallow, LIVE, "an upload never ended"),
+    Mutant(UploadRetry, "_failed", swallow, SAFE, "attempts that hold a thread are not counted"),
     Mutant(UploadRetry, "_may_retry", discouraged, RULE, "given up with attempts left"),
     Mutant(UploadRetry, "_may_retry", one_more, BOOKS, "too many attempts"),
     Mutant(ChangeLog, "_upload_failed", drop_failed, BOOKS, "sets .* instead of"),

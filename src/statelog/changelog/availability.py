@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from statelog.arguments import refused
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
-from statelog.runtime.pool import HelpedFuture
+from statelog.runtime.pool import HelpedFuture, Pool
 
 
 def _completed() -> Future[None]:
@@ -30,19 +30,25 @@ class AvailabilityProvider:
         has_room: Returns whether there is room; called under the lock.  None for a scheduler that
             always has room.
         lock: The lock that *has_room* needs; None for one of its own.
+        callbacks: Runs the callbacks of the future; None for the thread that makes room.
 
     Raises:
         UsageError: *has_room* cannot be called.
     """
 
     def __init__(
-        self, has_room: Callable[[], bool] | None = None, *, lock: Lock | None = None
+        self,
+        has_room: Callable[[], bool] | None = None,
+        *,
+        lock: Lock | None = None,
+        callbacks: Pool | None = None,
     ) -> None:
         if has_room is not None and not callable(has_room):
             raise refused("has_room", "a function without arguments", has_room)
         self._lock: Lock = ThreadLock() if lock is None else lock
+        self._callbacks = callbacks
         self._has_room = has_room
-        self._future = _completed()
+        self._future: Future[None] = _completed()
 
     @property
     def is_available(self) -> bool:
@@ -72,7 +78,7 @@ class AvailabilityProvider:
         Look whether there is room and tell those who wait for a change.
 
         It asks anew under the lock, so that two changes told in the wrong order do no harm.
-        Callbacks of the future run here, after the lock is given up.
+        Callbacks of the future run on the callback pool, or here if there is none.
         """
         if self._has_room is None:
             return
@@ -82,7 +88,7 @@ class AvailabilityProvider:
             if room and not was_available:
                 freed, self._future = self._future, _completed()
             elif not room and was_available:
-                self._future = HelpedFuture(None)
+                self._future = HelpedFuture(None, self._callbacks)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)

@@ -24,11 +24,19 @@ from statelog.changelog.from_options import (
 from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.retrying_uploads import RetryingUploads
-from statelog.changelog.upload_task import UploadTask, UploadTasksResult, fail_tasks
+from statelog.changelog.upload_task import (
+    UploadTask,
+    UploadTasksResult,
+    end_tasks,
+    ends_of,
+    fail_tasks,
+)
 from statelog.changelog.uploader import StateChangeFsUploader, StateChangeUploader
+from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_batcher import (
     Action,
     BatchDone,
+    BatchReleased,
     Closed,
     Event,
     RejectTasks,
@@ -39,10 +47,15 @@ from statelog.core.upload_batcher import (
     TaskOffered,
     TaskWithdrawn,
     TimerFired,
+    TimerLost,
     UploadBatcher,
 )
-from statelog.core.upload_retry import RetryPolicy
-from statelog.errors import BackpressureTimeoutError, ClosedError, InvalidOptionsError
+from statelog.errors import (
+    BackpressureTimeoutError,
+    ClosedError,
+    InvalidOptionsError,
+    UnavailableError,
+)
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import close_all
@@ -131,7 +144,9 @@ class BatchingStateChangeUploadScheduler:
         self._next_task_id = 0
         self._closed = False
         self._availability = AvailabilityProvider(
-            lambda: self._batcher.available or self._closed, lock=runtime.lock
+            lambda: self._batcher.available or self._closed,
+            lock=runtime.lock,
+            callbacks=runtime.callback_pool,
         )
         self._metrics.gauge("upload_queue_size", self._queue_size)
         self._metrics.gauge("upload_queue_age", self._queue_age_ns)
@@ -216,14 +231,22 @@ class BatchingStateChangeUploadScheduler:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes waiting and uploading."""
+        """Bytes waiting and uploading, and bytes held by attempts that have not returned."""
         with self._runtime.lock:
             return self._batcher.in_flight_bytes
+
+    @property
+    def uploads_in_flight(self) -> int:
+        """Uploads that run, and uploads that have ended and whose attempts have not returned."""
+        with self._runtime.lock:
+            return self._batcher.running_batches + self._batcher.held_batches
 
     @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Take *task*; it ends on a pool thread, or here if it is refused.
+        Take *task*; it ends on a thread of the storage, or here if it is refused.
+
+        Callbacks of a task that is not `quick` run on the storage's callback threads.
 
         An exception of a signal handler comes out of the wait for room, and then the task has
         been failed with it, or after the task was taken.
@@ -328,19 +351,29 @@ class BatchingStateChangeUploadScheduler:
                     self._metrics.record("upload_queue_waits", waited_ns)
                     with self._runtime.lock:
                         tasks = self._batches.pop(batch_id)
-                    self._uploads.start(tasks, partial(self._batch_ended, batch_id, tasks))
+                    self._uploads.start(
+                        tasks,
+                        partial(self._batch_ended, batch_id, tasks),
+                        partial(self._post, BatchReleased(batch_id)),
+                    )
                 case SetTimer(at_ns):
-                    self._runtime.timers.schedule(at_ns, partial(self._post, TimerFired()))
+                    self._set_timer(at_ns)
                 case SetAvailable():
                     self._availability.refresh()
                 case RejectTasks(task_ids):
                     with self._runtime.lock:
                         rejected = [self._offers.pop(each).task for each in task_ids]
-                    fail_tasks(rejected, _closed_error())
+                    fail_tasks(rejected, _closed_error())  # before `upload` raises, so here
                 case TaskAdmitted():
                     pass  # noted under the lock
                 case _:
                     assert_never(action)
+
+    def _set_timer(self, at_ns: int) -> None:
+        try:
+            self._runtime.timers.schedule(at_ns, partial(self._post, TimerFired()))
+        except UnavailableError:  # the system refuses a thread: the batch does not wait
+            self._post(TimerLost())
 
     def _batch_ended(
         self,
@@ -348,12 +381,15 @@ class BatchingStateChangeUploadScheduler:
         tasks: list[UploadTask],
         result: UploadTasksResult | None,
         error: BaseException | None,
+        attempts_out: int,
     ) -> None:
-        self._post(BatchDone(batch_id))  # the room first
+        self._post(BatchDone(batch_id, attempts_out > 0))  # the room first
         if result is not None:
-            result.complete()
+            ends = ends_of(self._uploader, tasks, result)
         else:
-            fail_tasks(tasks, error if error is not None else _closed_error())
+            failure = error if error is not None else _closed_error()
+            ends = [(task, partial(task.fail, failure)) for task in tasks]
+        end_tasks(ends, self._runtime.callback_pool)
 
     def _queue_size(self) -> int:
         with self._runtime.lock:

@@ -13,21 +13,28 @@ import pyarrow.compute as pc
 from statelog.arguments import given
 from statelog.errors import KeyGroupOutOfRangeError, UsageError
 from statelog.model import ChangeBatch
-from statelog.model.state_change import value_bytes
+from statelog.model.state_change import ChangeRows, value_bytes
 
 MAX_VALUE_BYTES = 2**31 - 1
 """Longest value of a change: its length is a signed 32-bit integer in the file, as in Flink."""
+FEW_ROWS = 64
+"""Up to this many changes are encoded row by row sooner than in columns."""
+_FEW_BYTES = 1 << 20
 
 
 def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int) -> ChangeBatch:
     """
     Return changes that were appended one by one as a batch; neither list may be changed later.
 
+    Few changes stay rows: as columns, one change takes more than a kilobyte.
+
     Args:
         key_groups: One for each value.
         values: The changes.
         value_bytes: Their summed length, or more.
     """
+    if len(values) <= FEW_ROWS and value_bytes <= _FEW_BYTES:
+        return ChangeRows(tuple(key_groups), tuple(values))
     kind = pa.large_binary() if value_bytes > MAX_VALUE_BYTES else pa.binary()
     return ChangeBatch(np.frombuffer(key_groups, dtype=np.int32), pa.array(values, kind))
 

@@ -16,6 +16,7 @@ system allows, so nobody counts readers.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import logging
@@ -46,6 +47,7 @@ from statelog.errors import (
     IncompatibleFormatError,
     InvalidOptionsError,
     StoreError,
+    UnavailableError,
 )
 from statelog.format.change_set import checksum
 from statelog.format.segment import parse_segment
@@ -280,7 +282,8 @@ class DownloadCache:
                     self._checksums.pop(path, None)
                     self._remove(self._file_of(path))
                 case CheckIdle(at_ns):
-                    self._runtime.timers.schedule(at_ns, self._idle_checked)
+                    with contextlib.suppress(UnavailableError):  # no thread: files stay longer
+                        self._runtime.timers.schedule(at_ns, self._idle_checked)
                 case WriteFile():
                     pass  # by the caller, who has the bytes
                 case _:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from statelog.arguments import folder, path, refused
-from statelog.core.upload_retry import RetryPolicy
+from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import InvalidOptionsError
 from statelog.options import ChangelogOptions
 from statelog.store.api import ObjectStore

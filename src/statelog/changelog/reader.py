@@ -29,7 +29,7 @@ from statelog.errors import (
     StoreError,
 )
 from statelog.format.change_set import decode_change_set
-from statelog.format.segment import Segment, parse_segment, verify_set
+from statelog.format.segment import Segment, SetEntry, Trailer, parse_segment, verify_set
 from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
@@ -42,6 +42,7 @@ from statelog.model import (
     StateChange,
     StreamStateHandle,
 )
+from statelog.model.state_change import ChangeRows
 
 _log = logging.getLogger("statelog")
 
@@ -130,6 +131,9 @@ def read_changes(
     Blocks: For the store.
     """
     for batch in _read_sets(store, handle, local, report, disk, metrics):
+        if isinstance(batch, ChangeRows):
+            yield from batch
+            continue
         # One pass in C: a named tuple made by its class costs twice as much.
         yield from map(
             _new_change, zip(batch.key_groups.tolist(), batch.values.to_pylist(), strict=True)
@@ -264,8 +268,9 @@ def _read_entries(
         yield batch
         return
     segment = _open(source, stream)
+    index = None if segment.trailer is None else _index_of(segment.trailer)
     for entry in entries:
-        yield _set_at(segment, entry)
+        yield _set_at(segment, index, entry)
 
 
 def _read_lone_set(
@@ -297,11 +302,18 @@ def _open(store: FileSource, stream: StreamStateHandle) -> Segment:
     return parse_segment(store.get(stream.path), where=stream.path)
 
 
-def _set_at(segment: Segment, entry: HandleAndOffset) -> ChangeBatch:
-    """Decode the set that *entry* names, after making sure that there is one."""
+def _index_of(trailer: Trailer) -> dict[int, SetEntry]:
+    """Return the sets of a file by their offsets; made once a file, not once a set."""
+    return {entry.offset: entry for entry in trailer.sets}
+
+
+def _set_at(
+    segment: Segment, index: dict[int, SetEntry] | None, entry: HandleAndOffset
+) -> ChangeBatch:
+    """Decode the set that *entry* names, after checking that the file has such a set."""
     where, offset, size_bytes = segment.where, entry.offset, entry.size_bytes
-    if segment.trailer is not None:
-        found = {each.offset: each for each in segment.trailer.sets}.get(offset)
+    if index is not None:
+        found = index.get(offset)
         if (
             found is None
             or entry.size_bytes not in (None, found.size_bytes)

@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from statelog.changelog.availability import AvailabilityProvider
-from statelog.changelog.upload_task import UploadTask, fail_tasks
+from statelog.changelog.upload_task import (
+    UploadTask,
+    check_answer,
+    end_tasks,
+    ends_of,
+    fail_tasks,
+)
 from statelog.changelog.uploader import StateChangeUploader
 from statelog.errors import ClosedError
 from statelog.runtime.interrupts import interruptible, uninterrupted
@@ -71,14 +77,15 @@ class DirectStateChangeUploadScheduler:
             fail_tasks([task], error)
             raise error
         try:
-            result = interruptible(self._uploader.upload, [task])
+            answer = interruptible(self._uploader.upload, [task])
+            ends = ends_of(self._uploader, [task], check_answer(self._uploader, answer))
         except Exception as error:
             fail_tasks([task], error)
             return
         except BaseException as error:  # an interrupt ends the task and goes on its way
             fail_tasks([task], error)
             raise
-        result.complete()
+        end_tasks(ends)
 
     @property
     def availability(self) -> AvailabilityProvider:

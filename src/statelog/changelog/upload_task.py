@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from statelog.core.change_log import UploadResult
-from statelog.errors import UsageError
+from statelog.errors import UploadFailedError, UsageError
 from statelog.format.change_set import EncodedChangeSet, encode_change_set
 from statelog.format.segment import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
+from statelog.runtime.pool import Pool, call_later
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -32,16 +34,21 @@ class UploadTask:
         change_sets: Sets of one writer, copied.
         on_success: Gets one result for each set, on whatever thread the upload ended.
         on_failure: Gets the numbers of all sets and the error, likewise.
+        quick: The callbacks neither block nor call code of users, so they run where the upload
+            ended.  Others run on the storage's callback threads.
     """
 
-    __slots__ = ("_armed", "_on_failure", "_on_success", "change_sets", "size_bytes")
+    __slots__ = ("_armed", "_on_failure", "_on_success", "change_sets", "quick", "size_bytes")
 
     def __init__(
         self,
         change_sets: Sequence[StateChangeSet],
         on_success: Callable[[Sequence[UploadResult]], None],
         on_failure: Callable[[Sequence[SequenceNumber], BaseException], None],
+        *,
+        quick: bool = False,
     ) -> None:
+        self.quick = quick
         self.change_sets = tuple(change_sets)
         self.size_bytes = sum(change_set.size_bytes for change_set in self.change_sets)
         self._on_success = on_success
@@ -81,7 +88,7 @@ class TaskResults:
     """One task of a file and the results of its sets."""
 
     task: UploadTask
-    results: tuple[UploadResult, ...]
+    results: Sequence[UploadResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,21 +175,123 @@ class UploadTasksResult:
             store.delete(paths)
 
     def complete(self) -> None:
-        """Complete every task; a callback that raises is logged and stops no other."""
-        for entry in self.tasks:
-            try:
-                entry.task.complete(entry.results)
-            except Exception:
-                _log.exception("the callback of an upload failed; other tasks go on")
+        """
+        Complete every task, here; a callback that raises is logged and stops no other.
+
+        Raises:
+            BaseException: What a callback raised that is no `Exception`, after all of them ran.
+        """
+        end_tasks(
+            [(entry.task, partial(entry.task.complete, entry.results)) for entry in self.tasks]
+        )
+
+
+Ends = Sequence[tuple[UploadTask, Callable[[], None]]]
+"""Tasks, each with the call that ends it."""
 
 
 def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
-    """Fail every task; a callback that raises is logged and stops no other."""
-    for task in tasks:
+    """
+    Fail every task, here; a callback that raises is logged and stops no other.
+
+    Raises:
+        BaseException: What a callback raised that is no `Exception`, after all of them ran.
+    """
+    end_tasks([(task, partial(task.fail, error)) for task in tasks])
+
+
+def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
+    """
+    End tasks; a callback that raises is logged and stops no other.
+
+    Args:
+        ends: Each task, and the call that ends it.
+        callbacks: Ends those tasks that are not quick; None to end all of them here.
+
+    Raises:
+        BaseException: What a callback raised here that is no `Exception`, after all of them ran.
+    """
+    interrupt: BaseException | None = None
+    for task, end in ends:
+        if callbacks is not None and not task.quick:
+            call_later(callbacks, _end, end)
+            continue
         try:
-            task.fail(error)
+            end()
         except Exception:
-            _log.exception("the failure callback of an upload failed; other tasks go on")
+            _log.exception("the callback of an upload failed; other tasks go on")
+        except BaseException as caught:
+            _log.exception("the callback of an upload was interrupted; other tasks go on")
+            interrupt = interrupt or caught
+    if interrupt is not None:
+        raise interrupt
+
+
+def _end(end: Callable[[], None]) -> None:
+    end()
+
+
+def check_answer(uploader: object, result: object) -> UploadTasksResult:
+    """
+    Return what an uploader answered.
+
+    Raises:
+        TypeError: It is no `UploadTasksResult`; no `OSError`, so it is not tried again.
+    """
+    if isinstance(result, UploadTasksResult):
+        return result
+    raise TypeError(
+        f"{type(uploader).__name__}.upload returned {result!r:.80}; it must return an "
+        "UploadTasksResult with all tasks, or raise"
+    )
+
+
+def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksResult) -> Ends:
+    """
+    Return how each task of an upload ends by the uploader's answer.
+
+    A task is completed if the answer has one result for each of its sets, and no other.  Else it
+    fails, with an error that says what is wrong with the answer.
+    """
+    answers: dict[int, Sequence[UploadResult]] = {}
+    try:
+        for entry in result.tasks:
+            answers.setdefault(id(entry.task), entry.results)
+    except (AttributeError, TypeError):
+        answers = {}  # something else than TaskResults: then no task is answered
+    ends: list[tuple[UploadTask, Callable[[], None]]] = []
+    for task in tasks:
+        results = answers.get(id(task))
+        fault = (
+            f"it names {len(answers)} tasks of {len(tasks)}, and this one is missing"
+            if results is None
+            else _fault(task, results)
+        )
+        if results is None or fault is not None:
+            error = UploadFailedError(
+                f"the answer of {type(uploader).__name__}.upload does not fit its tasks: {fault}; "
+                "the writer still holds the changes, and the next persist sends them again"
+            )
+            ends.append((task, partial(task.fail, error)))
+        else:
+            ends.append((task, partial(task.complete, results)))
+    return ends
+
+
+def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
+    """Return what is wrong with the results of a task; None if they fit."""
+    wanted = [_place(change_set) for change_set in task.change_sets]
+    try:
+        got = [(result.log_id, result.sqn.value) for result in results]
+    except (AttributeError, TypeError) as error:
+        return f"a result of a task is no UploadResult ({error})"
+    if got == wanted or sorted(got) == sorted(wanted):
+        return None
+    missing, foreign = sorted(set(wanted) - set(got)), sorted(set(got) - set(wanted))
+    return (
+        f"a task has {len(wanted)} change sets and the answer {len(got)} results for it; missing "
+        f"(writer, number): {missing[:3]}, not of this task: {foreign[:3]}"
+    )
 
 
 def _place(change_set: StateChangeSet) -> tuple[int, int]:

@@ -10,16 +10,18 @@ copy with it (H6); a local fault fails no upload (H8); small state can stay inli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, overload, runtime_checkable
 
 from statelog.arguments import whole_number
 from statelog.changelog.from_options import checked_job_id
-from statelog.changelog.local_recovery import LocalBackup
+from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.change_log import UploadResult
+from statelog.format.change_set import Buffer
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -54,11 +56,33 @@ class StateChangeUploader(Protocol):
         ...
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete what a successful upload has written, because another one won."""
+        """
+        Delete what a successful upload has written, because another one won.
+
+        Runs on an upload thread; what it raises is logged.
+        """
         ...
 
     def close(self) -> None:
         """End.  May be called more than once."""
+        ...
+
+
+Write = Callable[[], UploadTasksResult]
+"""Writes tasks that are encoded already, under new names at each call."""
+
+
+@runtime_checkable
+class PreparingUploader(StateChangeUploader, Protocol):
+    """An uploader that encodes apart from writing, so that attempts share one encoding."""
+
+    def prepare(self, tasks: Sequence[UploadTask]) -> Write:
+        """
+        Encode *tasks* and return what writes them.
+
+        Called once for an upload, on a thread that may compute, outside of any time-out.  The
+        result is called once for each attempt, from several threads at once.
+        """
         ...
 
 
@@ -102,49 +126,71 @@ class StateChangeFsUploader:
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Write all sets of *tasks* into one file under a new name.
+        Write all sets of *tasks*, as one file under a new name; as several where one is too small.
 
         Blocks: For the time of the store's put.
 
         Raises:
             StoreError: The put failed; a partial object has been deleted as far as possible.
         """
+        return self.prepare(tasks)()
+
+    def prepare(self, tasks: Sequence[UploadTask]) -> Write:
+        """
+        Encode *tasks* and return what writes them; each call of that writes under new names.
+
+        Raises:
+            StoreError: By the returned call: the put failed, see `upload`.
+        """
         began_ns = self._clock.now_ns()
-        segment = SegmentWriter(compress=self._compress)
-        located = [
-            (task, [(each, segment.add_encoded(encoded)) for each, encoded in task.in_order()])
-            for task in tasks
-        ]
-        name = self._ids.new_id()
-        path = self._paths.changelog(name)
-        content = segment.finish()
-        encoded_ns = self._clock.now_ns()
-        self._metrics.record("encode_durations", encoded_ns - began_ns)
+        files = [SegmentWriter(compress=self._compress)]
+        placed = []
+        for task in tasks:
+            sets = []
+            for change_set, encoded in task.in_order():
+                if not files[-1].has_room_for(encoded):
+                    files.append(SegmentWriter(compress=self._compress))
+                sets.append((change_set, len(files) - 1, files[-1].add_encoded(encoded)))
+            placed.append((task, sets))
+        segments = [_Segment(each.finish(), each.payload_size, each.num_sets) for each in files]
+        self._metrics.record("encode_durations", self._clock.now_ns() - began_ns)
+        return partial(self._write, segments, placed)
+
+    def _write(self, segments: list[_Segment], placed: _Placed) -> UploadTasksResult:
+        """Put files that are encoded already, under new names."""
+        began_ns = self._clock.now_ns()
         fail_point("before-upload")
-        copy = None if self._backup is None else self._backup.start(name, content)
+        paths: list[str] = []
+        copies: list[LocalCopy] = []
         try:
-            self._store.put(path, content)
+            for segment in segments:
+                name = self._ids.new_id()
+                paths.append(self._paths.changelog(name))
+                if self._backup is not None:
+                    copies.append(self._backup.start(name, segment.content))
+                self._store.put(paths[-1], segment.content)
         except BaseException:
-            if copy is not None:
+            for copy in copies:
                 copy.give_up()
-            self._clean_up(path)
+            self._clean_up(paths)
             raise
-        self._metrics.record("put_durations", self._clock.now_ns() - encoded_ns)
+        self._metrics.record("put_durations", self._clock.now_ns() - began_ns)
         fail_point("after-upload")
-        handle, local = FileStateHandle(path, segment.payload_size), None
-        if copy is not None and (local_path := copy.take()) is not None:
-            local = FileStateHandle(local_path, segment.payload_size)
-        if self._registry is not None:
-            self._registry.start_tracking(handle, sum(len(sets) for _, sets in located), local)
+        local_paths = [copy.take() for copy in copies] or [None] * len(paths)
+        handles: list[FileStateHandle] = []
+        locals_: list[FileStateHandle | None] = []
+        for segment, path, local_path in zip(segments, paths, local_paths, strict=True):
+            size = segment.payload_size
+            handles.append(FileStateHandle(path, size))
+            locals_.append(None if local_path is None else FileStateHandle(local_path, size))
+            if self._registry is not None:
+                self._registry.start_tracking(handles[-1], segment.num_sets, locals_[-1])
         return UploadTasksResult(
             tasks=tuple(
-                TaskResults(
-                    task, tuple(_result(change_set, handle, at, local) for change_set, at in sets)
-                )
-                for task, sets in located
+                TaskResults(task, _Results(sets, handles, locals_)) for task, sets in placed
             ),
-            handles=(handle,),
-            payload_bytes=segment.payload_size,
+            handles=tuple(handles),
+            payload_bytes=sum(segment.payload_size for segment in segments),
         )
 
     def discard(self, result: UploadTasksResult) -> None:
@@ -156,11 +202,64 @@ class StateChangeFsUploader:
     def close(self) -> None:
         """Do nothing: the store is the caller's."""
 
-    def _clean_up(self, path: str) -> None:
+    def _clean_up(self, paths: Iterable[str]) -> None:
         try:
-            self._store.delete([path])
+            self._store.delete(paths)
         except Exception:
             return  # the put's own error says more; the next clean-up finds the object
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A file that is ready to be put, any number of times."""
+
+    content: list[Buffer]
+    payload_size: int
+    num_sets: int
+
+
+_Placed = list[tuple[UploadTask, list[tuple[StateChangeSet, int, SetEntry]]]]
+"""Each task, and for each of its sets the number of its file and its place there."""
+
+
+class _Results(Sequence[UploadResult]):
+    """
+    The results of one task, made when they are first looked at.
+
+    That is when the attempt has ended: its time-out is for the store, however many sets there are.
+    """
+
+    __slots__ = ("_make", "_results")
+
+    def __init__(
+        self,
+        sets: list[tuple[StateChangeSet, int, SetEntry]],
+        handles: list[FileStateHandle],
+        copies: list[FileStateHandle | None],
+    ) -> None:
+        self._make: tuple[Any, ...] = (sets, handles, copies)
+        self._results: tuple[UploadResult, ...] | None = None
+
+    def _made(self) -> tuple[UploadResult, ...]:
+        if self._results is None:
+            sets, handles, copies = self._make
+            self._results = tuple(
+                [_result(each, handles[at], entry, copies[at]) for each, at, entry in sets]
+            )
+        return self._results
+
+    def __len__(self) -> int:
+        return len(self._make[0])
+
+    @overload
+    def __getitem__(self, at: int) -> UploadResult: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[UploadResult]: ...
+    def __getitem__(self, at: int | slice) -> UploadResult | Sequence[UploadResult]:
+        return self._made()[at]
+
+    def __iter__(self) -> Iterator[UploadResult]:
+        return iter(self._made())
 
 
 class InlineStateChangeUploader:
@@ -193,6 +292,19 @@ class InlineStateChangeUploader:
 
         Blocks: Only where the delegate does.
         """
+        return self.prepare(tasks)()
+
+    def prepare(self, tasks: Sequence[UploadTask]) -> Write:
+        """Encode *tasks* into handles, or let the delegate prepare them."""
+        result = self._inline(tasks)
+        if result is not None:
+            return partial(_pass_on, result)
+        if isinstance(self._delegate, PreparingUploader):
+            return self._delegate.prepare(tasks)
+        return partial(self._delegate.upload, tasks)
+
+    def _inline(self, tasks: Sequence[UploadTask]) -> UploadTasksResult | None:
+        """Return *tasks* as handles that hold their bytes; None if they are too large for it."""
         # What is surely too large is not encoded here in vain.
         least = sum(
             change_set.size_bytes + _PREFIX_SIZE * len(change_set)
@@ -200,7 +312,7 @@ class InlineStateChangeUploader:
             for change_set in task.change_sets
         )
         if least > self._threshold_bytes:
-            return self._delegate.upload(tasks)
+            return None
         handles: list[StreamStateHandle] = []
         entries: list[TaskResults] = []
         size = payload_bytes = 0
@@ -213,13 +325,11 @@ class InlineStateChangeUploader:
                 size += len(data)
                 payload_bytes += segment.payload_size
                 if size > self._threshold_bytes:
-                    return self._delegate.upload(tasks)
+                    return None
                 handle = ByteStreamStateHandle(self._ids.new_id(), data)
                 handles.append(handle)
                 results.append(_result(change_set, handle, at))
             entries.append(TaskResults(task, tuple(results)))
-        fail_point("before-upload")
-        fail_point("after-upload")
         return UploadTasksResult(
             tasks=tuple(entries), handles=tuple(handles), payload_bytes=payload_bytes
         )
@@ -232,6 +342,13 @@ class InlineStateChangeUploader:
     def close(self) -> None:
         """Close the delegate."""
         self._delegate.close()
+
+
+def _pass_on(result: UploadTasksResult) -> UploadTasksResult:
+    """Answer an upload that has nothing to write."""
+    fail_point("before-upload")
+    fail_point("after-upload")
+    return result
 
 
 def _result(

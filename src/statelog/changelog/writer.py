@@ -275,10 +275,11 @@ class FsStateChangelogWriter:
             Future of a handle over [from_sqn, n), n being the next number at the time of the
             call.  An empty range gives a handle without entries.  It fails with
             `UploadFailedError`, or with `WriterClosedError` where the writer ends first.  It
-            cannot be cancelled.  Callbacks run where the upload ran, never under a lock: on an
-            upload thread or, on local disk and in memory, on one that waits for a result without
-            a time-out: such a waiter runs uploads itself that no thread has taken yet, and a disk
-            that hangs holds it.  `result(timeout=...)` never does.
+            cannot be cancelled.  Callbacks run on the storage's callback threads, never on those
+            of uploads or timers and never under a lock: one that blocks holds up other callbacks
+            at most.  One added after the end runs at once, in the thread that adds it.  On local
+            disk and in memory, a wait without a time-out runs uploads itself that no thread has
+            taken yet, and a disk that hangs holds it.  `result(timeout=...)` never does.
 
         An exception of a signal handler comes after the call has done its work, or out of its
         wait for upload capacity, which fails this persist.  The future is lost with it, but no
@@ -299,7 +300,7 @@ class FsStateChangelogWriter:
         """
         first = SequenceNumber.of(from_sqn).value
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        future: PersistFuture = HelpedFuture(self._helper)
+        future: PersistFuture = HelpedFuture(self._helper, self._runtime.callback_pool)
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
             self._log.check_persist(first)
@@ -495,7 +496,9 @@ class FsStateChangelogWriter:
     def _perform_one(self, action: Action) -> None:
         match action:
             case StartUpload(change_sets):
-                self._scheduler.upload(UploadTask(change_sets, self._on_success, self._on_failure))
+                self._scheduler.upload(
+                    UploadTask(change_sets, self._on_success, self._on_failure, quick=True)
+                )
             case CompletePersist(persist_id, results, incremental_size_bytes):
                 self._persists.complete(persist_id, results, incremental_size_bytes)
             case FailPersist(persist_id, error):

@@ -15,6 +15,8 @@ Source: Flink, BatchingStateChangeUploadScheduler and UploadThrottle.  Deviation
   is nearly all of the latency of a small persist);
 - the limit is hard: a task is admitted if it fits, or alone; Flink admits any task while less
   than the limit is in flight;
+- the bytes of an upload stay in flight until its last attempt has returned, also after the upload
+  was won by another attempt or given up: a store that hangs cannot fill the memory;
 - waiting tasks are served first come, first served, so a large one is not passed over for ever.
 """
 
@@ -47,8 +49,27 @@ class TimerFired:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerLost:
+    """A moment asked for by `SetTimer` cannot be waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class BatchDone:
-    """The upload of a batch has ended, well or badly."""
+    """
+    The upload of a batch has ended, well or badly.
+
+    Args:
+        batch_id: The batch.
+        held: Whether attempts still run that hold its bytes; `BatchReleased` follows then.
+    """
+
+    batch_id: int
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReleased:
+    """The last attempt of a batch that ended with `held` has returned."""
 
     batch_id: int
 
@@ -95,7 +116,7 @@ class RejectTasks:
     task_ids: tuple[int, ...]
 
 
-Event = TaskOffered | TaskWithdrawn | TimerFired | BatchDone | Closed
+Event = TaskOffered | TaskWithdrawn | TimerFired | TimerLost | BatchDone | BatchReleased | Closed
 Action = TaskAdmitted | StartBatch | SetTimer | SetAvailable | RejectTasks
 
 
@@ -104,9 +125,10 @@ class UploadBatcher:
     Gathers tasks until there is a reason to upload them.
 
     Invariants:
-      1. a task is in exactly one of: waiting for room, queued, one running batch, gone;
-      2. `in_flight_bytes` is the sum over queue and running batches, and at most the limit unless
-         one task alone is larger;
+      1. a task is in exactly one of: waiting for room, queued, one running batch, one batch that
+         has ended and is held by an attempt, gone;
+      2. `in_flight_bytes` is the sum over queue, running and held batches, and at most the limit
+         unless one task alone is larger;
       3. tasks wait only while the first of them does not fit;
       4. tasks are queued only while a timer is set for them, or (without `fixed_delay`) an upload
          is running that will take them along.
@@ -138,6 +160,8 @@ class UploadBatcher:
         self._queued_bytes = 0
         self._queued_since_ns = 0
         self._batches: dict[int, dict[int, int]] = {}
+        self._held: dict[int, dict[int, int]] = {}
+        self._released_early: set[int] = set()
         self._in_flight_bytes = 0
         self._deadline_ns: int | None = None
         self._next_batch_id = 0
@@ -150,8 +174,13 @@ class UploadBatcher:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes admitted and not yet uploaded."""
+        """Bytes admitted and not yet uploaded, and bytes that an attempt holds after the end."""
         return self._in_flight_bytes
+
+    @property
+    def held_batches(self) -> int:
+        """Uploads that have ended while attempts of theirs still run."""
+        return len(self._held)
 
     @property
     def queue_size(self) -> int:
@@ -189,11 +218,12 @@ class UploadBatcher:
                 # A timer that outlived its batch is stale, not an error.
                 due = self._deadline_ns is not None and now_ns >= self._deadline_ns
                 actions = self._drain(now_ns) if due else []
-            case BatchDone(batch_id):
-                self._in_flight_bytes -= sum(self._batches.pop(batch_id).values())
-                actions = self._admit(now_ns)
-                if self._queued and not self._batches and not self._fixed_delay:
-                    actions += self._drain(now_ns)
+            case TimerLost():
+                actions = self._drain(now_ns) if self._queued else []
+            case BatchDone(batch_id, held):
+                actions = self._done(batch_id, held, now_ns)
+            case BatchReleased(batch_id):
+                actions = self._release(batch_id, now_ns)
             case Closed():
                 actions = self._close()
             case _:
@@ -243,6 +273,26 @@ class UploadBatcher:
         self._deadline_ns = None
         return [StartBatch(batch_id, tuple(batch), now_ns - self._queued_since_ns)]
 
+    def _done(self, batch_id: int, held: bool, now_ns: int) -> list[Action]:
+        batch = self._batches.pop(batch_id)
+        if held and batch_id not in self._released_early:
+            self._held[batch_id] = batch
+        else:
+            self._released_early.discard(batch_id)
+            self._in_flight_bytes -= sum(batch.values())
+        actions = self._admit(now_ns)
+        if self._queued and not self._batches and not self._fixed_delay:
+            actions += self._drain(now_ns)
+        return actions
+
+    def _release(self, batch_id: int, now_ns: int) -> list[Action]:
+        batch = self._held.pop(batch_id, None)
+        if batch is None:  # two threads: the release overtakes the end
+            self._released_early.add(batch_id)
+            return []
+        self._in_flight_bytes -= sum(batch.values())
+        return self._admit(now_ns)
+
     def _close(self) -> list[Action]:
         self._closed = True
         rejected = (*self._queued, *self._waiting)
@@ -258,7 +308,7 @@ class UploadBatcher:
         Raises:
             InvariantError: One of the class's invariants is broken.
         """
-        held = [self._waiting, self._queued, *self._batches.values()]
+        held = [self._waiting, self._queued, *self._batches.values(), *self._held.values()]
         ids = [task_id for group in held for task_id in group]
         check(len(ids) == len(set(ids)), "a task is in two places")
         admitted = [size for group in held[1:] for size in group.values()]

@@ -13,7 +13,10 @@ Source: Flink, RetryingExecutor and RetryPolicy.  Deviations:
 - the last attempt gets its whole time-out and the failure names every attempt.  As in Flink the
   upload fails when that time-out is over although attempts may still be running: a caller waits a
   bounded time, the changes are still in the writer, and a late file is discarded;
-- a retry can back off exponentially, with jitter.
+- an attempt holds its thread and the upload's bytes until it returns, also after the upload ended,
+  and the upload says when the last one has returned;
+- where every thread hangs, an upload that waits for one fails after the time that all its attempts
+  would have had.
 """
 
 from __future__ import annotations
@@ -22,109 +25,8 @@ import enum
 from dataclasses import dataclass
 from typing import assert_never
 
-from statelog import arguments
-from statelog.errors import InvalidOptionsError, check
-
-NS_PER_S = 1_000_000_000
-
-
-class RetryKind(enum.Enum):
-    """How the delay before the next attempt grows."""
-
-    NONE = "none"
-    FIXED = "fixed"
-    EXPONENTIAL = "exponential"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """
-    When to try again; make one with `none`, `fixed` or `exponential`.
-
-    Args:
-        kind: How the delay grows.
-        max_attempts: Attempts including the first, >= 1.
-        timeout_ns: Time after which an attempt gets a rival; None for never.
-        delay_ns: Delay after an error (not after a time-out).
-        delay_max_ns: Bound for exponential delays.
-    """
-
-    kind: RetryKind
-    max_attempts: int = 1
-    timeout_ns: int | None = None
-    delay_ns: int = 0
-    delay_max_ns: int = 0
-
-    def __post_init__(self) -> None:
-        arguments.whole_number(self.max_attempts, "max_attempts", error=InvalidOptionsError)
-        if self.max_attempts < 1:
-            raise InvalidOptionsError(f"max_attempts is {self.max_attempts}; it must be at least 1")
-        if (self.timeout_ns is not None and self.timeout_ns <= 0) or self.delay_ns < 0:
-            raise InvalidOptionsError(
-                "a retry policy needs a time-out above zero (or None) and no negative delay"
-            )
-
-    @classmethod
-    def none(cls) -> RetryPolicy:
-        """Return the policy of one attempt without a time-out."""
-        return cls(kind=RetryKind.NONE)
-
-    @classmethod
-    def fixed(
-        cls,
-        max_attempts: int = 3,
-        timeout_s: float | None = 1.0,
-        delay_after_failure_s: float = 0.5,
-    ) -> RetryPolicy:
-        """Return Flink's policy: the same delay after each error, none after a time-out."""
-        return cls(
-            kind=RetryKind.FIXED,
-            max_attempts=max_attempts,
-            timeout_ns=_ns(timeout_s),
-            delay_ns=_delay_ns(delay_after_failure_s),
-        )
-
-    @classmethod
-    def exponential(
-        cls,
-        max_attempts: int = 5,
-        timeout_s: float | None = 1.0,
-        first_delay_s: float = 0.1,
-        delay_max_s: float = 5.0,
-    ) -> RetryPolicy:
-        """Return a policy whose delay doubles up to a bound, spread by jitter over its half."""
-        return cls(
-            kind=RetryKind.EXPONENTIAL,
-            max_attempts=max_attempts,
-            timeout_ns=_ns(timeout_s),
-            delay_ns=_delay_ns(first_delay_s),
-            delay_max_ns=_delay_ns(delay_max_s),
-        )
-
-    def delay_after_error_ns(self, attempt: int, jitter: float) -> int:
-        """
-        Return how long to wait after *attempt* (>= 1) failed.
-
-        Args:
-            attempt: Number of the attempt that failed.
-            jitter: A fraction in [0, 1), used by the exponential policy.
-        """
-        if self.kind is not RetryKind.EXPONENTIAL:
-            return self.delay_ns
-        full = min(self.delay_ns << (attempt - 1), self.delay_max_ns)
-        return full // 2 + int(full / 2 * jitter)
-
-
-def _ns(seconds: float | None) -> int | None:
-    if seconds is None:
-        return None
-    found = arguments.number(seconds, "the time-out in seconds", error=InvalidOptionsError)
-    return round(found * NS_PER_S) if found > 0 else None
-
-
-def _delay_ns(seconds: float) -> int:
-    found = arguments.number(seconds, "the delay in seconds", error=InvalidOptionsError)
-    return round(found * NS_PER_S)
+from statelog.core.retry_policy import RetryPolicy
+from statelog.errors import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +68,27 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A moment asked for by `SetTimer` has come."""
+    """
+    A moment asked for by `SetTimer` has come.
+
+    Args:
+        threads_hang: Whether every thread that could run an attempt hangs.
+    """
+
+    threads_hang: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimerLost:
+    """The moment *at_ns*, asked for by `SetTimer`, cannot be waited for."""
+
+    at_ns: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadsHang:
+    """Every thread that could run an attempt hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +126,40 @@ class ThreadBack:
 
 @dataclass(frozen=True, slots=True)
 class UploadWon:
-    """The upload has succeeded through *attempt*; *total_attempts* were made."""
+    """
+    The upload has succeeded through *attempt*; *total_attempts* were made.
+
+    Args:
+        attempt: The winner.
+        total_attempts: Attempts started, the winner included.
+        attempts_out: Attempts that have a thread and have not returned; `UploadReleased` follows
+            when the last of them returns.
+    """
 
     attempt: int
     total_attempts: int
+    attempts_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UploadGivenUp:
-    """The upload has failed; *story* tells each attempt, *error* is the last one's (or None)."""
+    """
+    The upload has failed; *story* tells each attempt, *error* is the last one's (or None).
+
+    Args:
+        error: What the last attempt raised.
+        story: What became of each attempt.
+        attempts_out: As for `UploadWon`.
+    """
 
     error: BaseException | None
     story: str
+    attempts_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReleased:
+    """The upload had ended, and its last attempt has returned: no thread holds its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +169,37 @@ class DiscardAttempt:
     attempt: int
 
 
-Event = UploadRequested | AttemptStarted | AttemptSucceeded | AttemptFailed | TimerFired | Cancelled
+Event = (
+    UploadRequested
+    | AttemptStarted
+    | AttemptSucceeded
+    | AttemptFailed
+    | TimerFired
+    | TimerLost
+    | ThreadsHang
+    | Cancelled
+)
 Action = (
-    StartAttempt | SetTimer | ThreadStuck | ThreadBack | UploadWon | UploadGivenUp | DiscardAttempt
+    StartAttempt
+    | SetTimer
+    | ThreadStuck
+    | ThreadBack
+    | UploadWon
+    | UploadGivenUp
+    | UploadReleased
+    | DiscardAttempt
 )
 
 
 class _State(enum.Enum):
-    SUBMITTED = "submitted"
+    SUBMITTED = "no thread was free"
     RUNNING = "running"
     TIMED_OUT = "timed out"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+
+_WITH_THREAD = (_State.RUNNING, _State.TIMED_OUT)
 
 
 @dataclass(slots=True)
@@ -255,13 +218,16 @@ class UploadRetry:
       1. exactly one of `UploadWon` and `UploadGivenUp` is returned, once;
       2. before it, at least one attempt is submitted or running, or a retry is due at a set time;
       3. at most `max_attempts` attempts are started, and none after the end;
-      4. every success other than the winner's is discarded.
+      4. every success other than the winner's is discarded;
+      5. after the end, `UploadReleased` is returned once if attempts were out at the end.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._attempts: dict[int, _Attempt] = {}
         self._retry_at_ns: int | None = None
+        self._starved_at_ns: int | None = None
+        self._held = False
         self._done = False
 
     @property
@@ -272,10 +238,7 @@ class UploadRetry:
     @property
     def attempts_out(self) -> int:
         """Attempts that have a thread and have not come back."""
-        return sum(
-            attempt.state in (_State.RUNNING, _State.TIMED_OUT)
-            for attempt in self._attempts.values()
-        )
+        return sum(attempt.state in _WITH_THREAD for attempt in self._attempts.values())
 
     @property
     def total_attempts(self) -> int:
@@ -293,8 +256,14 @@ class UploadRetry:
                 return self._succeeded(attempt)
             case AttemptFailed():
                 return self._failed(event, now_ns)
-            case TimerFired():
-                return self._on_timer(now_ns)
+            case TimerFired(threads_hang):
+                return self._on_timer(now_ns, threads_hang)
+            case TimerLost(at_ns, error):
+                # An attempt's time-out is not needed to end the upload; a retry's moment is.
+                alone = at_ns == self._retry_at_ns and not self._on_their_way()
+                return self._give_up(error) if alone else []
+            case ThreadsHang():
+                return self._starve(now_ns)
             case Cancelled():
                 return self._give_up(None)
             case _:
@@ -306,6 +275,9 @@ class UploadRetry:
         return [StartAttempt(number)]
 
     def _started(self, number: int, now_ns: int) -> list[Action]:
+        if self._done:  # the shell does not run it
+            return []
+        self._starved_at_ns = None
         attempt = self._attempts[number]
         attempt.state = _State.RUNNING
         if self._policy.timeout_ns is None:
@@ -321,10 +293,22 @@ class UploadRetry:
     def _succeeded(self, number: int) -> list[Action]:
         actions = self._come_back(number, _State.SUCCEEDED)
         if self._done:
-            return [*actions, DiscardAttempt(number)]
+            return [*actions, *self._released(), DiscardAttempt(number)]
+        return [*actions, UploadWon(number, len(self._attempts), self._end())]
+
+    def _end(self) -> int:
+        """End the upload and return how many attempts hold a thread."""
         self._done = True
-        self._retry_at_ns = None
-        return [*actions, UploadWon(number, len(self._attempts))]
+        self._retry_at_ns = self._starved_at_ns = None
+        self._held = self.attempts_out > 0
+        return self.attempts_out
+
+    def _released(self) -> list[Action]:
+        """Return what to do when an attempt returns after the end."""
+        if not self._held or self.attempts_out:
+            return []
+        self._held = False
+        return [UploadReleased()]
 
     def _failed(self, event: AttemptFailed, now_ns: int) -> list[Action]:
         attempt = self._attempts[event.attempt]
@@ -332,7 +316,7 @@ class UploadRetry:
         timed_out = attempt.timed_out
         actions = self._come_back(event.attempt, _State.FAILED)
         if self._done:
-            return actions
+            return actions + self._released()
         if not timed_out and event.retryable and self._may_retry():
             delay_ns = self._policy.delay_after_error_ns(event.attempt, event.jitter)
             if isinstance(event.error, TimeoutError):  # the store has waited already, as in Flink
@@ -349,13 +333,31 @@ class UploadRetry:
 
     def _hope(self) -> bool:
         """Return whether an attempt is due, on its way, or running within its time."""
-        return self._retry_at_ns is not None or any(
+        return self._retry_at_ns is not None or self._on_their_way()
+
+    def _on_their_way(self) -> bool:
+        return any(
             attempt.state in (_State.SUBMITTED, _State.RUNNING)
             for attempt in self._attempts.values()
         )
 
-    def _on_timer(self, now_ns: int) -> list[Action]:
+    def _starve(self, now_ns: int) -> list[Action]:
+        """Bound the wait for a thread where no thread can come free by itself."""
+        states = {attempt.state for attempt in self._attempts.values()}
+        waits_for_thread = _State.SUBMITTED in states and _State.RUNNING not in states
+        if self._done or not waits_for_thread or self._starved_at_ns is not None:
+            return []
+        if self._policy.timeout_ns is None:
+            return []
+        self._starved_at_ns = now_ns + self._policy.timeout_ns * self._policy.max_attempts
+        return [SetTimer(self._starved_at_ns)]
+
+    def _on_timer(self, now_ns: int, threads_hang: bool) -> list[Action]:
         actions: list[Action] = []
+        if self._starved_at_ns is not None and now_ns >= self._starved_at_ns:
+            self._starved_at_ns = None
+            if threads_hang:
+                return self._give_up(None)
         if self._retry_at_ns is not None and now_ns >= self._retry_at_ns:
             self._retry_at_ns = None
             actions += self._start()
@@ -375,9 +377,7 @@ class UploadRetry:
     def _give_up(self, error: BaseException | None) -> list[Action]:
         if self._done:
             return []
-        self._done = True
-        self._retry_at_ns = None
-        return [UploadGivenUp(error, self._story())]
+        return [UploadGivenUp(error, self._story(), self._end())]
 
     def _story(self) -> str:
         parts = []
@@ -400,3 +400,4 @@ class UploadRetry:
             check(self._hope(), "the upload waits for nothing")
         if self._done:
             check(self._retry_at_ns is None, "a retry is due after the end")
+            check(self._held == (self.attempts_out > 0), "a thread is out and not waited for")

@@ -27,8 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import CorruptionError, InvariantError
+from statelog.format.change_rows import decode_rows, encode_rows
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange, StateChangeSet
+from statelog.model.state_change import ChangeRows
 
 Buffer = bytes | memoryview
 _INT: Final = struct.Struct(">i")
@@ -80,7 +82,9 @@ def joined(pieces: Sequence[Buffer | bytearray]) -> memoryview:
     return whole
 
 
-def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> EncodedChangeSet:
+def encode_change_set(
+    change_set: StateChangeSet | Sequence[ChangeBatch],
+) -> EncodedChangeSet:
     """
     Encode the changes of one set.
 
@@ -101,6 +105,9 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
         )
     if not batches:
         return _finish([_INT.pack(0)], _INT_SIZE, GroupIndex())
+    if all(isinstance(batch, ChangeRows) for batch in batches):
+        whole, groups = encode_rows(batches)
+        return _finish([whole], len(whole), groups)
     key_groups = np.concatenate([batch.key_groups for batch in batches])
     arrays = [batch.values for batch in batches]
     order: npt.NDArray[np.int64] | None = None
@@ -305,7 +312,10 @@ def decode_change_set(
         CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
     """
     view = memoryview(payload)
-    decoded = _decode_uniform_set(view, offset) or _decode_set(view, offset, where)
+    if (few := decode_rows(view, offset)) is not None:
+        decoded = DecodedChangeSet(*few)
+    else:
+        decoded = _decode_uniform_set(view, offset) or _decode_set(view, offset, where)
     _check_end(decoded.end, offset, size_bytes, where)
     return decoded
 

@@ -23,6 +23,7 @@ The page for people is docs/formats/segment.md.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,12 @@ _SET: Final = struct.Struct(">QQII")
 _FRAMES: Final = struct.Struct(">II")
 _NO_GROUP_INDEX: Final = 0xFFFFFFFF
 _SKIPPABLE_HEADER_SIZE: Final = 4
+_TRAILER_REST: Final = 4096
+"""Room for the footer, the heads of the sections, and small sections beside the index."""
+_FEW_PIECES: Final = 512
+_TINY_BYTES: Final = 4096
+_PLAIN_INDEX_MAX: Final = 2**31
+"""The lengths in the trailer of a plain file have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +100,28 @@ class SegmentWriter:
         self._payload_crc = 0
         self._size = 0
         self._sets: list[SetEntry] = []
+        self._num_groups = 0
 
     @property
     def payload_size(self) -> int:
         """Uncompressed payload bytes so far; the `size` of a handle on this file."""
         return self._size
+
+    @property
+    def num_sets(self) -> int:
+        """Change sets added so far."""
+        return len(self._sets)
+
+    def has_room_for(self, encoded: EncodedChangeSet) -> bool:
+        """Return whether the trailer can name one more set; a file without sets always has room."""
+        if not self._sets:
+            return True
+        index = _SET.size * (len(self._sets) + 1)
+        if self._compress:  # groups may be left out; the frames may not
+            frames = 8 * ((self._size + encoded.size_bytes) // BLOCK_SIZE + 1)
+            return index + frames + _TRAILER_REST <= MAX_CHUNK_LENGTH
+        groups = GroupIndex.ENTRY_SIZE * (self._num_groups + len(encoded.groups))
+        return index + groups + _TRAILER_REST <= _PLAIN_INDEX_MAX
 
     def add(self, change_set: StateChangeSet | Sequence[ChangeBatch]) -> SetEntry:
         """Append one change set and return where it lies."""
@@ -111,6 +135,7 @@ class SegmentWriter:
             checksum(encoded.buffers, self._payload_crc) if self._size else encoded.crc32c
         )
         self._size += encoded.size_bytes
+        self._num_groups += len(encoded.groups)
         self._sets.append(entry)
         return entry
 
@@ -127,7 +152,7 @@ class SegmentWriter:
         extra = dict(sections or {})
         if not self._compress:
             index = {_SETS_TAG: _pack_sets(self._sets)}
-            return [b"\x00", *self._payload, self._trailer({**index, **extra})]
+            return [b"\x00", *_gathered(self._payload), self._trailer({**index, **extra})]
         framed = compress_frames(b"".join(self._payload))
         frames = _FRAMES.pack(BLOCK_SIZE, len(framed.chunk_positions)) + struct.pack(
             f">{len(framed.chunk_positions)}Q", *framed.chunk_positions
@@ -149,6 +174,17 @@ class SegmentWriter:
         fields = (self._size, self._payload_crc, FORMAT_VERSION, 0, MAGIC)
         crc = checksum([body, FOOTER.pack(len(body), 0, *fields)])
         return body + FOOTER.pack(len(body), crc, *fields)
+
+
+def _gathered(pieces: list[Buffer]) -> list[Buffer]:
+    """Return *pieces* with runs of tiny ones joined: a store pays for each piece."""
+    if len(pieces) <= _FEW_PIECES:
+        return pieces
+    gathered: list[Buffer] = []
+    for tiny, run in itertools.groupby(pieces, lambda piece: len(piece) < _TINY_BYTES):
+        each = list(run)
+        gathered += [b"".join(each)] if tiny else each
+    return gathered
 
 
 def _pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:

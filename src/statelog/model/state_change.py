@@ -70,6 +70,48 @@ class ChangeBatch:
             yield StateChange(key_group, value)
 
 
+class ChangeRows(ChangeBatch):
+    """
+    A batch of few changes, kept as rows: as columns, one change takes more than a kilobyte.
+
+    Its columns are made anew at each access.
+
+    Args:
+        rows_key_groups: One for each value.
+        rows_values: The changes.
+    """
+
+    __slots__ = ("rows_key_groups", "rows_values")
+
+    rows_key_groups: tuple[int, ...]
+    rows_values: tuple[bytes, ...]
+
+    def __init__(self, rows_key_groups: tuple[int, ...], rows_values: tuple[bytes, ...]) -> None:
+        object.__setattr__(self, "rows_key_groups", rows_key_groups)
+        object.__setattr__(self, "rows_values", rows_values)
+
+    @property
+    def key_groups(self) -> Int32Array:
+        """The column of key groups, see `ChangeBatch`."""
+        return np.array(self.rows_key_groups, np.int32)
+
+    @property
+    def values(self) -> pa.Array[Any]:
+        """The column of values, see `ChangeBatch`."""
+        return pa.array(self.rows_values, pa.binary())
+
+    @property
+    def size_bytes(self) -> int:
+        """Sum of the lengths of all values."""
+        return sum(map(len, self.rows_values))
+
+    def __len__(self) -> int:
+        return len(self.rows_values)
+
+    def __iter__(self) -> Iterator[StateChange]:
+        return map(StateChange, self.rows_key_groups, self.rows_values)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StateChangeSet:
     """
@@ -78,7 +120,7 @@ class StateChangeSet:
     Args:
         log_id: Number of the writer within its storage.
         sqn: Position of the set in that writer's log.
-        batches: The changes in append order.
+        batches: The changes in append order; small pieces as rows.
         size_bytes: Sum of the lengths of all values.
     """
 

@@ -7,7 +7,8 @@ this room stays the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.closing import close_all
@@ -15,6 +16,13 @@ from statelog.runtime.ids import IdSource, RandomIds
 from statelog.runtime.lock import Lock, ThreadLock
 from statelog.runtime.pool import Pool, ThreadPool
 from statelog.runtime.timers import ThreadTimers, Timers
+
+CALLBACK_THREADS: Final = 4
+"""Threads of a storage for callbacks of users; each starts when there is a callback for it."""
+
+
+def _callback_pool() -> Pool:
+    return ThreadPool(CALLBACK_THREADS, "statelog-callback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,7 @@ class Runtime:
         timers: Call back later.
         upload_pool: Runs uploads.
         discard_pool: Runs deletions.
+        callback_pool: Runs callbacks of users, which may block; nothing else.
     """
 
     clock: Clock
@@ -37,6 +46,7 @@ class Runtime:
     timers: Timers
     upload_pool: Pool
     discard_pool: Pool
+    callback_pool: Pool = field(default_factory=_callback_pool)
 
     def close(self, timeout_s: float) -> None:
         """
@@ -48,6 +58,7 @@ class Runtime:
             self.timers.close,
             lambda: self.upload_pool.close(timeout_s),
             lambda: self.discard_pool.close(timeout_s),
+            lambda: self.callback_pool.close(timeout_s),
         )
 
 

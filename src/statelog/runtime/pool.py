@@ -1,28 +1,36 @@
 """
 Pools: blocking work on a few threads, started when there is work.
 
-A pool can be told that one of its threads hangs (`widen`); it then works on with another one, so
-that a store that never answers cannot use all threads up.
+A pool can be told that one of its threads hangs (`widen`); it then works on with a spare one, of
+which it has a fixed number.  When all of them hang too, `starved` tells, and work waits.
+What work or a callback raises, of whatever kind, ends no thread of a pool.  A thread that the system
+refuses is asked for again with the next work; only a pool without any thread fails its work.
 Source: Flink's ChangelogBlockingExecutor.  Deviation: there, hung calls take their threads away
 for good, and an attempt that never starts never times out.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures._base import PENDING, RUNNING
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from statelog.errors import ClosedError
+from statelog.errors import ClosedError, StatelogError, UnavailableError
 from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.runtime.lock import ThreadLock
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
+_Job = tuple[Callable[[], Any], Done]
+_log = logging.getLogger("statelog")
+
+SPARE_THREADS: Final = 8
+"""Threads beside the configured ones that work while those hang."""
 
 
 class Pool(Protocol):
@@ -35,12 +43,17 @@ class Pool(Protocol):
         Run *work*, then *done* with its result or its error (whatever kind of error it is).
 
         *done* is called exactly once, on the same thread, unless *work* never returns.  On a
-        closed pool it is called at once with `ClosedError`.
+        closed pool it is called at once with `ClosedError`, and with `UnavailableError` where the
+        pool has no thread and the system refuses one.
         """
         ...
 
     def widen(self) -> None:
-        """Allow one thread more: one of them is presumed to hang."""
+        """Note that a thread hangs, and let a spare one work, if there is one."""
+        ...
+
+    def starved(self) -> bool:
+        """Return whether work waits while every thread, spare ones included, hangs."""
         ...
 
     def narrow(self) -> None:
@@ -70,13 +83,23 @@ class HelpedFuture(Future[T]):
 
     Args:
         pool: Whose work to do; None to wait as any future does.
+        callbacks: Runs the callbacks added before the end; None for the thread that ends it.
     """
 
-    def __init__(self, pool: Pool | None) -> None:
+    def __init__(self, pool: Pool | None, callbacks: Pool | None = None) -> None:
         super().__init__()
         # The standard library's own condition stays locked where a signal handler raises.
         self._condition: Any = ThreadLock(reentrant=True)
         self._pool = pool
+        self._callbacks = callbacks
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call *fn* with this future once it has ended; at once, and here, if it has already."""
+        callbacks = self._callbacks
+        if callbacks is None or self.done():
+            super().add_done_callback(fn)
+        else:
+            super().add_done_callback(lambda _: call_later(callbacks, fn, self))
 
     @uninterrupted
     def result(self, timeout: float | None = None) -> T:
@@ -104,42 +127,63 @@ class ThreadPool:
     A `Pool` of daemon threads.
 
     Args:
-        num_threads: Threads at most, >= 1.
+        num_threads: Threads at most while none hangs.
         name: What the threads are called.
+        spare_threads: Threads at most that work beside those that hang.
     """
 
-    def __init__(self, num_threads: int, name: str) -> None:
-        self._limit = num_threads
+    def __init__(self, num_threads: int, name: str, spare_threads: int = SPARE_THREADS) -> None:
+        self._num_threads = num_threads
+        self._spare_threads = spare_threads
         self._name = name
         self._changed = ThreadLock()
-        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._threads = 0
+        self._hung = 0
         self._idle = 0
         self._started = 0
         self._closed = False
+
+    @property
+    def _limit(self) -> int:
+        return self._num_threads + min(self._hung, self._spare_threads)
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]
     ) -> None:
         """Run *work*, then *done* with its result or its error."""
+        refused: list[_Job] = []
         with self._changed:
             closed = self._closed
             if not closed:
                 self._jobs.append((work, done))
-                self._staff()
+                refused = self._staff()
         if closed:
-            _tell_closed(done, self._name)
+            self._refuse([(work, done)], self._closed_error())
+        elif refused:
+            self._refuse(refused, self._no_thread_error())
 
     def widen(self) -> None:
-        """Allow one thread more: one of them is presumed to hang."""
+        """Note that a thread hangs, and let a spare one work, if there is one."""
         with self._changed:
-            self._limit += 1
-            self._staff()
+            self._hung += 1
+            refused = self._staff()
+        self._refuse(refused, self._no_thread_error())
 
     def narrow(self) -> None:
         """Take one `widen` back."""
         with self._changed:
-            self._limit -= 1
+            self._hung -= 1
+
+    def starved(self) -> bool:
+        """Return whether work waits while every thread, spare ones included, hangs."""
+        with self._changed:
+            if not self._jobs or self._idle or self._threads > self._hung:
+                return False
+            refused = self._staff()  # the system may have a thread again
+            starved = bool(self._jobs) and 0 < self._threads <= self._hung
+        self._refuse(refused, self._no_thread_error())
+        return starved
 
     def close(self, timeout_s: float) -> None:
         """Refuse new work, fail waiting work, and give running work *timeout_s* to end."""
@@ -148,8 +192,7 @@ class ThreadPool:
             waiting = list(self._jobs)
             self._jobs.clear()
             self._changed.notify_all()
-        for _, done in waiting:
-            _tell_closed(done, self._name)
+        self._refuse(waiting, self._closed_error())
         with self._changed:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
@@ -161,26 +204,63 @@ class ThreadPool:
                 if not self._jobs:
                     return
                 work, done = self._jobs.popleft()
-            interrupt = _perform(partial(interruptible, work), done)
+            try:
+                interrupt = _perform(partial(interruptible, work), done)
+            except Exception:
+                _log.exception("%s: a callback failed; its waiter goes on", self._name)
+                continue
             if interrupt is not None:
                 raise interrupt
 
-    def _staff(self) -> None:
-        """See to it that somebody takes the newest job.  Called under the lock."""
+    def _staff(self) -> list[_Job]:
+        """Let a thread take the newest job; return jobs that no thread takes.  Under the lock."""
         if self._idle >= len(self._jobs):
             self._changed.notify()
         elif self._threads < self._limit and self._jobs:
+            name = f"{self._name}-{self._started + 1}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads += 1
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # "can't start new thread"
+                self._threads -= 1
+                return self._without_thread()
             self._started += 1
-            name = f"{self._name}-{self._started}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+        return []
+
+    def _without_thread(self) -> list[_Job]:
+        """Leave the jobs to the threads there are, or return them.  Under the lock."""
+        if self._threads:
+            return []
+        refused = list(self._jobs)
+        self._jobs.clear()
+        return refused
+
+    def _refuse(self, jobs: list[_Job], error: StatelogError) -> None:
+        for _, done in jobs:
+            try:
+                done(None, error)
+            except BaseException:
+                _log.exception("%s: a callback failed; the others are called", self._name)
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"{self._name}: closed before this work began; open a new storage")
+
+    def _no_thread_error(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self._name}: the system refused to start a thread and none is running; check the "
+            "limits on threads and memory of this process"
+        )
 
     def _run(self) -> None:
         while (job := self._take()) is not None:
-            _perform(*job)
+            try:
+                _perform(*job)
+            except BaseException:  # the pool counts this thread: nothing may end it
+                _log.exception("%s: a callback failed; its thread goes on", self._name)
             del job  # an idle thread keeps nothing alive
 
-    def _take(self) -> tuple[Callable[[], Any], Done] | None:
+    def _take(self) -> _Job | None:
         with self._changed:
             self._idle += 1
             try:
@@ -211,5 +291,22 @@ def _perform(work: Callable[[], Any], done: Done) -> BaseException | None:
         del work, done, result, error  # the error's traceback holds this frame
 
 
-def _tell_closed(done: Done, name: str) -> None:
-    done(None, ClosedError(f"{name}: closed before this work began; open a new storage"))
+def call_later(pool: Pool, function: Callable[[T], object], argument: T) -> None:
+    """
+    Call *function* on a thread of *pool*, exactly once, also where the pool closes before.
+
+    On a closed pool, and on one without a thread, it is called at once, here.  What it raises is
+    logged.
+    """
+
+    def call(_: None, __: BaseException | None) -> None:
+        try:
+            function(argument)
+        except BaseException:
+            _log.exception("a callback failed; the others are called")
+
+    pool.submit(_nothing, call)
+
+
+def _nothing() -> None:
+    return None

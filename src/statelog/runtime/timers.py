@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from statelog.errors import UnavailableError
 from statelog.runtime.clock import Clock
 from statelog.runtime.lock import ThreadLock
 
@@ -26,7 +27,15 @@ class Timers(Protocol):
     """Calls back at given moments."""
 
     def schedule(self, at_ns: int, callback: Callable[[], None]) -> Timer:
-        """Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock."""
+        """
+        Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock.
+
+        What it raises is logged; it must not block, and must not call code of users.
+
+        Raises:
+            UnavailableError: There is no timers' thread and the system refuses one.  The timer is
+                kept, and fires if a later call starts the thread.
+        """
         ...
 
     def close(self) -> None:
@@ -75,10 +84,7 @@ class ThreadTimers:
                 return entry
             heapq.heappush(self._heap, entry)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="statelog-timers", daemon=True
-                )
-                self._thread.start()
+                self._start_thread()
             elif self._heap[0] is entry:
                 self._changed.notify()
         return entry
@@ -90,13 +96,25 @@ class ThreadTimers:
             self._heap.clear()
             self._changed.notify()
 
+    def _start_thread(self) -> None:
+        """Start the thread.  Called under the lock."""
+        thread = threading.Thread(target=self._run, name="statelog-timers", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise UnavailableError(
+                f"the timers' thread cannot be started ({error}); check the limits on threads and "
+                "memory of this process"
+            ) from error
+        self._thread = thread
+
     def _run(self) -> None:
         while (entry := self._next()) is not None:
             callback = entry.callback
             if callback is not None:
                 try:
                     callback()
-                except Exception:
+                except BaseException:  # without this thread there are no time-outs any more
                     _log.exception("a timer's callback failed; the other timers go on")
 
     def _next(self) -> _Entry | None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
+from statelog.core.retry_policy import RetryPolicy
 from statelog.model import StateChangeSet
 from statelog.testing.rules import (
     BatchPolicy,
@@ -89,7 +90,7 @@ class Watch:
     def __init__(
         self,
         batch_policy: BatchPolicy,
-        retry_policy: upload_retry.RetryPolicy,
+        retry_policy: RetryPolicy,
         story: Callable[[str], None] | None,
     ) -> None:
         self._batch_policy = batch_policy
@@ -131,6 +132,10 @@ class Watch:
             self.ownership.see(event, actions)
         elif isinstance(core, local_copies.LocalCopies):
             self._copies.see(event, actions)
+
+    def uploads_with_threads(self) -> int:
+        """Return how many uploads have an attempt that has not returned."""
+        return sum(upload.attempts_out > 0 for upload, _ in self._uploads.values())
 
     def finish(self, cancelled: bool) -> None:
         """Look at every upload when everything is quiet."""

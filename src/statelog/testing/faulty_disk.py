@@ -58,12 +58,11 @@ class FaultyDisk:
             case (
                 FaultKind.ERROR
                 | FaultKind.LOST_ANSWER
+                | FaultKind.HANG
                 | FaultKind.CONFLICT
                 | FaultKind.CONFLICT_THEN_DONE
             ):
                 raise OSError(28, f"no space left for {path}")
-            case FaultKind.HANG:
-                pass
 
     def remove(self, path: str) -> None:
         """Remove a file, or refuse."""

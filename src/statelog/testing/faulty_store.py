@@ -35,9 +35,9 @@ class FaultKind(enum.Enum):
     LOST_ANSWER = "lost answer"
     """All is done; the caller gets a `StoreError`."""
     HANG = "hang"
-    """Nothing is done and the caller never hears of it."""
+    """Nothing is done; the caller gets a `StoreError`, very late or never."""
     SILENT = "done, but hangs"
-    """All is done and the caller never hears of it."""
+    """All is done; the caller hears of it very late or never."""
     CONFLICT = "conflict"
     """Nothing is done; `put_if_absent` raises `ObjectExistsError`, as for S3's 409, although no
     object has the name.  Other operations get a `StoreError`."""
@@ -185,7 +185,7 @@ class FaultyStore:
     def _answer(self, kind: FaultKind, path: str) -> None:
         if kind is FaultKind.ODD_ERROR:
             raise OddError(f"odd fault at {path}")
-        if kind not in (FaultKind.NONE, FaultKind.HANG, FaultKind.SILENT):
+        if kind not in (FaultKind.NONE, FaultKind.SILENT):
             raise StoreError(f"{kind.value} at {path}", path=path)
 
     def _content(self, path: str) -> bytes:

@@ -140,6 +140,12 @@ class Judge:
             check(scheduler.in_flight_bytes == 0, "bytes in flight while nothing moves")
         self.local_copies_are_there(actors)
 
+    def what_hangs_is_in_flight(self, scheduler: StateChangeUploadScheduler) -> None:
+        """When nothing moves: an upload holds its bytes while an attempt of it has a thread."""
+        if isinstance(scheduler, BatchingStateChangeUploadScheduler):
+            held = self._watch.uploads_with_threads()
+            check(scheduler.uploads_in_flight == held, "an attempt hangs and is not in flight")
+
     def local_copies_are_there(self, actors: Sequence[Actor]) -> None:
         """Whatever was aborted: the newest confirmed checkpoint and later ones have their copies."""
         for actor in actors:

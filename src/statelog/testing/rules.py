@@ -17,6 +17,7 @@ from statelog.core import (
     upload_batcher,
     upload_retry,
 )
+from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import check
 
 
@@ -42,6 +43,7 @@ class BatchPolicy:
         self._waiting: list[int] = []
         self._queue: dict[int, int] = {}
         self._running: dict[int, tuple[int, ...]] = {}
+        self._held: dict[int, tuple[int, ...]] = {}
         self._timer_ns: int | None = None
         self._closed = False
 
@@ -53,8 +55,13 @@ class BatchPolicy:
                 self._waiting.append(task_id)
             case upload_batcher.TaskWithdrawn(task_id) if task_id in self._waiting:
                 self._waiting.remove(task_id)
-            case upload_batcher.BatchDone(batch_id):
-                del self._running[batch_id]
+            case upload_batcher.BatchDone(batch_id, held):
+                task_ids = self._running.pop(batch_id)
+                if held:
+                    self._held[batch_id] = task_ids
+            case upload_batcher.BatchReleased(batch_id):
+                check(batch_id in self._held, "a batch is released that no attempt holds")
+                del self._held[batch_id]
             case upload_batcher.Closed():
                 self._closed = True
             case _:
@@ -99,7 +106,8 @@ class BatchPolicy:
 
     def _after(self, now_ns: int) -> None:
         queued = sum(self._sizes[task_id] for task_id in self._queue)
-        running = [self._sizes[each] for ids in self._running.values() for each in ids]
+        uploads = (*self._running.values(), *self._held.values())
+        running = [self._sizes[each] for ids in uploads for each in ids]
         admitted = queued + sum(running)
         tasks = [size for size in running if size] + [
             self._sizes[each] for each in self._queue if self._sizes[each]
@@ -120,9 +128,13 @@ class BatchPolicy:
 
 
 class RetryChecker:
-    """Attempts start for a reason, in number and time, and an upload ends once."""
+    """
+    Attempts start for a reason, in number and time, and an upload ends once.
 
-    def __init__(self, policy: upload_retry.RetryPolicy) -> None:
+    It counts the threads that attempts hold, and says when the last one has returned.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._attempts = 0
         self._rivals_due = 0
@@ -132,24 +144,34 @@ class RetryChecker:
         self._discarded: list[int] = []
         self._winner: int | None = None
         self._hopeless = False
+        self._out: set[int] = set()
+        self._owed = False
 
     def see(self, event: upload_retry.Event, now_ns: int, actions: list[Any]) -> None:
         """Compare one step with the rules."""
         match event:
             case upload_retry.UploadRequested():
                 self._rivals_due = 1
+            case upload_retry.AttemptStarted(attempt):
+                self._out.add(attempt)
             case upload_retry.AttemptSucceeded(attempt):
+                self._out.discard(attempt)
                 self._successes.append(attempt)
             case upload_retry.AttemptFailed(attempt, _, retryable, jitter) if retryable:
+                self._out.discard(attempt)
                 delay_ns = self._policy.delay_after_error_ns(attempt, jitter)
                 if self._earliest_ns is None:
                     self._earliest_ns = now_ns + delay_ns
-            case upload_retry.AttemptFailed():
+            case upload_retry.AttemptFailed(attempt):
+                self._out.discard(attempt)
+                self._hopeless = True
+            case upload_retry.TimerFired(threads_hang=True):
                 self._hopeless = True
             case _:
                 pass
         for action in actions:
             self._act(action, now_ns)
+        check(not self._owed or bool(self._out), "no thread is out, and the bytes are held")
         for attempt in self._successes:
             check(
                 attempt == self._winner or attempt in self._discarded,
@@ -170,17 +192,26 @@ class RetryChecker:
                     in_time = self._earliest_ns is not None and now_ns >= self._earliest_ns
                     check(in_time, "a retry before its delay")
                     self._earliest_ns = None
-            case upload_retry.UploadWon(attempt):
+            case upload_retry.UploadWon(attempt, _, attempts_out):
                 self._ended += 1
                 self._winner = attempt
-            case upload_retry.UploadGivenUp():
+                self._end(attempts_out)
+            case upload_retry.UploadGivenUp(_, _, attempts_out):
                 self._ended += 1
+                self._end(attempts_out)
+            case upload_retry.UploadReleased():
+                check(self._owed and not self._out, "released while an attempt is out")
+                self._owed = False
             case upload_retry.DiscardAttempt(attempt):
                 check(attempt != self._winner, "the winner was discarded")
                 self._discarded.append(attempt)
             case _:
                 pass
         check(self._ended <= 1, "an upload ended twice")
+
+    def _end(self, attempts_out: int) -> None:
+        check(attempts_out == len(self._out), "attempts that hold a thread are not counted")
+        self._owed = attempts_out > 0
 
     def finish(self, cancelled: bool) -> None:
         """

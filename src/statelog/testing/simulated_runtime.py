@@ -14,13 +14,18 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from statelog.errors import ClosedError, check
 from statelog.runtime.driver import Runtime
 from statelog.testing.faulty_store import Fault, FaultKind, FaultPlan, FaultyStore
 
 Done = Callable[[Any, BaseException | None], None]
+SPARE_THREADS: Final = 2
+"""Fewer than the real pool has, so that histories with few threads run out of them."""
+_RETURN_RATE: Final = 0.5
+_HANG_NS: Final = 2_000_000_000
+"""Longest time that work hangs, where it returns by itself."""
 
 
 class EventQueue:
@@ -145,7 +150,11 @@ class TakesFaults(Protocol):
 
 
 class SimulatedPool:
-    """A `Pool` whose threads are events; each piece of work meets the fault that the plan draws."""
+    """
+    A `Pool` whose threads are events; each piece of work meets the fault that the plan draws.
+
+    Work that hangs returns after a long time, or when `release` is called.
+    """
 
     def __init__(
         self,
@@ -159,7 +168,9 @@ class SimulatedPool:
         self._store = store
         self._rng = rng
         self._plan = plan
-        self._free = num_threads
+        self._num_threads = self._free = num_threads
+        self._stuck = 0
+        self._hanging: list[Callable[[], None]] = []
         self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
         self._closed = False
         self.faults: list[Fault] = []
@@ -173,13 +184,28 @@ class SimulatedPool:
         self._staff()
 
     def widen(self) -> None:
-        """Allow one thread more."""
-        self._free += 1
-        self._staff()
+        """Note that a thread hangs, and let a spare one work, if there is one."""
+        self._stuck += 1
+        if self._stuck <= SPARE_THREADS:
+            self._free += 1
+            self._staff()
 
     def narrow(self) -> None:
         """Take one `widen` back."""
-        self._free -= 1
+        if self._stuck <= SPARE_THREADS:
+            self._free -= 1
+        self._stuck -= 1
+
+    def starved(self) -> bool:
+        """Return whether work waits while every thread, spare ones included, hangs."""
+        threads = self._num_threads + min(self._stuck, SPARE_THREADS)
+        return bool(self._jobs) and self._free <= 0 and self._stuck >= threads
+
+    def release(self) -> None:
+        """Let everything that hangs return."""
+        hanging, self._hanging = self._hanging, []
+        for answer in hanging:
+            answer()
 
     def help(self, until: Callable[[], bool]) -> None:
         """Run the world until *until* holds or nothing happens any more, as a wait would."""
@@ -212,13 +238,44 @@ class SimulatedPool:
             error = caught
         if self._store.next_fault is not None:  # the work asked nothing of the store
             self._store.next_fault, fault = None, Fault()
+        answer = partial(self._answer, [done], result, error)
         if fault.kind not in (FaultKind.HANG, FaultKind.SILENT):
-            self._queue.after(fault.latency_ns, lambda: self._answer(done, result, error))
+            self._queue.after(fault.latency_ns, answer)
+            return
+        self._hanging.append(answer)
+        if self._rng.random() < _RETURN_RATE:
+            self._queue.after(self._rng.randrange(_HANG_NS), answer)
 
-    def _answer(self, done: Done, result: Any, error: BaseException | None) -> None:
-        done(result, error)
+    def _answer(self, dones: list[Done], result: Any, error: BaseException | None) -> None:
+        if not dones:  # it has returned already
+            return
+        dones.pop()(result, error)
         self._free += 1
         self._staff()
+
+
+class ImmediatePool:
+    """A `Pool` that does everything at once: a thread that is always faster than the others."""
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """Run *work* and *done*."""
+        done(work(), None)
+
+    def widen(self) -> None:
+        """Do nothing: no thread hangs."""
+
+    def narrow(self) -> None:
+        """Do nothing."""
+
+    def starved(self) -> bool:
+        """Return False: work never waits."""
+        return False
+
+    def help(self, until: Callable[[], bool]) -> None:
+        """Do nothing: no work waits."""
+
+    def close(self, timeout_s: float) -> None:
+        """Do nothing: no thread runs."""
 
 
 class SimulatedIds:
@@ -254,4 +311,5 @@ def simulated_runtime(
         timers=SimulatedTimers(queue, rng),
         upload_pool=SimulatedPool(queue, store, rng, plan, upload_threads),
         discard_pool=SimulatedPool(queue, store, rng, plan, 1),
+        callback_pool=ImmediatePool(),
     )

@@ -15,7 +15,7 @@ from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.uploader import StateChangeFsUploader
-from statelog.core.upload_retry import RetryPolicy
+from statelog.core.retry_policy import RetryPolicy
 from statelog.model import FileStateHandle
 from statelog.options import ChangelogOptions
 from statelog.store.paths import LocationPaths
@@ -95,6 +95,12 @@ class Surroundings:
     def heal(self) -> None:
         """Make store and disk well."""
         self.plan, self.disk_plan = FaultPlan(), FaultPlan(latency_ns=MS)
+
+    def release(self) -> None:
+        """Let everything that hangs return."""
+        for pool in (self.runtime.upload_pool, self.runtime.discard_pool, self._local_pool):
+            if isinstance(pool, SimulatedPool):
+                pool.release()
 
     def close(self) -> None:
         """Close the storage, and the pool that a storage would have made for its copies."""

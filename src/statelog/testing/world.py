@@ -96,6 +96,7 @@ class World:
             if not self._closed:
                 self._heal()
             self._quiet()
+            self._release()
             self._judge_when_quiet()
             if not self._closed:
                 self._around.close()
@@ -282,6 +283,7 @@ class World:
         if self._closed:
             return
         self._around.heal()
+        self._release()
         self._timeouts = 0
         for actor in self._actors:
             try:
@@ -289,6 +291,12 @@ class World:
             except BackpressureTimeoutError:
                 self._quiet()  # the others have taken all room; now there is some
                 self._persist_with_room(actor)
+
+    def _release(self) -> None:
+        """Let what hangs return, after a look at whether it counts as in flight."""
+        self._judge.what_hangs_is_in_flight(self._storage.scheduler)
+        self._around.release()
+        self._quiet()
 
     def _persist_with_room(self, actor: Actor) -> None:
         try:

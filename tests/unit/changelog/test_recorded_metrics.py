@@ -56,7 +56,7 @@ def test_a_persist_with_one_error_is_seen_in_every_phase() -> None:
             "upload_latencies": 1,
             "upload_queue_waits": 1,
             "upload_thread_waits": 2,
-            "encode_durations": 2,
+            "encode_durations": 1,
             "put_durations": 1,
             "upload_durations": 1,
             "persist_durations": 1,

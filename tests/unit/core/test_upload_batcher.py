@@ -4,6 +4,7 @@ import pytest
 
 from statelog.core.upload_batcher import (
     BatchDone,
+    BatchReleased,
     Closed,
     RejectTasks,
     SetAvailable,
@@ -13,6 +14,7 @@ from statelog.core.upload_batcher import (
     TaskOffered,
     TaskWithdrawn,
     TimerFired,
+    TimerLost,
     UploadBatcher,
 )
 from statelog.errors import InvalidOptionsError
@@ -111,3 +113,40 @@ def test_a_close_rejects_what_has_not_started() -> None:
 def test_a_threshold_above_the_limit_is_refused() -> None:
     with pytest.raises(InvalidOptionsError, match="must not exceed"):
         batcher(limit=49)
+
+
+def test_bytes_of_an_upload_stay_in_flight_until_its_attempts_have_returned() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 60), 0)
+    assert [] == core.handle(BatchDone(0, held=True), 1), "the upload was given up, and hangs"
+    assert (60, 0, 1) == (core.in_flight_bytes, core.running_batches, core.held_batches)
+    assert [] == core.handle(TaskOffered(2, 60), 2)[:-1]
+    assert core.is_waiting(2)
+    actions = core.handle(BatchReleased(0), 3)
+    assert [TaskAdmitted(2), StartBatch(1, (2,), 0)] == actions[:2]
+    assert (60, 0) == (core.in_flight_bytes, core.held_batches)
+    core.check_invariants()
+
+
+def test_an_uploader_that_hangs_is_idle_for_the_next_task() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 5), 0)
+    core.handle(TaskOffered(2, 5), 0)
+    assert [StartBatch(1, (2,), 1)] == core.handle(BatchDone(0, held=True), 1)
+    core.check_invariants()
+
+
+def test_a_release_may_overtake_the_end_of_its_upload() -> None:
+    core = batcher()
+    core.handle(TaskOffered(1, 5), 0)
+    core.handle(BatchReleased(0), 1)
+    core.handle(BatchDone(0, held=True), 2)
+    assert (0, 0) == (core.in_flight_bytes, core.held_batches)
+    core.check_invariants()
+
+
+def test_a_batch_whose_timer_is_lost_does_not_wait() -> None:
+    core = batcher(fixed_delay=True)
+    core.handle(TaskOffered(1, 5), 0)
+    assert [StartBatch(0, (1,), 1)] == core.handle(TimerLost(), 1)
+    assert [] == core.handle(TimerLost(), 2)

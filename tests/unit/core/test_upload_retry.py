@@ -2,6 +2,7 @@
 
 import pytest
 
+from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
     AttemptFailed,
     AttemptStarted,
@@ -9,13 +10,15 @@ from statelog.core.upload_retry import (
     Cancelled,
     DiscardAttempt,
     Event,
-    RetryPolicy,
     SetTimer,
     StartAttempt,
     ThreadBack,
+    ThreadsHang,
     ThreadStuck,
     TimerFired,
+    TimerLost,
     UploadGivenUp,
+    UploadReleased,
     UploadRequested,
     UploadRetry,
     UploadWon,
@@ -59,8 +62,8 @@ def test_a_time_out_starts_a_rival_and_the_first_attempt_may_still_win() -> None
     core = begun()
     assert [ThreadStuck(1), StartAttempt(2)] == core.handle(TimerFired(), 100)
     core.handle(AttemptStarted(2), 101)
-    assert [ThreadBack(1), UploadWon(1, 2)] == core.handle(AttemptSucceeded(1), 110)
-    assert [DiscardAttempt(2)] == core.handle(AttemptSucceeded(2), 120)
+    assert [ThreadBack(1), UploadWon(1, 2, 1)] == core.handle(AttemptSucceeded(1), 110)
+    assert [UploadReleased(), DiscardAttempt(2)] == core.handle(AttemptSucceeded(2), 120)
 
 
 def test_an_attempt_that_timed_out_starts_no_other_by_failing() -> None:
@@ -78,6 +81,7 @@ def test_the_last_attempt_has_its_whole_time() -> None:
     story = given_up(core, TimerFired(), 200).story
     assert "attempt 1: timed out; attempt 2: timed out" == story
     assert [ThreadBack(1), DiscardAttempt(1)] == core.handle(AttemptSucceeded(1), 300)
+    assert [ThreadBack(2), UploadReleased()] == core.handle(AttemptFailed(2, ERROR), 310)
 
 
 def test_a_rival_in_time_is_still_a_hope_when_another_fails() -> None:
@@ -100,9 +104,9 @@ def test_without_retries_the_first_error_counts() -> None:
 
 def test_an_upload_ends_once() -> None:
     core = begun()
-    given_up(core, Cancelled(), 5)
+    assert 1 == given_up(core, Cancelled(), 5).attempts_out
     assert [] == core.handle(Cancelled(), 6)
-    assert [] == core.handle(AttemptFailed(1, ERROR), 7)
+    assert [UploadReleased()] == core.handle(AttemptFailed(1, ERROR), 7)
     assert [] == core.handle(TimerFired(), 10_000)
 
 
@@ -112,7 +116,7 @@ def test_a_thread_that_hangs_after_the_end_is_told_too() -> None:
     core.handle(AttemptStarted(2), 100)
     core.handle(AttemptSucceeded(1), 110)
     assert [ThreadStuck(2)] == core.handle(TimerFired(), 200)
-    assert [ThreadBack(2)] == core.handle(AttemptFailed(2, ERROR), 300)
+    assert [ThreadBack(2), UploadReleased()] == core.handle(AttemptFailed(2, ERROR), 300)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +132,50 @@ def test_exponential_delays_double_within_bounds(
 def test_a_policy_without_attempts_is_refused() -> None:
     with pytest.raises(InvalidOptionsError):
         RetryPolicy.fixed(max_attempts=0)
+
+
+def test_an_upload_is_released_once_when_the_last_of_its_attempts_returns() -> None:
+    core = begun()
+    for now_ns, number in ((100, 2), (200, 3)):
+        assert StartAttempt(number) in core.handle(TimerFired(), now_ns)
+        core.handle(AttemptStarted(number), now_ns)
+    assert 3 == given_up(core, TimerFired(), 300).attempts_out
+    assert [ThreadBack(2)] == core.handle(AttemptFailed(2, ERROR), 400)
+    assert [ThreadBack(1), DiscardAttempt(1)] == core.handle(AttemptSucceeded(1), 500)
+    core.check_invariants()
+    assert [ThreadBack(3), UploadReleased()] == core.handle(AttemptFailed(3, ERROR), 600)
+    core.check_invariants()
+
+
+def test_a_wait_for_a_thread_ends_where_all_threads_hang() -> None:
+    core = UploadRetry(HEDGED)
+    core.handle(UploadRequested(), 0)
+    assert [SetTimer(310)] == core.handle(ThreadsHang(), 10)
+    assert [] == core.handle(ThreadsHang(), 20), "one timer is enough"
+    assert [] == core.handle(TimerFired(threads_hang=True), 309)
+    failure = given_up(core, TimerFired(threads_hang=True), 310)
+    assert ("attempt 1: no thread was free", 0) == (failure.story, failure.attempts_out)
+
+
+def test_a_wait_for_a_thread_goes_on_where_threads_work_again() -> None:
+    core = UploadRetry(HEDGED)
+    core.handle(UploadRequested(), 0)
+    core.handle(ThreadsHang(), 10)
+    assert [] == core.handle(TimerFired(threads_hang=False), 310)
+    assert [SetTimer(620)] == core.handle(ThreadsHang(), 320)
+    core.handle(AttemptStarted(1), 400)
+    assert [] == core.handle(TimerFired(threads_hang=True), 450)
+    assert [] == core.handle(ThreadsHang(), 460), "an attempt runs within its time"
+
+
+def test_a_retry_whose_moment_cannot_be_waited_for_ends_the_upload() -> None:
+    core = begun()
+    assert [SetTimer(60)] == core.handle(AttemptFailed(1, ERROR), 10)
+    lost = OSError("no thread")
+    assert given_up(core, TimerLost(60, lost), 10).error is lost
+
+
+def test_a_time_out_that_cannot_be_waited_for_ends_nothing() -> None:
+    core = begun()
+    assert [] == core.handle(TimerLost(100, ERROR), 0)
+    assert [UploadWon(1, 1)] == core.handle(AttemptSucceeded(1), 500)

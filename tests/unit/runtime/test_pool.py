@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from statelog.errors import ClosedError
-from statelog.runtime.pool import HelpedFuture, ThreadPool
+from statelog.errors import ClosedError, UnavailableError
+from statelog.runtime.pool import HelpedFuture, ThreadPool, call_later
 
 WAIT_S = 20.0
 
@@ -165,3 +165,123 @@ def test_closing_tells_what_waits_and_a_waiter_finds_it_ended() -> None:
         pool.close(0.01)
     with pytest.raises(ClosedError):
         future.result()
+
+
+class NoThreads:
+    """A system that refuses threads while `refusing` holds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refusing = True
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if self.refusing:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_pool_without_a_thread_fails_its_work_and_recovers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system, pool = NoThreads(monkeypatch), ThreadPool(1, "test")
+    ends: list[BaseException | None] = []
+    pool.submit(lambda: None, lambda _, error: ends.append(error))
+    assert [UnavailableError] == [type(error) for error in ends]
+    assert "refused to start a thread" in str(ends[0])
+    system.refusing = False
+    future: HelpedFuture[str] = HelpedFuture(None)
+    submit(pool, future, lambda: "done")
+    assert future.result(WAIT_S) == "done"
+    pool.close(WAIT_S)
+    assert (0, 1) == (pool._threads, pool._started)
+
+
+def test_work_that_gets_no_thread_of_its_own_is_done_by_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool(4, "test")
+    futures: list[HelpedFuture[int]] = [HelpedFuture(None) for _ in range(8)]
+    with Blocker(pool):
+        system = NoThreads(monkeypatch)
+        for number, future in enumerate(futures):
+            submit(pool, future, lambda number=number: number)
+    assert list(range(8)) == [future.result(WAIT_S) for future in futures]
+    system.refusing = False
+    pool.close(WAIT_S)
+    assert pool._threads == 0
+
+
+def test_a_refused_spare_thread_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ThreadPool(1, "test")
+    future: HelpedFuture[str] = HelpedFuture(None)
+    with Blocker(pool):
+        system = NoThreads(monkeypatch)
+        submit(pool, future, lambda: "done")
+        pool.widen()
+        assert pool.starved()
+        system.refusing = False
+        assert not pool.starved()
+        assert future.result(WAIT_S) == "done"
+    pool.narrow()
+    pool.close(WAIT_S)
+
+
+def test_spare_threads_are_bounded_and_go_when_the_others_return() -> None:
+    pool, go = ThreadPool(1, "test", spare_threads=2), threading.Event()
+    for _ in range(5):
+        pool.submit(lambda: go.wait(WAIT_S), ignore)
+    for _ in range(5):
+        pool.widen()
+    assert (3, 3, True) == (pool._threads, pool._limit, pool.starved())
+    for _ in range(5):
+        pool.narrow()
+    go.set()
+    pool.close(WAIT_S)
+    assert (0, 3) == (pool._threads, pool._started)
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_no_error_of_a_callback_ends_a_thread(kind: type[BaseException]) -> None:
+    pool = ThreadPool(1, "test")
+
+    def raises(result: object, error: BaseException | None) -> None:
+        raise kind
+
+    for _ in range(3):
+        pool.submit(lambda: None, raises)
+        future: HelpedFuture[str] = HelpedFuture(None)
+        submit(pool, future, lambda: "done")
+        assert future.result(WAIT_S) == "done"
+    pool.submit(lambda: None, raises)
+    pool.close(WAIT_S)
+    assert (0, 1) == (pool._threads, pool._started)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_no_error_of_a_callback_keeps_a_close_from_the_other_work(
+    kind: type[BaseException],
+) -> None:
+    pool, ends = ThreadPool(1, "test"), []
+
+    def raises(result: object, error: BaseException | None) -> None:
+        raise kind
+
+    with Blocker(pool):
+        pool.submit(lambda: None, raises)
+        pool.submit(lambda: None, lambda _, error: ends.append(error))
+        pool.close(0.01)
+    assert [ClosedError] == [type(error) for error in ends]
+
+
+def test_a_callback_of_a_closed_pool_is_called_all_the_same() -> None:
+    pool = ThreadPool(1, "test")
+    pool.close(WAIT_S)
+    called: list[str] = []
+    call_later(pool, called.append, "late")
+    assert ["late"] == called

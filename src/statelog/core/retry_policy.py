@@ -1,0 +1,114 @@
+"""
+When an upload is tried again, and how long an attempt may take.
+
+Source: Flink, RetryPolicy.  Deviation: a retry can back off exponentially, with jitter.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from statelog import arguments
+from statelog.errors import InvalidOptionsError
+
+NS_PER_S = 1_000_000_000
+
+
+class RetryKind(enum.Enum):
+    """How the delay before the next attempt grows."""
+
+    NONE = "none"
+    FIXED = "fixed"
+    EXPONENTIAL = "exponential"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """
+    When to try again; make one with `none`, `fixed` or `exponential`.
+
+    Args:
+        kind: How the delay grows.
+        max_attempts: Attempts including the first, >= 1.
+        timeout_ns: Time after which an attempt gets a rival; None for never.
+        delay_ns: Delay after an error (not after a time-out).
+        delay_max_ns: Bound for exponential delays.
+    """
+
+    kind: RetryKind
+    max_attempts: int = 1
+    timeout_ns: int | None = None
+    delay_ns: int = 0
+    delay_max_ns: int = 0
+
+    def __post_init__(self) -> None:
+        arguments.whole_number(self.max_attempts, "max_attempts", error=InvalidOptionsError)
+        if self.max_attempts < 1:
+            raise InvalidOptionsError(f"max_attempts is {self.max_attempts}; it must be at least 1")
+        if (self.timeout_ns is not None and self.timeout_ns <= 0) or self.delay_ns < 0:
+            raise InvalidOptionsError(
+                "a retry policy needs a time-out above zero (or None) and no negative delay"
+            )
+
+    @classmethod
+    def none(cls) -> RetryPolicy:
+        """Return the policy of one attempt without a time-out."""
+        return cls(kind=RetryKind.NONE)
+
+    @classmethod
+    def fixed(
+        cls,
+        max_attempts: int = 3,
+        timeout_s: float | None = 1.0,
+        delay_after_failure_s: float = 0.5,
+    ) -> RetryPolicy:
+        """Return Flink's policy: the same delay after each error, none after a time-out."""
+        return cls(
+            kind=RetryKind.FIXED,
+            max_attempts=max_attempts,
+            timeout_ns=_ns(timeout_s),
+            delay_ns=_delay_ns(delay_after_failure_s),
+        )
+
+    @classmethod
+    def exponential(
+        cls,
+        max_attempts: int = 5,
+        timeout_s: float | None = 1.0,
+        first_delay_s: float = 0.1,
+        delay_max_s: float = 5.0,
+    ) -> RetryPolicy:
+        """Return a policy whose delay doubles up to a bound, spread by jitter over its half."""
+        return cls(
+            kind=RetryKind.EXPONENTIAL,
+            max_attempts=max_attempts,
+            timeout_ns=_ns(timeout_s),
+            delay_ns=_delay_ns(first_delay_s),
+            delay_max_ns=_delay_ns(delay_max_s),
+        )
+
+    def delay_after_error_ns(self, attempt: int, jitter: float) -> int:
+        """
+        Return how long to wait after *attempt* (>= 1) failed.
+
+        Args:
+            attempt: Number of the attempt that failed.
+            jitter: A fraction in [0, 1), used by the exponential policy.
+        """
+        if self.kind is not RetryKind.EXPONENTIAL:
+            return self.delay_ns
+        full = min(self.delay_ns << (attempt - 1), self.delay_max_ns)
+        return full // 2 + int(full / 2 * jitter)
+
+
+def _ns(seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    found = arguments.number(seconds, "the time-out in seconds", error=InvalidOptionsError)
+    return round(found * NS_PER_S) if found > 0 else None
+
+
+def _delay_ns(seconds: float) -> int:
+    found = arguments.number(seconds, "the delay in seconds", error=InvalidOptionsError)
+    return round(found * NS_PER_S)

@@ -1,0 +1,388 @@
+"""Uploaders and callbacks that users write: what they do wrong ends at their own door."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+from tests.unit.runtime.test_pool import NoThreads
+
+import statelog as sl
+from statelog.changelog.uploader import StateChangeUploader
+from statelog.runtime.driver import CALLBACK_THREADS, Runtime, system_runtime
+from statelog.runtime.ids import RandomIds
+from statelog.store.paths import LocationPaths
+
+START = sl.SequenceNumber(0)
+WAIT_S = 20.0
+EVERY_KIND = [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit]
+
+Answer = Callable[[sl.UploadTasksResult], Any]
+
+
+class Wrapper:
+    """A user's uploader: writes as ours does and spoils the answer."""
+
+    def __init__(self, store: ScriptedStore, spoil: Answer) -> None:
+        self._files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
+        self._spoil = spoil
+        self.calls = 0
+
+    def upload(self, tasks: Sequence[sl.UploadTask]) -> Any:
+        self.calls += 1
+        return self._spoil(self._files.upload(tasks))
+
+    def discard(self, result: sl.UploadTasksResult) -> None:
+        self._files.discard(result)
+
+    def close(self) -> None:
+        pass
+
+
+def without_tasks(result: sl.UploadTasksResult) -> Any:
+    return dataclasses.replace(result, tasks=())
+
+
+def without_a_set(result: sl.UploadTasksResult) -> Any:
+    tasks = [dataclasses.replace(each, results=each.results[1:]) for each in result.tasks]
+    return dataclasses.replace(result, tasks=tuple(tasks))
+
+
+def with_a_set_twice(result: sl.UploadTasksResult) -> Any:
+    tasks = [dataclasses.replace(each, results=each.results[:1] * 2) for each in result.tasks]
+    return dataclasses.replace(result, tasks=tuple(tasks))
+
+
+def with_other_numbers(result: sl.UploadTasksResult) -> Any:
+    tasks = [
+        dataclasses.replace(
+            each,
+            results=tuple(
+                dataclasses.replace(one, sqn=sl.SequenceNumber(one.sqn.value + 7))
+                for one in each.results
+            ),
+        )
+        for each in result.tasks
+    ]
+    return dataclasses.replace(result, tasks=tuple(tasks))
+
+
+def with_odd_tasks(result: sl.UploadTasksResult) -> Any:
+    return dataclasses.replace(result, tasks=(1, 2))
+
+
+def with_odd_results(result: sl.UploadTasksResult) -> Any:
+    tasks = [dataclasses.replace(each, results=(None, None)) for each in result.tasks]
+    return dataclasses.replace(result, tasks=tuple(tasks))
+
+
+def with_none(result: sl.UploadTasksResult) -> Any:
+    return None
+
+
+def completed_then_raised(result: sl.UploadTasksResult) -> Any:
+    result.tasks[0].task.complete(result.tasks[0].results)
+    raise OSError("after the first task")
+
+
+def direct(uploader: StateChangeUploader) -> sl.DirectStateChangeUploadScheduler:
+    return sl.DirectStateChangeUploadScheduler(uploader)
+
+
+def batching(
+    uploader: StateChangeUploader, threads: int = 5, **settings: Any
+) -> sl.BatchingStateChangeUploadScheduler:
+    policy = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=None, delay_after_failure_s=0.001)
+    runtime = system_runtime(upload_threads=threads)
+    return sl.BatchingStateChangeUploadScheduler(
+        uploader, runtime=runtime, policy=policy, **settings
+    )
+
+
+SPOILED = [
+    (without_tasks, "names 0 tasks of 1"),
+    (without_a_set, "2 change sets and the answer 1 results"),
+    (with_a_set_twice, r"missing \(writer, number\): \[\(0, 1\)\]"),
+    (with_other_numbers, r"not of this task: \[\(0, 7\)"),
+    (with_odd_tasks, "names 0 tasks of 1"),
+    (with_odd_results, "no UploadResult"),
+    (with_none, "must return an UploadTasksResult"),
+]
+
+
+@pytest.mark.parametrize("scheduler_of", [direct, batching])
+@pytest.mark.parametrize(("spoil", "words"), SPOILED)
+def test_an_answer_that_does_not_fit_fails_the_persist_at_once(
+    scheduler_of: Callable[[Wrapper], Any], spoil: Answer, words: str
+) -> None:
+    store = ScriptedStore()
+    uploader = Wrapper(store, spoil)
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"one")
+        writer.next_sequence_number()
+        writer.append(1, b"two")
+        with pytest.raises(sl.UploadFailedError, match=words):
+            writer.persist(START).result(WAIT_S)
+        uploader._spoil = lambda result: result
+        handle = handle_of(writer.persist(START).result(WAIT_S))
+        assert [b"one", b"two"] == values_of(storage.read(handle))
+
+
+def test_a_task_that_was_answered_is_not_failed_with_the_others() -> None:
+    store = ScriptedStore()
+    scheduler = batching(Wrapper(store, lambda result: without_second(result)), threads=1)
+
+    def without_second(result: sl.UploadTasksResult) -> Any:
+        return dataclasses.replace(result, tasks=result.tasks[:1])
+
+    gate = threading.Event()
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+        scheduler._runtime.upload_pool.submit(lambda: gate.wait(WAIT_S), lambda *_: None)
+        writers = [storage.create_writer(f"operator {number}", ALL) for number in range(3)]
+        futures = []
+        for writer in writers:
+            writer.append(1, b"value")
+            futures.append(writer.persist(START))
+        gate.set()  # the first went alone; the others share an upload
+        assert [None, None] == [futures[0].exception(WAIT_S), futures[1].exception(WAIT_S)]
+        with pytest.raises(sl.UploadFailedError, match="1 tasks of 2"):
+            futures[2].result(WAIT_S)
+
+
+@pytest.mark.parametrize("scheduler_of", [direct, batching])
+def test_an_uploader_that_raises_after_completing_a_task_leaves_no_other_open(
+    scheduler_of: Callable[[Wrapper], Any],
+) -> None:
+    store = ScriptedStore()
+    uploader = Wrapper(store, completed_then_raised)
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        assert writer.persist(START).exception(WAIT_S) is None
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
+def test_whatever_an_uploader_raises_ends_the_task_and_no_thread(
+    error: type[BaseException],
+) -> None:
+    store = ScriptedStore()
+
+    def spoil(result: sl.UploadTasksResult) -> Any:
+        raise error
+
+    uploader = Wrapper(store, spoil)
+    scheduler = batching(uploader, threads=1)
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        with pytest.raises(sl.UploadFailedError):
+            writer.persist(START).result(WAIT_S)
+        uploader._spoil = lambda result: result
+        assert writer.persist(START).exception(WAIT_S) is None
+
+
+def small_set(log_id: int) -> sl.StateChangeSet:
+    return sl.StateChangeSet(log_id, START, (), 0)
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
+def test_whatever_a_callback_raises_ends_no_thread_and_no_other_callback(
+    error: type[BaseException],
+) -> None:
+    store = ScriptedStore()
+    files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
+    scheduler = batching(files, threads=1)
+    ended: list[int] = []
+    done = threading.Event()
+
+    def raises(*_: object) -> None:
+        raise error
+
+    def ends(number: int) -> Callable[..., None]:
+        def end(*_: object) -> None:
+            ended.append(number)
+            if len(ended) == 10:
+                done.set()
+
+        return end
+
+    for number in range(10):  # more than there are threads of any kind
+        scheduler.upload(sl.UploadTask([small_set(0)], raises, raises))
+        scheduler.upload(sl.UploadTask([small_set(1)], ends(number), raises))
+    assert done.wait(WAIT_S), f"only {ended}"
+    scheduler._runtime.close(1.0)
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
+def test_whatever_a_future_callback_raises_the_others_of_the_future_are_called(
+    error: type[BaseException],
+) -> None:
+    store = ScriptedStore()
+    with sl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
+        writer = storage.create_writer("operator", ALL)
+        for _ in range(2 * CALLBACK_THREADS):
+            gate, called = threading.Event(), threading.Event()
+            storage._runtime.upload_pool.submit(lambda gate=gate: gate.wait(WAIT_S), ignore)
+            writer.append(1, b"value")
+            future = writer.persist(START)
+
+            def raises(_: object) -> None:
+                raise error
+
+            future.add_done_callback(raises)
+            future.add_done_callback(lambda _, called=called: called.set())
+            gate.set()
+            assert called.wait(WAIT_S)
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+def one_thread() -> Runtime:
+    """One upload thread: who holds it holds every upload back."""
+    return system_runtime(upload_threads=1)
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
+def test_whatever_a_callback_raises_reaches_the_other_tasks_of_a_file(
+    error: type[BaseException],
+) -> None:
+    ended: list[str] = []
+
+    def raises(*_: object) -> None:
+        raise error
+
+    tasks = [
+        sl.UploadTask([small_set(0)], raises, raises),
+        sl.UploadTask([small_set(1)], lambda _: ended.append("last"), raises),
+    ]
+    files = sl.StateChangeFsUploader(ScriptedStore(), paths=LocationPaths("job"), ids=RandomIds())
+    result = files.upload(tasks)
+    try:
+        result.complete()
+    except BaseException as caught:
+        assert type(caught) is error  # an interrupt goes on its way, after the others
+    assert ["last"] == ended
+
+
+class LateLoser(ScriptedStore):
+    """The first put hangs until released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+        self.puts = 0
+
+    def put(self, path: str, data: object) -> None:
+        self.puts += 1
+        if self.puts == 1:
+            self.release.wait(WAIT_S)
+        super().put(path, data)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
+def test_whatever_a_discard_raises_ends_no_thread(error: type[BaseException]) -> None:
+    store = LateLoser()
+    discarded = threading.Event()
+
+    class BadDiscard(Wrapper):
+        def discard(self, result: sl.UploadTasksResult) -> None:
+            discarded.set()
+            raise error
+
+    policy = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0.0)
+    runtime = system_runtime(upload_threads=1)
+    scheduler = sl.BatchingStateChangeUploadScheduler(
+        BadDiscard(store, lambda result: result), runtime=runtime, policy=policy
+    )
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler, runtime=runtime) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        assert writer.persist(START).exception(WAIT_S) is None
+        store.release.set()
+        assert discarded.wait(WAIT_S)
+        writer.append(1, b"another")
+        assert writer.persist(START).exception(WAIT_S) is None
+        assert 0 == scheduler.in_flight_bytes
+
+
+def test_callbacks_that_block_hold_up_neither_uploads_nor_time_outs() -> None:
+    """As many as there are threads for callbacks and uploads, on successes and on failures."""
+    store, gate = ScriptedStore(), threading.Event()
+    names: list[str] = []
+
+    def block(_: object) -> None:
+        names.append(threading.current_thread().name)
+        gate.wait(WAIT_S)
+
+    with sl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
+        for number in range(12):
+            writer = storage.create_writer(f"blocking {number}", ALL)
+            hold = threading.Event()
+            storage._runtime.upload_pool.submit(lambda hold=hold: hold.wait(WAIT_S), ignore)
+            writer.append(1, b"value")
+            future = writer.persist(START)
+            future.add_done_callback(block)
+            hold.set()
+            assert future.exception(WAIT_S) is None
+        other = storage.create_writer("other", ALL)
+        other.append(1, b"value")
+        assert other.persist(START).exception(WAIT_S) is None
+        gate.set()
+    assert 12 == len(names), "a close calls what is left"
+    assert not [name for name in names if name.startswith(("statelog-upload", "statelog-timers"))]
+
+
+def test_callbacks_of_a_failure_by_time_out_do_not_run_on_the_timers_thread() -> None:
+    store = LateLoser()
+    runtime = system_runtime()
+    policy = sl.RetryPolicy.fixed(max_attempts=1, timeout_s=0.02, delay_after_failure_s=0.0)
+    files = sl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
+    scheduler = sl.BatchingStateChangeUploadScheduler(files, runtime=runtime, policy=policy)
+    names: list[str] = []
+    called = threading.Semaphore(0)
+
+    def note(*_: object) -> None:
+        names.append(threading.current_thread().name)
+        called.release()
+
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler, runtime=runtime) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        future = writer.persist(START)
+        future.add_done_callback(note)
+        assert isinstance(future.exception(WAIT_S), sl.UploadFailedError)
+        assert called.acquire(timeout=WAIT_S)
+        store.puts = 0
+        scheduler.upload(sl.UploadTask([small_set(7)], note, note))
+        assert called.acquire(timeout=WAIT_S)
+        store.release.set()
+    assert {"statelog-callback"} == {name.rsplit("-", 1)[0] for name in names}
+
+
+@pytest.mark.parametrize("fixed_delay", [False, True])
+def test_a_system_without_threads_fails_a_persist_and_keeps_the_changes(
+    fixed_delay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = NoThreads(monkeypatch)
+    options = sl.ChangelogOptions(batch_fixed_delay=fixed_delay)
+    store = ScriptedStore()
+    with sl.FsStateChangelogStorage(store, options=options) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"value")
+        called = threading.Event()
+        future = writer.persist(START)
+        future.add_done_callback(lambda _: called.set())
+        assert "refused to start a thread" in str(future.exception(WAIT_S))
+        assert isinstance(future.exception(), sl.UploadFailedError)
+        assert called.wait(WAIT_S)
+        assert 0 == storage.metrics.snapshot()["in_flight_bytes"]
+        system.refusing = False
+        handle = handle_of(writer.persist(START).result(WAIT_S))
+        assert [b"value"] == values_of(storage.read(handle))
