@@ -25,7 +25,11 @@ from statelog.changelog.local_recovery import LocalBackup, LocalRecoveryConfig
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.retrying_uploads import RetryingUploads
 from statelog.changelog.upload_task import UploadTask, UploadTasksResult, fail_tasks
-from statelog.changelog.uploader import StateChangeFsUploader, StateChangeUploader
+from statelog.changelog.uploader import (
+    UPLOADER_METHODS,
+    StateChangeFsUploader,
+    StateChangeUploader,
+)
 from statelog.core.upload_batcher import (
     Action,
     BatchDone,
@@ -96,6 +100,7 @@ class BatchingStateChangeUploadScheduler:
         metrics: Metrics | None = None,
         runtime: Runtime | None = None,
     ) -> None:
+        arguments.acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
         policy = RetryPolicy.fixed() if policy is None else policy
         for name, value, low in (
             ("batch_delay_ns", batch_delay_ns, 0),
@@ -121,6 +126,8 @@ class BatchingStateChangeUploadScheduler:
             fixed_delay=fixed_delay,
         )
         self._uploader = uploader
+        if metrics is not None:
+            arguments.instance(metrics, "metrics", Metrics, "a Metrics")
         self._runtime = runtime
         self._metrics = metrics if metrics is not None else Metrics()
         self._uploads = RetryingUploads(uploader, policy, runtime, self._metrics)

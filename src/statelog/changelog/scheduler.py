@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from statelog.arguments import acting
 from statelog.changelog.availability import AvailabilityProvider
 from statelog.changelog.upload_task import UploadTask, fail_tasks
-from statelog.changelog.uploader import StateChangeUploader
+from statelog.changelog.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
 
 
@@ -51,7 +52,7 @@ class DirectStateChangeUploadScheduler:
     """
 
     def __init__(self, uploader: StateChangeUploader) -> None:
-        self._uploader = uploader
+        self._uploader = acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
         self._availability = AvailabilityProvider()
         self._closed = False
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from statelog.arguments import whole_number
+from statelog.arguments import acting, instance, switch, whole_number
 from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local_recovery import LocalBackup
 from statelog.changelog.registry import TaskChangelogRegistry
@@ -35,6 +35,7 @@ from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
 from statelog.store.paths import LocationPaths
 
+UPLOADER_METHODS = ("upload", "discard", "close")
 _PREFIX_SIZE = 4
 """Encoded bytes of a change beyond its value, at least."""
 
@@ -91,6 +92,10 @@ class StateChangeFsUploader:
         metrics: Metrics | None = None,
         clock: Clock | None = None,
     ) -> None:
+        acting(store, "store", ("put", "delete"), "an ObjectStore")
+        switch(compress, "compress")
+        if paths is not None:
+            instance(paths, "paths", LocationPaths, "a LocationPaths")
         self._metrics = metrics if metrics is not None else Metrics()
         self._clock = clock if clock is not None else SystemClock()
         self._store = store
@@ -184,7 +189,9 @@ class InlineStateChangeUploader:
         ids: IdSource | None = None,
     ) -> None:
         self._threshold_bytes = whole_number(threshold_bytes, "threshold_bytes", low=0)
-        self._delegate = delegate
+        self._delegate: StateChangeUploader = acting(
+            delegate, "delegate", UPLOADER_METHODS, "a StateChangeUploader"
+        )
         self._ids = ids if ids is not None else RandomIds()
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
