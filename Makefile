@@ -26,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.runtime.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
-  bench chaos flink constraints clean
+  bench chaos mutants flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench: java-ready ## measure (ARGS="..." is passed on)
 
 chaos: java-ready ## the campaigns: faults, crashes, many seeds; takes its time
 	$(WITH_JAVA) $(BIN)/pytest -q -m slow $(ARGS) tests
+
+mutants: $(READY) ## a campaign: small changes of the source, and which of them no pure test notices
+	$(PY) tools/mutate.py $(ARGS)
 
 flink: java-ready $(FLINK_JAR) ## a campaign: the real Flink reads our files, we read its (fetches 330 MB once)
 	$(WITH_JAVA) STATELOG_FLINK_JAR=$(CURDIR)/$(FLINK_JAR) $(BIN)/pytest -q -m slow $(ARGS) tests/flink

@@ -19,6 +19,10 @@ from typing import Any
 import pytest
 
 START_S = 60
+CONFLICT = b"""<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>ConditionalRequestConflict</Code><Message>The conditional request cannot succeed due to \
+a conflicting operation against this resource.</Message><RequestId>1</RequestId></Error>"""
+"""The body of S3's 409 to a conditional put while another request for the name is under way."""
 KEY, SECRET = "test-access-key", "test-secret-key"
 
 
@@ -134,13 +138,15 @@ class S3Proxy:
     Passes requests on to an S3 server, and does wrong what servers and networks do wrong.
 
     `loses_answer` says for which requests the answer is lost after the server has acted;
-    `ignores_conditions` makes it a server that writes a name twice.
+    `ignores_conditions` makes it a server that writes a name twice; `conflicts` says which requests
+    get S3's 409 and do not reach the server.
     """
 
     def __init__(self, server: S3Server) -> None:
         self.exchanges: list[Exchange] = []
         self.ignores_conditions = False
         self.loses_answer: Callable[[Exchange], bool] = lambda exchange: False
+        self.conflicts: Callable[[Exchange], bool] = lambda exchange: False
         proxy, target = self, server.endpoint.removeprefix("http://")
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -152,6 +158,13 @@ class S3Proxy:
                 conditional = "if-none-match" in {name.lower() for name in headers}
                 exchange = Exchange(self.command, self.path, conditional)
                 proxy.exchanges.append(exchange)
+                if proxy.conflicts(exchange):
+                    self.send_response(409)
+                    self.send_header("content-type", "application/xml")
+                    self.send_header("content-length", str(len(CONFLICT)))
+                    self.end_headers()
+                    self.wfile.write(CONFLICT)
+                    return
                 if proxy.ignores_conditions:
                     headers = {k: v for k, v in headers.items() if k.lower() != "if-none-match"}
                 connection = http.client.HTTPConnection(target, timeout=30)

@@ -10,6 +10,7 @@ ChangelogStateBackendMetricGroup.  Deviations are said at the metric.
 from __future__ import annotations
 
 import enum
+import threading  # noqa: TID251 - only a lock, which ends with its `with`
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -327,6 +328,13 @@ _TABLE: Final = (
         "Number of pieces of that log.",
     ),
     MetricSpec(
+        "num_late_records_dropped",
+        "numLateRecordsDropped",
+        MetricKind.COUNTER,
+        "rows",
+        "Input rows that a stateful query dropped because they came later than the watermark.",
+    ),
+    MetricSpec(
         "changelog_busy_time",
         "changelogBusyTimeMsPerSecond",
         MetricKind.COUNTER,
@@ -374,51 +382,43 @@ class _Sum:
     """
     A sum that many threads add to without a lock, because appending to a deque is atomic.
 
-    Now and then the summands are taken off and their sum is put back.  Whoever does so, or reads,
-    holds the one token meanwhile: a reader must not come between the two.
+    Now and then a thread that adds takes the summands off and puts their sum back, and so does
+    each that reads, under a lock: a reader must not come between the two.
     """
 
-    __slots__ = ("_summands", "_token")
+    __slots__ = ("_folding", "_summands")
 
     def __init__(self) -> None:
         self._summands: deque[float] = deque()
-        self._token = deque([None])
+        self._folding = threading.Lock()
 
     def add(self, amount: float) -> None:
         self._summands.append(amount)
-        if len(self._summands) > _FOLD_AT and self._take_token():
-            self._fold()
+        if len(self._summands) > _FOLD_AT and not self._folding.locked():
+            self.value()
 
     def value(self) -> float:
-        while not self._take_token():
-            pass  # somebody folds, which takes microseconds
-        return self._fold()
-
-    def _take_token(self) -> bool:
-        try:
-            self._token.pop()
-        except IndexError:
-            return False
-        return True
+        # This lock's `with` is one step for a signal handler that raises; it is held for
+        # microseconds, and only by those who fold.
+        with self._folding:
+            return self._fold()
 
     def _fold(self) -> float:
-        """Put the sum in the place of the summands; gives the token back."""
-        taken = []
+        """Put the sum in the place of the summands.  Called under the lock."""
+        total: float = 0
         try:
-            while True:
-                taken.append(self._summands.popleft())
-        except IndexError:
-            return sum(taken)
+            for _ in range(len(self._summands)):
+                total += self._summands.popleft()
+            return total
         finally:
-            self._summands.append(sum(taken))
-            self._token.append(None)
+            self._summands.append(total)
 
 
 class Metrics:
     """
     Values of the metrics of one storage.
 
-    Recording is a few appends to deques, which are atomic: no lock, from any thread.
+    Recording is a few appends to deques, which are atomic; any thread may record.
     """
 
     def __init__(self) -> None:

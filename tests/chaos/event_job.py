@@ -2,8 +2,7 @@
 A job on event time to be killed: reminders that ring once the watermark has come to them.
 
 Run as a program, as `python -m statelog.spark.demo` is.  Its input comes in parts.  After each part
-it ticks until nothing is due any more, so that timers fire in micro-batches with and without rows;
-only then the next part appears.  So what a micro-batch holds, and by which watermark its rows are
+comes a tick, a micro-batch without data in which timers fire; only then the next part appears.  So what a micro-batch holds, and by which watermark its rows are
 late, does not depend on where the job was killed.
 """
 
@@ -33,8 +32,6 @@ INPUT = "customer int, n bigint, at_ms bigint, wait_ms bigint, gives_up boolean"
 OUTPUT = "customer int, kind string, n bigint, time bigint, watermark bigint, token string"
 DELAY_MS = 20_000
 AGAIN_MS = 20_000
-TICKS_MIN = 2
-"""After so many ticks the late rows of the next part are told by the watermark of this one."""
 
 
 class Reminders(StatefulProcessor):
@@ -129,7 +126,7 @@ def tell(key: Iterable[Any], kind: str, n: int, time: int, watermark: int) -> Ro
 
 
 def run_once(session: SparkSession, config: JobConfig, messages: Messages) -> int:
-    """Run the query over all files that are there, or one tick; return the batches it did."""
+    """Run the query over all files that are there; return the batches it did."""
     done: list[BatchProgress] = []
 
     def note(progress: BatchProgress) -> None:
@@ -185,10 +182,8 @@ def work(config: JobConfig, messages: Messages) -> None:
     messages.send("session")
     more = any(Path(config.input).glob("part*.parquet")) or release(Path(config.input))
     while more:
-        run_once(session, config, messages)
-        ticks = 0
-        while run_once(session, config, messages) or ticks < TICKS_MIN:
-            ticks += 1
+        while run_once(session, config, messages):
+            pass  # until a run has nothing left to do
         more = release(Path(config.input))
     messages.send("finished")
     session.stop()

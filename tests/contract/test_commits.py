@@ -169,3 +169,59 @@ def test_a_lost_answer_is_not_mistaken_for_somebody_elses_commit(proxy, place):
     lose_first(proxy, "chk-2/_metadata")
     with pytest.raises(FencedError, match="exists and is not ours"):
         commit(one, 2)
+
+
+# --- conflicts: S3's 409, which the client reports as if the name were taken ---------------------
+
+
+def conflict_at_first(proxy: S3Proxy, part: str, times: int) -> None:
+    """Answer the first conditional puts of such a name with 409."""
+    left = iter([True] * times)
+    proxy.conflicts = lambda one: one.conditional and part in one.path and next(left, False)
+
+
+def test_the_client_reports_a_conflict_as_an_object_that_exists(proxy, place):
+    """If this fails, the client tells 409 from 412 and the store can do so too."""
+    conflict_at_first(proxy, "name", 1)
+    with pytest.raises(ObjectExistsError):
+        place.put_if_absent("name", b"ours")
+    assert proxy.count("PUT", "name") == 1
+    assert names(place) == []
+
+
+def test_a_commit_that_conflicts_is_put_again(proxy, place):
+    one = started(place)
+    conflict_at_first(proxy, "chk-1/_metadata", 3)
+    log = commit(one, 1)
+    assert proxy.count("PUT", "chk-1/_metadata") == 4
+    again = started(place, "b")
+    assert again.latest is not None
+    assert read_log(place, again.latest.log) == log
+
+
+def test_a_commit_that_conflicts_for_ever_is_an_error_and_can_be_repeated(proxy, place):
+    one = started(place)
+    proxy.conflicts = lambda exchange: exchange.conditional
+    with pytest.raises(StoreError, match=r"no object is there.*409") as caught:
+        commit(one, 1)
+    assert not isinstance(caught.value, ObjectExistsError)
+    assert proxy.count("PUT", "chk-1/_metadata") == 8
+    proxy.conflicts = lambda exchange: False
+    assert one.complete(1, properties={}).checkpoint_id == 1
+
+
+def test_a_claim_that_conflicts_skips_no_epoch(proxy, place):
+    first = started(place, "first")
+    conflict_at_first(proxy, "owner/2", 2)
+    second = started(place, "second")
+    assert second.epoch == 2
+    with pytest.raises(FencedError):
+        commit(first, 1)
+    commit(second, 1)
+
+
+def test_a_probe_that_conflicts_is_asked_again(proxy, place):
+    conflict_at_first(proxy, "tmp/probe-", 1)
+    verify_put_if_absent(place, LocationPaths())
+    assert proxy.count("PUT") == 3
+    assert names(place) == []

@@ -83,6 +83,16 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     with pytest.raises(InvalidOptionsError, match="did you mean 'delivery'"):
         enable(session)
 
+    session.conf.unset("spark.statelog.delivry")
+    session.conf.set(LOCATION, "checkpoint")  # beside each query's checkpoint; no name is needed
+    own = source.frame().groupBy("key").transformWithState(Totals(), TOTALS, "Update", "None")
+    wait(
+        own.writeStream.option("checkpointLocation", str(tmp_path / "y"))
+        .trigger(availableNow=True)
+        .format("noop")
+        .start()
+    )
+    assert (tmp_path / "y" / "statelog" / "chk-0" / "_metadata").exists()
     disable(session)
     disable(session)
     assert sparks_own is GroupedData.transformWithState

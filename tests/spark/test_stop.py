@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -44,3 +46,30 @@ def test_a_stop_in_mid_batch_ends_the_query_without_an_error(spark, tmp_path, ca
     assert query.exception() is None
     # Spark's search for an interruption overflows the stack on a stopped job's own error text.
     assert "StackOverflowError" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("by_group", [True, False])
+def test_a_job_that_another_cancels_is_reported_as_cancelled(spark, tmp_path, by_group):
+    events = spark.readStream.format("rate").option("rowsPerSecond", 200).load()
+    out = transform_with_state(
+        events.selectExpr("value AS key").groupBy("key"), Slow(), "key long", tasks=2
+    )
+    query = (
+        out.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "job")).start()
+    )
+    tracker = spark.sparkContext.statusTracker()
+    until = time.monotonic() + 60
+    while query.isActive and time.monotonic() < until:
+        if tracker.getActiveJobsIds():
+            time.sleep(0.3)
+            if by_group:
+                spark.sparkContext.cancelJobGroup(str(query.runId))
+            else:
+                spark.sparkContext.cancelAllJobs()
+        time.sleep(0.1)
+    said = (
+        r"^UnavailableError: batch \d+ was not finished, because a Spark job of it was cancelled, and "
+        r"not by the query's stop\(\): Job \d+ cancelled .*[^.]\. Nothing is lost: start the query "
+    )
+    with pytest.raises(StreamingQueryException, match=said):
+        query.awaitTermination(10)

@@ -2,19 +2,27 @@
 
 import json
 import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import IllegalArgumentException, PySparkAttributeError, PySparkValueError
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkAttributeError,
+    PySparkValueError,
+    StreamingQueryException,
+)
 from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
-from statelog.errors import InvalidOptionsError, UsageError
+from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
 from statelog.spark import StatefulStreamWriter, transform_with_state
 
 if TYPE_CHECKING:
@@ -106,7 +114,9 @@ def test_the_checkpoint_is_found_as_spark_finds_it(
     spark: "SparkSession", tmp_path: Path, writer_of: Any
 ) -> None:
     with pytest.raises(UsageError, match=r"needs \.option\('checkpointLocation'"):
-        writer_of().format("noop").start()
+        writer_of().format("parquet").start(str(tmp_path / "files"))
+    with pytest.raises(UsageError, match=r"needs \.option\('checkpointLocation'"):
+        writer_of().toTable("never")
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
     try:
         finished(writer_of().format("noop").queryName("mine").start())
@@ -117,7 +127,86 @@ def test_the_checkpoint_is_found_as_spark_finds_it(
     assert 2 == len(list((tmp_path / "all").iterdir()))
 
 
-def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any) -> None:
+def checkpoint_of(query: StreamingQuery) -> Path:
+    """The folder of a query, as Spark knows it."""
+    root: str = query._jsq.streamingQuery().resolvedCheckpointRoot()
+    return Path(root.removeprefix("file:"))
+
+
+def stays(folder: Path) -> bool:
+    """Return whether a folder is still there; waits for it to go."""
+    until = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return folder.exists()
+
+
+@pytest.mark.parametrize("sink", ["noop", "console", "memory", "foreach", "foreachBatch"])
+def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
+    spark: "SparkSession", writer_of: Any, tmp_path: Path, sink: str
+) -> None:
+    seen: list[Path] = []
+
+    def look(frame: Any, batch_id: int) -> None:
+        seen.extend(checkpoint_of(query) for query in spark.streams.active)
+        assert (seen[-1] / "statelog" / "chk-0" / "_metadata").exists()
+        assert 3 == frame.count()
+
+    spark.conf.set("spark.statelog.stateLocation", str(tmp_path / "base"))  # for lasting queries
+    try:
+        writer = writer_of().queryName(f"once_{sink}")
+        if sink == "foreachBatch":
+            query = writer.foreachBatch(look).start()
+        elif sink == "foreach":
+            query = writer.foreach(lambda row: None).start()
+        else:
+            query = writer.format(sink).start()
+    finally:
+        spark.conf.unset("spark.statelog.stateLocation")
+    folder = checkpoint_of(query)
+    finished(query)
+    assert "temporary-" in folder.name
+    assert not stays(folder)
+    assert (sink == "foreachBatch") == bool(seen)
+    assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("force", ["false", "true"])
+def test_a_temporary_checkpoint_outlives_a_failure_unless_it_must_not(
+    spark: "SparkSession", writer_of: Any, force: str
+) -> None:
+    def fail(frame: Any, batch_id: int) -> None:
+        raise OSError("no room")
+
+    spark.conf.set("spark.sql.streaming.forceDeleteTempCheckpointLocation", force)
+    try:
+        query = writer_of().foreachBatch(fail).start()
+    finally:
+        spark.conf.unset("spark.sql.streaming.forceDeleteTempCheckpointLocation")
+    folder = checkpoint_of(query)
+    with pytest.raises(StreamingQueryException, match="no room"):
+        wait(query)
+    if force == "true":
+        assert not stays(folder)
+    else:
+        time.sleep(0.5)
+        assert folder.exists()
+        shutil.rmtree(folder)
+
+
+def test_the_state_of_another_query_is_refused_at_the_start(
+    spark: "SparkSession", tmp_path: Path, writer_of: Any
+) -> None:
+    state = {"statelog.stateLocation": str(tmp_path / "state")}
+    finished(writer_of("a").options(**state).format("noop").start())
+    for other in (writer_of("b"), writer_of()):
+        with pytest.raises(CheckpointError, match=r"of query .*, not of this query \(which is new"):
+            other.options(**state).format("noop").start()
+    assert [] == spark.streams.active
+    finished(writer_of("a").options(**state).format("noop").start())  # nothing was taken over
+
+
+def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any, tmp_path: Path) -> None:
     for wrong, error, said in (
         (lambda: writer_of().outputMode("Complete"), UsageError, "streaming aggregation"),
         (lambda: writer_of().outputMode("some"), UsageError, "append or update; got 'some'"),
@@ -135,6 +224,10 @@ def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any) -> None:
         (lambda: writer_of().foreachBatch(3), UsageError, "takes a function"),
         (lambda: writer_of("m").format("memory").start(), UsageError, "needs a queryName"),
         (lambda: writer_of("m").start(), UsageError, "parquet needs a path"),
+        (lambda: writer_of("m").format("nonsense").start(), UsageError, "DATA_SOURCE_NOT_FOUND"),
+        (lambda: writer_of("m").toTable("x", format="nonsense"), UsageError, "data source: nonsen"),
+        (lambda: writer_of("m").format("rate").start(), UsageError, "rate can be read only"),
+        (lambda: writer_of("m").format("kafka").start(), AnalysisException, "kafka.*deploy"),
         (lambda: writer_of("m").partitionBy("kay").start("x"), UsageError, "columns key, total"),
         (
             lambda: writer_of("m").format("noop").option("statelog.taks", 2).start(),
@@ -149,6 +242,7 @@ def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any) -> None:
     ):
         with pytest.raises(error, match=said):
             wrong()
+    assert not (tmp_path / "m" / "statelog").exists()  # nothing was begun
 
 
 def test_a_second_start_goes_on_where_the_first_one_was(tmp_path: Path, writer_of: Any) -> None:

@@ -12,14 +12,16 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final
 
 from statelog.arguments import number, refused
+from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
+from statelog.runtime.pool import HelpedFuture
 
 _LONGEST_WAIT_S: Final = 1e9
 """Longer waits would overflow what the system takes."""
 
 
 def _completed() -> Future[None]:
-    future: Future[None] = Future()
+    future: Future[None] = HelpedFuture(None)
     future.set_result(None)
     return future
 
@@ -73,6 +75,7 @@ class AvailabilityProvider:
             return False
         return True
 
+    @uninterrupted
     def refresh(self) -> None:
         """
         Look whether there is room and tell those who wait for a change.
@@ -88,7 +91,7 @@ class AvailabilityProvider:
             if room and not was_available:
                 freed, self._future = self._future, _completed()
             elif not room and was_available:
-                self._future = Future()
+                self._future = HelpedFuture(None)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)

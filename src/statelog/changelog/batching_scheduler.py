@@ -51,6 +51,7 @@ from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import close_all
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 NS_PER_S = 1_000_000_000
@@ -226,9 +227,13 @@ class BatchingStateChangeUploadScheduler:
         with self._runtime.lock:
             return self._batcher.in_flight_bytes
 
+    @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
         Take *task*; it ends on a pool thread, or here if it is refused.
+
+        An exception of a signal handler comes out of the wait for room, and then the task has
+        been failed with it, or after the task was taken.
 
         Blocks: While there is no room, at most for the back-pressure time-out.   Thread: Any.
 
@@ -248,6 +253,7 @@ class BatchingStateChangeUploadScheduler:
         if not offer.admitted:
             raise _closed_error()
 
+    @uninterrupted
     def close(self) -> None:
         """
         End every task that has not ended, with `ClosedError`, and close the uploader.

@@ -52,6 +52,7 @@ from statelog.format.segment import parse_segment
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -128,6 +129,7 @@ class DownloadCache:
         with self._runtime.lock:
             return self._files.used_bytes
 
+    @uninterrupted
     def get(self, path: str) -> memoryview:
         """
         Return the whole file, from disk if it is there and whole.
@@ -163,8 +165,9 @@ class DownloadCache:
                 return data
             self._lost(path)
         self._metrics.count("download_cache_misses")
-        return self._store.get(path)
+        return interruptible(self._store.get, path)
 
+    @uninterrupted
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
         Return part of the file, from disk if it is there, else from the store without keeping it.
@@ -190,8 +193,9 @@ class DownloadCache:
                 self._metrics.count("download_cache_hits")
                 return part
         self._metrics.count("download_cache_misses")
-        return self._store.get_range(path, start, length)
+        return interruptible(self._store.get_range, path, start, length)
 
+    @uninterrupted
     def close(self) -> None:
         """
         Remove all files; later reads go to the store.  May be called more than once.
@@ -220,7 +224,7 @@ class DownloadCache:
                 self._metrics.count("download_cache_hits")
             else:
                 self._metrics.count("download_cache_misses")
-                data = self._store.get(path)
+                data = interruptible(self._store.get, path)
                 whole = _proves_whole(data)
             self._checksums[path] = checksum([data])
         except BaseException:

@@ -25,6 +25,7 @@ from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import Pool, ThreadPool
 from statelog.store.api import Buffers
 
@@ -252,6 +253,7 @@ class LocalBackup:
         if self._owns_pool:
             self._pool.close(_CLOSE_TIMEOUT_S)
 
+    @uninterrupted
     def start(self, name: str, content: Buffers) -> LocalCopy:
         """
         Begin to write a copy, beside whatever the caller does next.
@@ -278,6 +280,7 @@ class LocalBackup:
             )
         return copy
 
+    @uninterrupted
     def settle(self, copy: LocalCopy, *, wanted: bool) -> bool:
         """
         End a copy: return whether it is complete and wanted, and remove it if it is not.
@@ -287,7 +290,11 @@ class LocalBackup:
         lock = self._runtime.lock
         with lock:
             if wanted:
-                lock.wait_for(lambda: copy.state is not _State.WRITING, self._patience_s)
+                try:
+                    lock.wait_for(lambda: copy.state is not _State.WRITING, self._patience_s)
+                except BaseException:  # a signal handler's; the upload ends with it
+                    copy.state = _State.GIVEN_UP
+                    raise
             state, slow = copy.state, copy.state is _State.WRITING
             if slow or not wanted:
                 copy.state = _State.GIVEN_UP

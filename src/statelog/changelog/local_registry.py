@@ -29,6 +29,7 @@ from statelog.core.local_copies import (
 from statelog.errors import ClosedError, UsageError
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import uninterrupted
 
 _log = logging.getLogger("statelog")
 
@@ -149,6 +150,7 @@ class LocalChangelogRegistry:
         if self._owns_runtime:
             self._runtime.close(0.0)
 
+    @uninterrupted
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._copies.handle(event, self._runtime.clock.now_ns())

@@ -288,8 +288,7 @@ def _read_lone_set(
         raise
     except (CorruptionError, StoreError):
         return None
-    decoded = decode_change_set(encoded, 0, where=stream.path)
-    return decoded.batch if decoded.end == len(encoded) else None
+    return decode_change_set(encoded, 0, size_bytes=len(encoded), where=stream.path).batch
 
 
 def _open(store: FileSource, stream: StreamStateHandle) -> Segment:
@@ -300,7 +299,7 @@ def _open(store: FileSource, stream: StreamStateHandle) -> Segment:
 
 def _set_at(segment: Segment, entry: HandleAndOffset) -> ChangeBatch:
     """Decode the set that *entry* names, after making sure that there is one."""
-    where, offset = segment.where, entry.offset
+    where, offset, size_bytes = segment.where, entry.offset, entry.size_bytes
     if segment.trailer is not None:
         found = {each.offset: each for each in segment.trailer.sets}.get(offset)
         if (
@@ -314,11 +313,12 @@ def _set_at(segment: Segment, entry: HandleAndOffset) -> ChangeBatch:
                 path=where,
                 offset=offset,
             )
+        size_bytes = found.size_bytes
     elif entry.crc32c is not None and entry.size_bytes is not None:
         # The handle knows more than the file: it has lost its trailer.
         encoded = segment.payload[offset : offset + entry.size_bytes]
         verify_set(encoded, entry.crc32c, where=where, offset=offset)
-    return decode_change_set(segment.payload, offset, where=where).batch
+    return decode_change_set(segment.payload, offset, size_bytes=size_bytes, where=where).batch
 
 
 def _only(batch: ChangeBatch, key_group_range: KeyGroupRange) -> ChangeBatch:

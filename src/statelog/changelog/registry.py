@@ -30,6 +30,7 @@ from statelog.core.file_ownership import (
 from statelog.errors import ClosedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 _log = logging.getLogger("statelog")
@@ -72,6 +73,7 @@ class TaskChangelogRegistry:
         """The registry of the local copies, if there are any."""
         return self._copies
 
+    @uninterrupted
     def start_tracking(
         self, handle: StreamStateHandle, num_sets: int, copy: FileStateHandle | None = None
     ) -> None:
@@ -136,6 +138,7 @@ class TaskChangelogRegistry:
         if self._owns_runtime:
             self._runtime.close(0.0)
 
+    @uninterrupted
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
             actions = self._ownership.handle(event, self._runtime.clock.now_ns())

@@ -14,6 +14,7 @@ from statelog.changelog.availability import AvailabilityProvider
 from statelog.changelog.upload_task import UploadTask, fail_tasks
 from statelog.changelog.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
+from statelog.runtime.interrupts import interruptible, uninterrupted
 
 
 class StateChangeUploadScheduler(Protocol):
@@ -56,9 +57,10 @@ class DirectStateChangeUploadScheduler:
         self._availability = AvailabilityProvider()
         self._closed = False
 
+    @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Upload *task* and end it.
+        Upload *task* and end it; an interrupt of the upload fails the task and is raised.
 
         Blocks: For the time of the store's put.   Thread: Any.
 
@@ -70,7 +72,7 @@ class DirectStateChangeUploadScheduler:
             fail_tasks([task], error)
             raise error
         try:
-            result = self._uploader.upload([task])
+            result = interruptible(self._uploader.upload, [task])
         except Exception as error:
             fail_tasks([task], error)
             return

@@ -31,6 +31,8 @@ from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import close_after, close_all
 from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.forks import OwningProcess
+from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 _CLOSE_TIMEOUT_S = 1.0
@@ -90,6 +92,7 @@ class FsStateChangelogStorage:
                 upload_threads=self._options.upload_num_threads,
                 discard_threads=self._options.discard_num_threads,
             )
+        self._process = OwningProcess("the changelog storage")
         self._job_id = (
             runtime.ids.new_id().replace("-", "") if job_id is None else checked_job_id(job_id)
         )
@@ -151,6 +154,7 @@ class FsStateChangelogStorage:
         """Takes the uploads of all writers; its `availability` tells whether a persist waits."""
         return self._scheduler
 
+    @uninterrupted
     def create_writer(
         self, operator_id: str, key_group_range: KeyGroupRange
     ) -> FsStateChangelogWriter:
@@ -164,9 +168,11 @@ class FsStateChangelogStorage:
         Raises:
             ClosedError: The storage is closed.
             UsageError: The range is empty or too high.
+            StoreError: This process inherited the storage over a fork.
 
         Thread: Any.
         """
+        self._process.check()
         arguments.text(operator_id, "operator_id")
         arguments.instance(key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
         if not len(key_group_range) or key_group_range.end >= MAX_PARALLELISM_LIMIT:
@@ -214,6 +220,7 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
+        self._process.check()
         _check_handle(handle)
         source = self._store if self._cache is None else self._cache
         return read_changes(
@@ -243,6 +250,7 @@ class FsStateChangelogStorage:
 
         Blocks: For the store.   Thread: Any.
         """
+        self._process.check()
         _check_handle(handle)
         if key_group_range is not None:
             arguments.instance(key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
@@ -256,18 +264,20 @@ class FsStateChangelogStorage:
             metrics=self._metrics,
         )
 
+    @uninterrupted
     def close(self) -> None:
         """
         End the storage: uploads under way fail with `ClosedError`, writers are closed.
 
-        Every part is closed, also where one of them fails.  May be called more than once; a later
-        call does nothing.
+        Every part is closed, also where one of them raises or a signal handler interrupts its wait.
+        May be called more than once; a later call does nothing.
 
         Raises:
             Exception: The first error of a part, such as a scheduler or an uploader of the caller.
 
         Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: Any.
         """
+        self._process.check()
         with self._runtime.lock:
             first, self._closed = not self._closed, True
             writers = list(self._writers.values())

@@ -3,6 +3,10 @@ The writer: appends on one side, durable change sets on the other.
 
 Appending touches two columns and a counter and takes no lock; they belong to the writer's thread.
 Everything that concerns sets is decided by `core/change_log.py`, under the storage's lock.
+
+A signal handler may raise between any two calls (Ctrl-C does).  An `append` that is torn apart by
+that leaves a key group without its value, at the end of the column; the next call takes it away.
+Every other call is a step of `runtime/interrupts.py`: it is carried out, and then the handler runs.
 Source: Flink, FsStateChangelogWriter.  Deviations are listed there and at the methods.
 """
 
@@ -63,10 +67,14 @@ from statelog.model import (
 from statelog.model.state_change import value_bytes
 from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
+from statelog.runtime.forks import OwningProcess, tell_after_fork
+from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import HelpedFuture
 
 _NOBODY = 2**62
-"""Lower bound of a range without key groups: every append of a closed writer takes the slow way."""
+"""Lower bound of a range without key groups: every append takes the slow way, which looks why."""
+_TORN = 2**61
+"""The same after an append that was torn apart: the next one repairs the columns first."""
 
 
 class FsStateChangelogWriter:
@@ -111,9 +119,11 @@ class FsStateChangelogWriter:
             runtime=runtime,
             metrics=metrics,
         )
+        self._process = OwningProcess("the changelog storage")
         self._batches: list[ChangeBatch] = []
         self._room_bytes = self._start_room_bytes = self._threshold_bytes
         self._start_rows()
+        tell_after_fork(self)
 
     # --- appending: the owner's thread, no lock ---------------------------------------------------
 
@@ -122,7 +132,9 @@ class FsStateChangelogWriter:
         Append one change.
 
         Reaching the pre-emptive threshold starts an upload of everything held so far; where that
-        raises, the change is in the log all the same and must not be appended again.
+        raises, the change is in the log all the same and must not be appended again.  An exception
+        of a signal handler leaves the change in the log as a whole or not at all; the caller
+        cannot tell which.
 
         Args:
             key_group: Inside the writer's range.
@@ -133,6 +145,7 @@ class FsStateChangelogWriter:
             UsageError: *value* is not bytes, or longer than 2**31-1; nothing was appended.
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: At the threshold, and no room came in time.
+            StoreError: This process inherited the storage over a fork.
 
         Blocks: At the threshold, while bytes in flight are at their limit.   Thread: the owner.
         Source: Flink, FsStateChangelogWriter.append; deviates: the range is checked, a closed
@@ -144,11 +157,16 @@ class FsStateChangelogWriter:
             value = as_bytes(value)
         room = self._room_bytes - len(value)
         if room <= 0:
-            self._append_and_flush(key_group, value)
+            self._append_checked(key_group, value)
             return
-        self._add_key_group(key_group)
-        self._add_value(value)
         self._room_bytes = room
+        try:
+            self._add_key_group(key_group)
+            self._add_value(value)
+        except BaseException:
+            self._start = _TORN  # first, and without a call: the repair may be interrupted too
+            self._repair_rows()
+            raise
 
     def append_meta(self, value: bytes) -> None:
         """
@@ -164,12 +182,8 @@ class FsStateChangelogWriter:
         self._check_open()
         if value.__class__ is not bytes:
             value = as_bytes(value)
-        check_length(len(value))
-        self._add_key_group(METADATA_KEY_GROUP)
-        self._add_value(value)
-        self._room_bytes -= len(value)
-        if self._room_bytes <= 0:
-            self._flush()
+        self._repair_rows()
+        self._append_checked(METADATA_KEY_GROUP, value)
 
     def append_batch(
         self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
@@ -197,12 +211,14 @@ class FsStateChangelogWriter:
         if not len(batch):
             return
         lowest, highest = int(batch.key_groups.min()), int(batch.key_groups.max())
-        if lowest < self._start or highest > self._end:
-            self._refuse(lowest if lowest < self._start else highest)
-        self._end_rows()
+        owned = self._key_group_range
+        if lowest < owned.start or highest > owned.end:
+            self._refuse(lowest if lowest < owned.start else highest)
+        if self._key_groups:
+            self._end_rows()
+        self._room_bytes = room = self._room_bytes - value_bytes(batch.values)
         self._batches.append(batch)
-        self._room_bytes -= value_bytes(batch.values)
-        if self._room_bytes <= 0:
+        if room <= 0:
             self._flush()
 
     # --- sets: the owner's thread -----------------------------------------------------------------
@@ -226,6 +242,7 @@ class FsStateChangelogWriter:
         """Return the number of the first change set, which is always 0."""
         return SequenceNumber(0)
 
+    @uninterrupted
     def next_sequence_number(self) -> SequenceNumber:
         """
         Return a number above every change appended so far and not above any that comes.
@@ -242,6 +259,7 @@ class FsStateChangelogWriter:
             self._cut()
             return SequenceNumber(self._log.active_sqn)
 
+    @uninterrupted
     def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
         """
         Make every change at or after *from_sqn* durable.
@@ -262,6 +280,10 @@ class FsStateChangelogWriter:
             a time-out: such a waiter runs uploads itself that no thread has taken yet, and a disk
             that hangs holds it.  `result(timeout=...)` never does.
 
+        An exception of a signal handler comes after the call has done its work, or out of its
+        wait for upload capacity, which fails this persist.  The future is lost with it, but no
+        change is: the next persist covers the same numbers and takes up what was uploaded.
+
         Raises:
             ChangesTruncatedError: *from_sqn* lies below the truncation point.
             ChangesNotAppendedError: *from_sqn* lies above the next number.
@@ -269,6 +291,7 @@ class FsStateChangelogWriter:
             WriterClosedError: The writer is closed.
             ClosedError: The storage is closed.
             BackpressureTimeoutError: No upload capacity came in time; the changes are kept.
+            StoreError: This process inherited the storage over a fork.
 
         Blocks: While bytes in flight are at their limit; with the direct scheduler for the time
         of the upload.   Thread: the owner.
@@ -287,6 +310,7 @@ class FsStateChangelogWriter:
         self._perform(actions)
         return future
 
+    @uninterrupted
     def confirm(
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
@@ -308,6 +332,7 @@ class FsStateChangelogWriter:
         if self._registry.copies is not None:
             self._registry.copies.discard_up_to_checkpoint(checkpoint_id)
 
+    @uninterrupted
     def reset(
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
@@ -321,12 +346,14 @@ class FsStateChangelogWriter:
         Source: Flink, FsStateChangelogWriter.reset, which touches local copies only, but deletes
         those of the last good checkpoint too (H9).
         """
+        self._process.check()
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         for each in (from_sqn, to_sqn):
             SequenceNumber.of(each)
         if self._registry.copies is not None:
             self._registry.copies.abort(checkpoint_id)
 
+    @uninterrupted
     def truncate(self, to_sqn: SequenceNumber | int) -> None:
         """
         Give up everything below *to_sqn*: no checkpoint and no restore needs it from the writer.
@@ -344,6 +371,7 @@ class FsStateChangelogWriter:
         with self._runtime.lock:
             self._measure_room()
 
+    @uninterrupted
     def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
         """
         Give up everything at or after *from_sqn*, which no checkpoint holds, and close.
@@ -354,6 +382,7 @@ class FsStateChangelogWriter:
         """
         self._end_writer(Closed(SequenceNumber.of(from_sqn).value))
 
+    @uninterrupted
     def close(self) -> None:
         """
         End the writer; open persists fail with `WriterClosedError`.  May be called twice.
@@ -380,13 +409,19 @@ class FsStateChangelogWriter:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _append_and_flush(self, key_group: int, value: bytes) -> None:
-        """Append a change that reaches the threshold, or refuse one that is too long."""
+    def _append_checked(self, key_group: int, value: bytes) -> None:
+        """Append a change unless it is too long; upload what is held where it reaches the threshold."""
         check_length(len(value))
-        self._add_key_group(key_group)
-        self._add_value(value)
-        self._room_bytes -= len(value)
-        self._flush()
+        self._room_bytes = room = self._room_bytes - len(value)
+        try:
+            self._add_key_group(key_group)
+            self._add_value(value)
+        except BaseException:
+            self._start = _TORN
+            self._repair_rows()
+            raise
+        if room <= 0:
+            self._flush()
 
     def _start_rows(self) -> None:
         self._key_groups: array[int] = array("i")
@@ -394,8 +429,18 @@ class FsStateChangelogWriter:
         self._add_key_group = self._key_groups.append
         self._add_value = self._values.append
 
+    def _repair_rows(self) -> None:
+        """Take away a key group whose value was not appended, and let appends in again."""
+        if self._start == _TORN:
+            del self._key_groups[len(self._values) :]
+            self._start = self._key_group_range.start
+            if self._log.closed:  # by another thread, which may have closed the range before
+                self._start = _NOBODY
+
+    @uninterrupted
     def _end_rows(self) -> None:
         """Turn the changes appended one by one into a batch."""
+        self._repair_rows()
         if not self._values:
             return
         appended_bytes = self._start_room_bytes - self._room_bytes
@@ -407,7 +452,8 @@ class FsStateChangelogWriter:
         self._end_rows()
         if self._batches:
             batches, self._batches = tuple(self._batches), []
-            self._step(ChangesCut(batches, self._start_room_bytes - self._room_bytes))
+            # Counted anew: what was noted of an interrupted append may have been taken back.
+            self._step(ChangesCut(batches, sum(batch.size_bytes for batch in batches)))
         self._measure_room()
 
     def _measure_room(self) -> None:
@@ -418,6 +464,7 @@ class FsStateChangelogWriter:
         self._start_room_bytes = self._threshold_bytes - self._log.pending_bytes
         self._room_bytes = self._start_room_bytes - appended_bytes
 
+    @uninterrupted
     def _flush(self) -> None:
         """Upload everything held, before a checkpoint asks for it."""
         with self._runtime.lock:
@@ -435,28 +482,33 @@ class FsStateChangelogWriter:
         self._perform(actions)
 
     def _perform(self, actions: list[Action]) -> None:
-        """Do what the core asks for.  Called without the lock."""
-        for action in actions:
-            match action:
-                case StartUpload(change_sets):
-                    self._scheduler.upload(
-                        UploadTask(change_sets, self._on_success, self._on_failure)
-                    )
-                case CompletePersist(persist_id, results, incremental_size_bytes):
-                    self._persists.complete(persist_id, results, incremental_size_bytes)
-                case FailPersist(persist_id, error):
-                    self._persists.fail(persist_id, error)
-                case OfferFiles(results):
-                    for handle in _handles(results):
-                        self._registry.offer(handle)
-                case HandOver(results):
-                    for handle in _handles(results):
-                        self._registry.stop_tracking(handle)
-                case ReleaseSets(results):
-                    for result in results:
-                        self._registry.release(result.entry.handle)
-                case _:
-                    assert_never(action)
+        """Do what the core asks for.  Called without the lock, in a step of the main thread."""
+        for index, action in enumerate(actions):
+            try:
+                self._perform_one(action)
+            except BaseException:
+                self._perform(actions[index + 1 :])  # the core has decided: nothing is left out
+                raise
+
+    def _perform_one(self, action: Action) -> None:
+        match action:
+            case StartUpload(change_sets):
+                self._scheduler.upload(UploadTask(change_sets, self._on_success, self._on_failure))
+            case CompletePersist(persist_id, results, incremental_size_bytes):
+                self._persists.complete(persist_id, results, incremental_size_bytes)
+            case FailPersist(persist_id, error):
+                self._persists.fail(persist_id, error)
+            case OfferFiles(results):
+                for handle in _handles(results):
+                    self._registry.offer(handle)
+            case HandOver(results):
+                for handle in _handles(results):
+                    self._registry.stop_tracking(handle)
+            case ReleaseSets(results):
+                for result in results:
+                    self._registry.release(result.entry.handle)
+            case _:
+                assert_never(action)
 
     def _on_success(self, results: Sequence[UploadResult]) -> None:
         self._post(UploadSucceeded(tuple(results)))
@@ -465,10 +517,10 @@ class FsStateChangelogWriter:
         self._post(UploadFailed(tuple(sqn.value for sqn in sqns), error))
 
     def _end_writer(self, event: Closed) -> None:
-        self._start, self._end = _NOBODY, _NOBODY - 1
         with self._runtime.lock:
             first = not self._log.closed
             actions = self._step(event)
+        self._start, self._end = _NOBODY, _NOBODY - 1
         if not first:
             return
         self._batches = []
@@ -476,7 +528,12 @@ class FsStateChangelogWriter:
         self._perform(actions)
         self._on_close(self._log_id)
 
+    def after_fork(self) -> None:
+        """Refuse every append from now on: this process is a child of the owning one."""
+        self._start, self._end = _NOBODY, _NOBODY - 1
+
     def _check_open(self) -> None:
+        self._process.check()
         if self._log.closed:
             raise WriterClosedError(
                 f"writer {self._log_id} ({self._operator_id}) is closed; create a new one",
@@ -485,6 +542,9 @@ class FsStateChangelogWriter:
 
     def _refuse(self, key_group: int) -> None:
         self._check_open()
+        self._repair_rows()
+        if key_group in self._key_group_range:
+            return  # a torn append had closed the range
         raise KeyGroupOutOfRangeError(
             f"key group {key_group} is outside {self._key_group_range}, the range of writer "
             f"{self._log_id} ({self._operator_id}); send the change to the task that owns it",

@@ -45,14 +45,14 @@ from statelog.errors import (
     CorruptionError,
     FencedError,
     IncompatibleFormatError,
-    ObjectNotFoundError,
-    StoreError,
     UsageError,
 )
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
+from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
+from statelog.store.conditional_put import put_or_find
 
 __all__ = [
     "CheckpointCoordinator",
@@ -82,6 +82,7 @@ class CheckpointCoordinator:
         options: How checkpoints are kept.
         clock_ms: Milliseconds since 1970 (UTC).
         recorder: Told of completed checkpoints; None for nobody.
+        pause: Waits so many seconds between two puts of one name.
 
     Thread: Not for several at once.
     """
@@ -96,8 +97,10 @@ class CheckpointCoordinator:
         options: CheckpointOptions,
         clock_ms: Callable[[], int],
         recorder: CheckpointRecorder | None = None,
+        pause: Callable[[float], None] = pause_thread,
     ) -> None:
         self._recorder = recorder
+        self._pause = pause
         self._store = store
         self._paths = paths
         self._owner_id = owner_id
@@ -162,8 +165,10 @@ class CheckpointCoordinator:
 
         Blocks: On the store (one listing, one put; a probe of a remote store before the first).   Thread: the driver's.
         """
-        verify_put_if_absent(self._store, self._paths)
-        self._epoch = claim_epoch(self._store, self._paths, self._owner_id, self._clock_ms)
+        verify_put_if_absent(self._store, self._paths, self._pause)
+        self._epoch = claim_epoch(
+            self._store, self._paths, self._owner_id, self._clock_ms, self._pause
+        )
         self._ledger = self._new_ledger()
         self._restored = False
         self._prepared = None
@@ -352,28 +357,30 @@ class CheckpointCoordinator:
     def _put(self, checkpoint_id: int, prepared: MetadataFile) -> None:
         """Put the metadata object; return if it is there and ours."""
         path = self._paths.metadata(checkpoint_id)
+        # A lost answer looks like a fault, or (repeated by the client) like a conflict.
         try:
-            self._store.put_if_absent(path, prepared.buffers)
-        except StoreError as error:
-            # A lost answer looks like a fault, or (repeated by the client) like a conflict.
-            try:
-                found = read_checkpoint(self._store, self._paths, checkpoint_id).record
-            except ObjectNotFoundError:
-                raise error from None
-            except (CorruptionError, IncompatibleFormatError) as unreadable:
-                self._fence(f"{path} exists and is not ours: {unreadable}", error)
-            other, own = found.checkpoint, prepared.record.checkpoint
-            if (other.owner_id, other.epoch, found.attempt) != (
-                own.owner_id,
-                own.epoch,
-                prepared.record.attempt,
-            ):
-                self._fence(
-                    f"checkpoint {checkpoint_id} was committed by {other.owner_id!r} in epoch "
-                    f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch "
-                    f"{own.epoch} (attempt {prepared.record.attempt})",
-                    error,
-                )
+            found = put_or_find(
+                self._store,
+                path,
+                prepared.buffers,
+                lambda: read_checkpoint(self._store, self._paths, checkpoint_id).record,
+                self._pause,
+            )
+        except (CorruptionError, IncompatibleFormatError) as unreadable:
+            self._fence(f"{path} exists and is not ours: {unreadable}", unreadable)
+        if found is None:
+            return
+        other, own = found.checkpoint, prepared.record.checkpoint
+        if (other.owner_id, other.epoch, found.attempt) != (
+            own.owner_id,
+            own.epoch,
+            prepared.record.attempt,
+        ):
+            self._fence(
+                f"checkpoint {checkpoint_id} was committed by {other.owner_id!r} in epoch "
+                f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch "
+                f"{own.epoch} (attempt {prepared.record.attempt})"
+            )
 
     def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
@@ -382,7 +389,7 @@ class CheckpointCoordinator:
                 f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}{doubt}"
             )
 
-    def _fence(self, reason: str, cause: StoreError | None = None) -> NoReturn:
+    def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:
         message = f"{self._owner_id!r} has lost its place: {reason}. Stop; a restart continues"
         self._ledger.handle(Fenced(message), self._now_ns())
         self._prepared = None

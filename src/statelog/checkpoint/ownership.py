@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from statelog.errors import (
     CheckpointError,
-    ObjectExistsError,
     ObjectNotFoundError,
-    StoreError,
 )
+from statelog.runtime.clock import pause as pause_thread
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.conditional_put import put_or_find
 from statelog.store.paths import parse_owner
 
 _ATTEMPTS: Final = 1000
@@ -33,19 +34,27 @@ def newest_epoch(store: ObjectStore, paths: LocationPaths) -> int:
 
 
 def claim_epoch(
-    store: ObjectStore, paths: LocationPaths, owner_id: str, clock_ms: Callable[[], int]
+    store: ObjectStore,
+    paths: LocationPaths,
+    owner_id: str,
+    clock_ms: Callable[[], int],
+    pause: Callable[[float], None] = pause_thread,
 ) -> int:
     """
     Take the location over and return the epoch of the claim.
+
+    No epoch is skipped: an owner looks only at the epoch behind its own, so a number without a
+    claim would leave the owner before it in place.
 
     Args:
         store: Where the location is.
         paths: The location in the store.
         owner_id: Who claims; for people.
         clock_ms: Milliseconds since 1970; for people.
+        pause: Waits so many seconds where the store answers "exists" and shows no claim.
 
     Raises:
-        StoreError: The store failed.
+        StoreError: The store failed, or says that a claim exists and shows none.
         CheckpointError: Others claimed the location faster, a thousand times in a row.
 
     Blocks: On the store.
@@ -57,28 +66,16 @@ def claim_epoch(
     epoch = newest_epoch(store, paths)
     for _ in range(_ATTEMPTS):
         epoch += 1
-        try:
-            store.put_if_absent(paths.owner(epoch), body)
-        except StoreError as error:
-            # A lost answer looks like a conflict or a fault; the claim itself knows whose it is.
-            found = _body(store, paths.owner(epoch))
-            if found is None and not isinstance(error, ObjectExistsError):
-                raise
-            if found != body:
-                continue
-        return epoch
+        path = paths.owner(epoch)
+        # A lost answer looks like a conflict or a fault; the claim itself knows whose it is.
+        found = put_or_find(store, path, body, partial(store.get, path), pause)
+        if found is None or found == body:
+            return epoch
     raise CheckpointError(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
         "is the job started more than once?",
         reason="contended",
     )
-
-
-def _body(store: ObjectStore, path: str) -> bytes | None:
-    try:
-        return bytes(store.get(path))
-    except ObjectNotFoundError:
-        return None
 
 
 def is_taken_over(store: ObjectStore, paths: LocationPaths, epoch: int) -> bool:

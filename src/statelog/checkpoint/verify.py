@@ -151,8 +151,8 @@ def _verify_changelog(
                 )
             if entry.crc32c is not None:
                 verify_set(segment.payload[offset:end], entry.crc32c, where=path, offset=offset)
-        for offset in segment.set_offsets():
-            decode_change_set(segment.payload, offset, where=path)
+        for offset, size_bytes in segment.set_ranges():
+            decode_change_set(segment.payload, offset, size_bytes=size_bytes, where=path)
     except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
         return VerifiedObject(path, kind, size, problem=_first_line(error))
     return VerifiedObject(path, kind, size, len(entries))

@@ -58,13 +58,15 @@ def cat(
     """
     store, name = open_file(file)
     segment = parse_segment(store.get(name), where=file)
-    offsets = _checked(segment, offset) if offset else segment.set_offsets()
+    sizes = dict(segment.set_ranges())
+    offsets = _checked(segment, offset) if offset else list(sizes)
     metadata = False
     if not as_json:
         last = "sha256" if values is None else f"{'sha256':64}  value"
         sys.stdout.write(f"{'change_set':>12} {'key_group':>9} {'size':>10}  {last}\n")
     for start in offsets:
-        for change in decode_change_set(segment.payload, start, where=file).batch:
+        decoded = decode_change_set(segment.payload, start, size_bytes=sizes.get(start), where=file)
+        for change in decoded.batch:
             metadata = metadata or change.key_group == METADATA_KEY_GROUP
             row = _row(start, change, values, value_bytes)
             if as_json:

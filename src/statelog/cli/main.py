@@ -28,6 +28,7 @@ from statelog.cli.output import (
     EXIT_USAGE,
     print_error,
 )
+from statelog.cli.rewind import rewind
 from statelog.cli.verify import verify
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
@@ -45,6 +46,7 @@ verbs.command()(demo)
 verbs.command()(cat)
 verbs.command()(gc)
 verbs.command()(verify)
+verbs.command()(rewind)
 
 
 def _print_version(wanted: bool) -> None:

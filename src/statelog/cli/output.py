@@ -62,7 +62,7 @@ def open_location(location: str) -> ObjectStore:
     Raises:
         UsageError: There is no such directory, or it holds nothing of statelog.
     """
-    store = _open_existing(location)
+    store = open_existing(location)
     paths = LocationPaths()
     if not present_ids(store, paths) and not newest_epoch(store, paths):
         raise UsageError(
@@ -86,10 +86,20 @@ def open_file(file: str) -> tuple[ObjectStore, str]:
     path = local_path(url)
     if path is not None and os.path.isdir(path):
         raise UsageError(f"{file} is a directory; give one file, such as {file}/_metadata")
-    return _open_existing(folder or "file:///", file), name
+    return open_existing(folder or "file:///", file), name
 
 
-def _open_existing(location: str, shown: str = "") -> ObjectStore:
+def open_existing(location: str, shown: str = "") -> ObjectStore:
+    """
+    Open a store whose folder must exist.
+
+    Args:
+        location: Path or URL.
+        shown: What to call it in an error; *location* if left out.
+
+    Raises:
+        UsageError: There is no such directory.
+    """
     # The client would make the directory, and a slip of the pen would look like an empty location.
     store = open_store(location)
     if store.local_root is not None and not os.path.isdir(store.local_root):

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import CorruptionError
+from statelog.errors import CorruptionError, check
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange, StateChangeSet
 
@@ -86,8 +86,19 @@ def encode_change_set(change_set: StateChangeSet | Sequence[ChangeBatch]) -> Enc
 
     Args:
         change_set: A set, or its batches in append order.
+
+    Raises:
+        InvariantError: Columns differ in length, or the set does not have the size it declares.
     """
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
+    _check_columns(batches)
+    if isinstance(change_set, StateChangeSet):
+        value_bytes = sum(batch.size_bytes for batch in batches)
+        check(
+            value_bytes == change_set.size_bytes,
+            f"set {change_set.sqn.value} of writer {change_set.log_id} declares "
+            f"{change_set.size_bytes} value bytes and has {value_bytes}; nothing is written",
+        )
     batches = [batch for batch in batches if len(batch)]
     if not batches:
         return _finish([_INT.pack(0)], _INT_SIZE, GroupIndex())
@@ -178,7 +189,18 @@ def _encode_small_rows(
     return _finish(pieces, _INT_SIZE + len(room), index)
 
 
+def _check_columns(batches: Sequence[ChangeBatch]) -> None:
+    for batch in batches:
+        check(
+            len(batch.key_groups) == len(batch.values),
+            f"{len(batch.key_groups)} key groups beside {len(batch.values)} values in a change "
+            "set; nothing is written",
+        )
+
+
 def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
+    written = sum(map(len, pieces))
+    check(written == size, f"a change set of {size} bytes has {written}; nothing is written")
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 
@@ -268,21 +290,29 @@ class DecodedChangeSet:
     end: int
 
 
-def decode_change_set(payload: Buffer, offset: int, *, where: str = "") -> DecodedChangeSet:
+def decode_change_set(
+    payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
+) -> DecodedChangeSet:
     """
     Decode the set that starts at *offset* of an uncompressed payload.
 
     Args:
         payload: Payload bytes, without the flag byte.
         offset: Where the set starts, 0 to the payload's length.
+        size_bytes: Encoded length of the set, where it is known; the set must end exactly there.
         where: Name of the object, for messages.
 
     Raises:
-        CorruptionError: Counts or lengths do not fit the payload.
+        CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
     """
     view = memoryview(payload)
-    if (uniform := _decode_uniform_set(view, offset)) is not None:
-        return uniform
+    decoded = _decode_uniform_set(view, offset) or _decode_set(view, offset, where)
+    _check_end(decoded.end, offset, size_bytes, where)
+    return decoded
+
+
+def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
+    """Decode any set, and say what is wrong with a damaged one."""
     position = offset
     (num_groups,) = _unpack(_INT, view, position, where, "the number of groups")
     position += _INT_SIZE
@@ -420,12 +450,20 @@ def _decode_varied_group(
     return pc.binary_slice(prefixed, _INT_SIZE, longest), position
 
 
-def iterate_change_set(payload: Buffer, offset: int, *, where: str = "") -> Iterator[StateChange]:
+def iterate_change_set(
+    payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
+) -> Iterator[StateChange]:
     """
     Yield the changes of the set at *offset* one by one, holding one change at a time.
 
+    Args:
+        payload: As for `decode_change_set`.
+        offset: Likewise.
+        size_bytes: Likewise; found out after the last change.
+        where: Likewise.
+
     Raises:
-        CorruptionError: Counts or lengths do not fit the payload.
+        CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
     """
     view = memoryview(payload)
     limit = len(view)
@@ -448,6 +486,17 @@ def iterate_change_set(payload: Buffer, offset: int, *, where: str = "") -> Iter
             if length < 0 or position > limit:
                 _damaged(where, start, f"a change of {length} bytes cannot fit")
             yield StateChange(key_group, bytes(view[start:position]))
+    _check_end(position, offset, size_bytes, where)
+
+
+def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:
+    """Refuse a set whose changes end before or behind the end that is recorded for it."""
+    if size_bytes is not None and end != offset + size_bytes:
+        _damaged(
+            where,
+            offset,
+            f"its changes end after {end - offset} bytes, and {size_bytes} are recorded for it",
+        )
 
 
 def _unpack(

@@ -154,7 +154,9 @@ class _Mover:
 
 def _inline_set(segment: Segment, entry: HandleAndOffset) -> EncodedChangeSet:
     """Return the set at an inline entry, verified against the entry's checksum."""
-    decoded = decode_change_set(segment.payload, entry.offset, where=segment.where)
+    decoded = decode_change_set(
+        segment.payload, entry.offset, size_bytes=entry.size_bytes, where=segment.where
+    )
     encoded = segment.payload[entry.offset : decoded.end]
     crc = checksum([encoded])
     if entry.size_bytes not in (None, len(encoded)) or entry.crc32c not in (None, crc):

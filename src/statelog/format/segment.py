@@ -268,14 +268,19 @@ class Segment:
 
     def set_offsets(self) -> list[int]:
         """Return the offsets of all change sets in file order (walking a foreign file)."""
+        return [offset for offset, _ in self.set_ranges()]
+
+    def set_ranges(self) -> list[tuple[int, int]]:
+        """Return offset and encoded length of all change sets, likewise."""
         if self.trailer is not None:
-            return [entry.offset for entry in self.trailer.sets]
-        offsets = []
+            return [(entry.offset, entry.size_bytes) for entry in self.trailer.sets]
+        ranges = []
         position = 0
         while position < len(self.payload):
-            offsets.append(position)
-            position = decode_change_set(self.payload, position, where=self.where).end
-        return offsets
+            end = decode_change_set(self.payload, position, where=self.where).end
+            ranges.append((position, end - position))
+            position = end
+        return ranges
 
 
 def parse_segment(data: Buffer, *, where: str = "") -> Segment:

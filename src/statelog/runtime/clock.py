@@ -25,3 +25,8 @@ class SystemClock:
 def wall_clock_seconds() -> float:
     """Return seconds since 1970 (UTC), for comparing with the age of local files."""
     return time.time()
+
+
+def pause(seconds: float) -> None:
+    """Block the calling thread for so many seconds."""
+    time.sleep(seconds)

@@ -13,9 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from statelog.errors import ClosedError
+from statelog.runtime.interrupts import interruptible, uninterrupted
+from statelog.runtime.lock import ThreadLock
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
@@ -70,13 +73,17 @@ class HelpedFuture(Future[T]):
 
     def __init__(self, pool: Pool | None) -> None:
         super().__init__()
+        # The standard library's own condition stays locked where a signal handler raises.
+        self._condition: Any = ThreadLock(reentrant=True)
         self._pool = pool
 
+    @uninterrupted
     def result(self, timeout: float | None = None) -> T:
         """Return the result, or raise the error; see the class for what a waiter does."""
         self._lend_a_hand(timeout)
         return super().result(timeout)
 
+    @uninterrupted
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error, None for a success; see the class for what a waiter does."""
         self._lend_a_hand(timeout)
@@ -99,7 +106,7 @@ class ThreadPool:
     def __init__(self, num_threads: int, name: str) -> None:
         self._limit = num_threads
         self._name = name
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = ThreadLock()
         self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
         self._threads = 0
         self._idle = 0
@@ -141,6 +148,7 @@ class ThreadPool:
         with self._changed:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
+    @uninterrupted
     def help(self, until: Callable[[], bool]) -> None:
         """Run work that no thread has taken yet on the calling thread, until *until* holds."""
         while not until():
@@ -148,7 +156,7 @@ class ThreadPool:
                 if not self._jobs:
                     return
                 work, done = self._jobs.popleft()
-            interrupt = _perform(work, done)
+            interrupt = _perform(partial(interruptible, work), done)
             if interrupt is not None:
                 raise interrupt
 

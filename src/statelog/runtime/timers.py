@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from statelog.runtime.clock import Clock
+from statelog.runtime.lock import ThreadLock
 
 _log = logging.getLogger("statelog")
 
@@ -59,7 +60,7 @@ class ThreadTimers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = ThreadLock()
         self._heap: list[_Entry] = []
         self._order = 0
         self._thread: threading.Thread | None = None

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
 from statelog.spark.config import EngineConfig
+from statelog.spark.failures import reported_to_driver
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import now_ms
@@ -70,7 +71,12 @@ def batch_frame(frame: DataFrame, config: EngineConfig, tasks: int | None) -> Da
     if config.initial is not None:
         frame = with_initial_rows(frame, config.initial)
     partitioned = frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
-    return partitioned.mapInArrow(partial(batch_task, spec), config.output)
+    return partitioned.mapInArrow(partial(_reporting_task, spec), config.output)
+
+
+def _reporting_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with reported_to_driver(spec.location):
+        yield from batch_task(spec, batches)
 
 
 def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

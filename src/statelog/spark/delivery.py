@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import CorruptionError
 from statelog.format.change_set import checksum
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
+from statelog.spark.failures import reported_to_driver
 from statelog.spark.outputs import from_ipc
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.task import changed_partitions, run_task
@@ -38,6 +39,9 @@ _FEW_ROWS = 10_000
 
 _LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
 """Arrow data below this size becomes rows in the driver."""
+
+_MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_NO_LIMIT = 2**31 - 1
 
 Sink = Callable[[DataFrame, int], Any]
 
@@ -64,8 +68,9 @@ class AckParam(AccumulatorParam[list[TaskAck]]):
 def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a task whose only result is its answer."""
     acks: list[TaskAck] = []
-    for _ in run_task(spec, batches, acks.append):
-        pass
+    with reported_to_driver(spec.location):
+        for _ in run_task(spec, batches, acks.append):
+            pass
     yield pa.RecordBatch.from_pydict({"ack": [pickle.dumps(ack) for ack in acks]})
 
 
@@ -73,7 +78,8 @@ def direct_task(
     spec: TaskSpec, acks: Any, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run a task whose result is its output rows; the answer goes into an accumulator."""
-    yield from run_task(spec, batches, lambda ack: acks.add([ack]))
+    with reported_to_driver(spec.location):
+        yield from run_task(spec, batches, lambda ack: acks.add([ack]))
 
 
 def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:
@@ -125,19 +131,33 @@ def _read_output(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    store = open_store(location, options=options)
-    for batch in batches:
-        for text in batch.column(0).to_pylist():
-            handle = stream_handle_from_json(msgspec.json.decode(text))
-            if not isinstance(handle, FileStateHandle):
-                raise CorruptionError("staged rows in a file need a file handle")
-            data = store.get(handle.path)
-            if handle.crc32c is not None and checksum([data]) != handle.crc32c:
-                raise CorruptionError(
-                    f"staged rows in {handle.path} are damaged: the checksum does not match",
-                    path=handle.path,
-                )
-            yield from from_ipc(data).cast(schema).to_batches()
+    with reported_to_driver(location):
+        store = open_store(location, options=options)
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                handle = stream_handle_from_json(msgspec.json.decode(text))
+                if not isinstance(handle, FileStateHandle):
+                    raise CorruptionError("staged rows in a file need a file handle")
+                data = store.get(handle.path)
+                if handle.crc32c is not None and checksum([data]) != handle.crc32c:
+                    raise CorruptionError(
+                        f"staged rows in {handle.path} are damaged: the checksum does not match",
+                        path=handle.path,
+                    )
+                yield from from_ipc(data).cast(schema).to_batches()
+
+
+def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """Return an Arrow table as a frame, whatever the session says of the size of batches."""
+    limit = session.conf.get(_MAX_RECORDS) or "0"
+    if int(limit) > 0:
+        return session.createDataFrame(table, schema=schema)
+    # No limit, says the session; PySpark would hand the number on to Arrow, which refuses it.
+    session.conf.set(_MAX_RECORDS, str(_NO_LIMIT))
+    try:
+        return session.createDataFrame(table, schema=schema)
+    finally:
+        session.conf.set(_MAX_RECORDS, limit)
 
 
 def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
@@ -150,7 +170,7 @@ def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) 
     before = session.conf.get(_LOCAL_ROWS)
     session.conf.set(_LOCAL_ROWS, "0")
     try:
-        return session.createDataFrame(table, schema=schema)
+        return frame_of_arrow(session, table, schema)
     finally:
         session.conf.set(_LOCAL_ROWS, str(before))
 
@@ -167,7 +187,7 @@ def output_frame(
     """Return the staged rows of one micro-batch as a frame."""
     inline = pa.concat_tables(tables) if tables else arrow.empty_table()
     if inline.num_rows <= _FEW_ROWS:
-        frame = session.createDataFrame(inline, schema=schema)
+        frame = frame_of_arrow(session, inline, schema)
         frame = frame.coalesce(1)  # one task and, in a sink of files, one file
     else:
         frame = _frame_of_tasks(session, inline, schema)

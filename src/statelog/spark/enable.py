@@ -33,7 +33,8 @@ def enable(spark: SparkSession) -> None:
     Let `transformWithState` run on statelog in one session.
 
     It does where `spark.statelog.stateLocation` is set when it is called: a base folder, in which
-    each query keeps its state under its queryName.  The other settings of `OperatorSettings`, and
+    each query keeps its state under its queryName, or the word `checkpoint` for a place inside each
+    query's checkpointLocation.  The other settings of `OperatorSettings`, and
     the options of docs/options.md, are read from `spark.statelog.<name>` too.  Without the location
     the session goes on with Spark's own state.  Doing it twice does no more.
 

@@ -34,18 +34,21 @@ from statelog.spark.delivery import (
     pack_outputs,
     unpack_outputs,
 )
+from statelog.spark.failures import cause_of, is_active
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
+from statelog.spark.late_rows import LateRows
 from statelog.spark.location import StateLocation, now_ms
 from statelog.spark.outputs import from_ipc
 from statelog.spark.progress import BatchProgress, slowest_phases, summed_catch_up
 from statelog.spark.record import BatchRecord
+from statelog.spark.restart import FirstBatch
 from statelog.spark.skew import dominating, largest_groups, largest_keys
 from statelog.spark.spec import TaskAck, TaskSpec
 from statelog.spark.stopwatch import Stopwatch
 from statelog.spark.task_count import batch_cost, input_bytes
-from statelog.spark.ticks import Pace, nothing_due
-from statelog.spark.watermark import BatchTimes, QueryTimes, without_late_rows
+from statelog.spark.ticks import nothing_due
+from statelog.spark.watermark import BatchTimes, QueryTimes
 
 _log = logging.getLogger("statelog.spark")
 
@@ -85,7 +88,7 @@ class MicroBatchEngine:
     Args:
         config: The query.
         sink: Takes the output frame and the batch id.
-        query_times: Tells the times of a micro-batch; None where nothing depends on them.
+        query_times: The times and positions of micro-batches; None where the caller keeps them.
     """
 
     def __init__(
@@ -94,15 +97,26 @@ class MicroBatchEngine:
         self._config = config
         self._sink = sink
         self._query_times = query_times
-        self._pace = Pace()
         self._location = StateLocation(config)
         self._coordinator = self._location.coordinator
         self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
         self._warned_of = ""
+        self._late: LateRows | None = None
 
-    def open(self) -> None:
-        """Check that this query can go on from what its location holds; see `StateLocation`."""
+    def open(self, query_id: str | None = None) -> None:
+        """
+        Check that this query can go on from what its location holds; see `StateLocation`.
+
+        Args:
+            query_id: Spark's id of the query, empty for a new query; None if unknown.
+        """
         self._location.inspect()
+        if query_id is not None:
+            self._location.refuse_other_query(query_id)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next timer is due, as of the last commit; None if unknown."""
+        return self._location.next_due_ms
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Process one micro-batch; called by Spark, which repeats a batch that did not finish."""
@@ -111,8 +125,11 @@ class MicroBatchEngine:
         except StatelogError:
             raise
         except Exception as error:
-            if _is_stop(error):
+            if _is_stop(error) and not is_active(frame):
                 raise _Stopped(_STOPPED) from None
+            told = cause_of(error, self._config.processor, batch_id)
+            if told is not None:
+                raise told from None
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
@@ -123,15 +140,14 @@ class MicroBatchEngine:
             BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
         )
         if not self._location.epoch:
-            self._location.take_over(query_id)
-            if self._location.is_committed(query_id, batch_id, times):
+            first = FirstBatch(query_id, batch_id, times, self._query_times)
+            if self._location.take_over(first):
                 self._replay(frame, batch_id)
                 return
         record = self._location.record
         if record is not None:
             times = times.not_before(record.watermark_ms)
         if nothing_due(config, record, times):
-            self._pace.keep()
             return
         watch = Stopwatch()
         size = self._input_bytes(frame, times)
@@ -142,6 +158,7 @@ class MicroBatchEngine:
             if times.is_idle and not any(map(_did_something, acks)):
                 self._location.snapshots.aborted(spec.snapshots)
                 self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
+                self._location.next_due_ms = min(ack.next_due_ms for ack in acks)
                 return
             completed, record = self._commit(spec, query_id, times, acks, watch)
         except BaseException:
@@ -150,7 +167,7 @@ class MicroBatchEngine:
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        if not times.is_idle:  # ticks say nothing of the next batch with rows
+        if not times.is_idle:  # it says nothing of the next batch with rows
             self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed, record)
@@ -192,7 +209,7 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             event_time_output=config.event_time_output,
             reads_input=not (times.is_idle and config.plan.is_stateless),
-            # A tick must not commit, or try a failing store each time, for a snapshot alone.
+            # A batch without data must not commit, or try a failing store each time, for a snapshot alone.
             snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             backend=config.backend,
@@ -209,7 +226,8 @@ class MicroBatchEngine:
         if not spec.reads_input:
             return frame.sparkSession.range(0, tasks, 1, tasks)
         if config.event_time is not None:
-            frame = without_late_rows(frame, config.event_time, times.late_ms)
+            self._late = LateRows(frame, config.event_time, times.late_ms)
+            frame = self._late.frame
         if spec.initial is not None and config.initial is not None:
             frame = with_initial_rows(frame, config.initial)
         if tasks == 1:  # everything goes to one task: nothing to shuffle
@@ -220,6 +238,7 @@ class MicroBatchEngine:
         self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
     ) -> list[TaskAck]:
         tasks = len(spec.ranges)
+        self._late = None
         partitioned = self._partitioned(frame, spec, times)
         watch.lap("plan")
         if spec.staged:
@@ -272,6 +291,9 @@ class MicroBatchEngine:
             watermark_ms=times.watermark_ms,
             next_due_ms=min(ack.next_due_ms for ack in acks),
             position=times.position,
+            position_before=times.position_before,
+            source_logs=list(times.source_logs),
+            source_folders=list(times.source_folders),
         )
         completed = self._coordinator.complete(
             spec.checkpoint_id,
@@ -338,12 +360,15 @@ class MicroBatchEngine:
         if warning and warning.partition(" has ")[0] != self._warned_of:
             self._warned_of = warning.partition(" has ")[0]
             _log.warning("batch %d is uneven: %s", spec.batch_id, warning)
+        late_rows = 0 if self._late is None else self._late.count()
+        self._config.metrics.count("num_late_records_dropped", late_rows)
         self._emit(
             BatchProgress(
                 batch_id=spec.batch_id,
                 checkpoint_id=spec.checkpoint_id,
                 tasks=len(spec.ranges),
                 rows=record.rows,
+                late_rows=late_rows,
                 keys=record.keys,
                 output_rows=record.output_rows,
                 state_entries=record.state_entries,

@@ -70,6 +70,16 @@ _WHOLE: Final = (
     "it looks at all rows, and a stream has no end: within one micro-batch it can be done in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
+_UNION: Final = (
+    "Spark unites no stream with a batch frame, and the rows of a second stream would need a source "
+    "beside this one in the running query: unite the streams before the operator, or write both to "
+    "one sink"
+)
+_SUBQUERY: Final = (
+    "it makes a subquery of the frame, and Spark takes no stream in a subquery: write the rows "
+    "somewhere, and ask that in a query of its own, or do it to each micro-batch in "
+    ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
+)
 _ACTION: Final = (
     "a stream has rows only while its query runs: start one with .writeStream, and look at the "
     "rows in foreachBatch(lambda frame, batch_id: ...)"
@@ -92,14 +102,15 @@ REFUSED: Final[Mapping[str, str]] = {
     for reason, names in {
         _STATE: (
             "agg cube distinct dropDuplicates dropDuplicatesWithinWatermark drop_duplicates "
-            "groupBy groupby groupingSets rollup withWatermark"
+            "groupBy groupby groupingSets limit rollup withWatermark"
         ),
         _WHOLE: (
             "approxQuantile corr cov crosstab describe exceptAll freqItems intersect intersectAll "
-            "limit nearestByJoin offset orderBy randomSplit sample sampleBy sort "
-            "sortWithinPartitions stat subtract summary transpose union unionAll unionByName zip "
-            "zipWithIndex"
+            "nearestByJoin offset orderBy randomSplit sample sampleBy sort "
+            "sortWithinPartitions stat subtract summary transpose zip zipWithIndex"
         ),
+        _UNION: "union unionAll unionByName",
+        _SUBQUERY: "exists scalar",
         _ACTION: (
             "__arrow_c_stream__ collect count executionInfo first foreach foreachPartition head inputFiles isEmpty "
             "pandas_api plot rdd show tail take toArrow toJSON toLocalIterator toPandas"
@@ -108,7 +119,7 @@ REFUSED: Final[Mapping[str, str]] = {
         _KEPT: "cache checkpoint localCheckpoint persist storageLevel unpersist",
         _VIEW: (
             "asTable createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView "
-            "createTempView exists registerTempTable scalar"
+            "createTempView registerTempTable"
         ),
         _PLAIN: "isLocal lateralJoin observe sameSemantics semanticHash",
     }.items()

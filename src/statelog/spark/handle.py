@@ -17,11 +17,11 @@ Source: pyspark.sql.streaming.stateful_processor.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
 from pyspark.sql.streaming.stateful_processor import MapState as PySparkMapState
@@ -30,6 +30,8 @@ from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueS
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError, ProcessorError, UsageError
+from statelog.spark.failures import described, pickled
+from statelog.spark.refused_state import RefusedState, StateWithoutKey, refuse_use
 from statelog.spark.types import arrow_schema, row_factory
 from statelog.state import api
 from statelog.state.aggregates import (
@@ -134,15 +136,35 @@ class TaskHandle(StatefulProcessorHandle):
         self._timers = timers
         self._drop = drop
         self._initialized = False
+        self._given: dict[str, list[Any]] = {}
+        self._unfounded: dict[str, UsageError] = {}
 
     def initialized(self) -> None:
         """End the time in which state variables may be created."""
+        for error in self._unfounded.values():
+            raise error
         self._initialized = True
+
+    def _give(
+        self,
+        name: str,
+        kind: StateKind,
+        make: Callable[[int, StateCodec], Any],
+        aggregation: Aggregation | None = None,
+    ) -> Any:
+        self._only_in_init(name, "created")
+        try:
+            state = make(*self._find(name, kind, aggregation))
+        except UsageError as error:
+            # A deletion may follow in init(), which the driver knows of; else `initialized` raises.
+            state = RefusedState(kind, error)
+            self._unfounded[name] = error
+        self._given.setdefault(name, []).append(state)
+        return state
 
     def _find(
         self, name: str, kind: StateKind, aggregation: Aggregation | None = None
     ) -> tuple[int, StateCodec]:
-        self._only_in_init(name, "created")
         try:
             state_id = self._codec.schema.state_id(name)
         except KeyError:
@@ -160,16 +182,19 @@ class TaskHandle(StatefulProcessorHandle):
         if self._initialized:
             raise UsageError(f"state {name!r}: state variables are {what} in init() only")
 
-    def _value(self, name: str, aggregation: Aggregation | None) -> ValueState | ExpiringValueState:
-        state_id, state = self._find(name, StateKind.VALUE, aggregation)
-        kind = ExpiringValueState if state.expires else ValueState
-        return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+    def _value(self, name: str, aggregation: Aggregation | None) -> Any:
+        def make(state_id: int, state: StateCodec) -> ValueState | ExpiringValueState:
+            kind = ExpiringValueState if state.expires else ValueState
+            return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+
+        return self._give(name, StateKind.VALUE, make, aggregation)
 
     def getValueState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkValueState:
         """Return the value state *stateName*."""
-        return self._value(stateName, None)
+        state: PySparkValueState = self._value(stateName, None)
+        return state
 
     def getReducingState(
         self,
@@ -195,9 +220,13 @@ class TaskHandle(StatefulProcessorHandle):
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> PySparkListState:
         """Return the list state *stateName*."""
-        state_id, state = self._find(stateName, StateKind.LIST)
-        kind = ExpiringListState if state.expires else ListState
-        return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+
+        def make(state_id: int, state: StateCodec) -> ListState | ExpiringListState:
+            kind = ExpiringListState if state.expires else ListState
+            return kind(self._cursor, state_id, state.value, state.descriptor.ttl_ms)
+
+        found: PySparkListState = self._give(stateName, StateKind.LIST, make)
+        return found
 
     def getMapState(
         self,
@@ -207,13 +236,17 @@ class TaskHandle(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> PySparkMapState:
         """Return the map state *stateName*."""
-        state_id, state = self._find(stateName, StateKind.MAP)
-        kind = ExpiringMapState if state.expires else MapState
-        user_key = state.user_key
-        if user_key is None:
-            raise InvariantError("a map state has a map key")
-        found = kind(self._cursor, state_id, state.value, user_key, state.descriptor.ttl_ms)
-        found.as_row = row_factory(state.value.schema.names)  # only getValue: so does Spark
+
+        def make(state_id: int, state: StateCodec) -> MapState | ExpiringMapState:
+            kind = ExpiringMapState if state.expires else MapState
+            user_key = state.user_key
+            if user_key is None:
+                raise InvariantError("a map state has a map key")
+            made = kind(self._cursor, state_id, state.value, user_key, state.descriptor.ttl_ms)
+            made.as_row = row_factory(state.value.schema.names)  # only getValue: so does Spark
+            return made
+
+        found: PySparkMapState = self._give(stateName, StateKind.MAP, make)
         return found
 
     def _timers_or_error(self) -> api.Timers:
@@ -239,29 +272,18 @@ class TaskHandle(StatefulProcessorHandle):
         """
         Delete a state variable for all keys; in `init` only.
 
-        Where `init` asks for the variable too, each batch begins without what was in it.
+        Where `init` asks for the variable behind it, each batch begins without what was in it.
+        What `init` asked for before it cannot be used any more.
         """
         self._only_in_init(stateName, "deleted")
         _not_reserved(stateName)
+        self._unfounded.pop(stateName, None)
+        for state in self._given.pop(stateName, []):
+            refuse_use(state, stateName)
         try:
             self._drop(self._codec.schema.state_id(stateName))
         except KeyError:
             return
-
-
-class _NotYet:
-    """A state variable on the driver: there is no key, so nothing can be read or written."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> NoReturn:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        raise UsageError(
-            f"state {self._name!r} belongs to a key: read and write it while rows or timers are "
-            "handled, not in init() or close()"
-        )
 
 
 class DriverHandle(StatefulProcessorHandle):
@@ -311,7 +333,7 @@ class DriverHandle(StatefulProcessorHandle):
                 aggregation=aggregation,
             )
         )
-        return _NotYet(name)
+        return StateWithoutKey(name)
 
     def getValueState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
@@ -382,6 +404,8 @@ class DriverHandle(StatefulProcessorHandle):
         """Note a deletion; where `init` asks for the variable too, the tasks empty it."""
         _not_reserved(stateName)
         self.deleted.add(stateName)
+        # What was asked for before is refused on use; asked for again, it may be another kind.
+        self.states = [state for state in self.states if state.name != stateName]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Refuse: there is no key yet."""
@@ -415,15 +439,15 @@ def operator_schema(
         UsageError: A state variable has a type that cannot be kept.
     """
     handle = DriverHandle(parse, has_ttl=time_mode == "processingtime")
-    trial = copy.deepcopy(processor)
+    trial = cloudpickle.loads(pickled(processor))
     method = "init"
     try:
         trial.init(handle)
         method = "close"
         trial.close()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ProcessorError(
-            f"{type(processor).__name__}.{method} failed: {type(error).__name__}: {error}"
+            f"{type(processor).__name__}.{method} failed: {described(error)}"
         ) from error
     if time_mode != "none":
         handle.states.append(StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])))

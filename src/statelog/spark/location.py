@@ -8,7 +8,6 @@ the location, which fences whoever had it before.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import logging
 import os
@@ -17,20 +16,16 @@ import time
 
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.errors import (
-    CheckpointError,
-    CorruptionError,
-    IncompatibleFormatError,
-    StatelogError,
-    StoreError,
-)
+from statelog.checkpoint.restore import find_restore_point
+from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.config import EngineConfig
 from statelog.spark.record import BatchRecord
+from statelog.spark.restart import FirstBatch, check_state_is_there, is_committed
 from statelog.spark.snapshots import Snapshots
-from statelog.spark.watermark import NOTHING_READ, BatchTimes
+from statelog.spark.spec import NEVER_MS
 from statelog.state.evolution import evolve
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import LocationPaths, open_store
@@ -68,6 +63,8 @@ class StateLocation:
         self.record: BatchRecord | None = None
         """What the checkpoint to go on from says of its micro-batch."""
         self.went_back_to: int | None = None
+        self.next_due_ms: int | None = NEVER_MS
+        """When the next timer is due, in the time of the time mode; None if unknown."""
         self.epoch = 0
 
     def inspect(self) -> None:
@@ -82,42 +79,52 @@ class StateLocation:
         """
         config = self._config
         if isinstance(config.restore, int):
+            self.next_due_ms = None
             return  # an explicit choice, made where the newest may be damaged
         newest = find_newest(self._store, self._paths).newest
         if newest is None:
             return
-        if config.restore == "empty":
-            raise CheckpointError(
-                f"restore='empty' was asked for, but {config.location} holds checkpoint "
-                f"{newest.checkpoint_id}; use an empty stateLocation",
-                reason="not_empty",
-            )
+        self._check_is_not_unwanted(newest)
         self._check_key_groups(newest)
-        self._evolve(BatchRecord.of(newest))
+        record = BatchRecord.of(newest)
+        self._evolve(record)
+        self.next_due_ms = record.next_due_ms
 
-    def take_over(self, query_id: str) -> None:
+    def take_over(self, first: FirstBatch) -> bool:
         """
         Claim the location, and find the checkpoint to start from.
 
+        What can be refused is refused before the claim, so that a rightful owner is not fenced by
+        a run that cannot go on.  An owner that commits between the checks and the claim is met by
+        the same checks once more.
+
+        Args:
+            first: The first micro-batch of the run.
+
+        Returns:
+            Whether that micro-batch is committed already.
+
         Raises:
-            CheckpointError: The location belongs to another query; it was not claimed.
+            CheckpointError: The state is another query's, or does not fit, or the micro-batch does
+                not follow on it (`reason`).
             StoreError: It cannot be read or written.
 
         Blocks: On the store.
         """
         config = self._config
-        if not isinstance(config.restore, int) and not config.adopt:
-            newest = find_newest(self._store, self._paths).newest
-            if newest is not None:  # refuse before the rightful owner is fenced
-                self._check_query(newest, query_id)
         wanted = self._checkpoint_to_go_back_to()
-        if isinstance(config.restore, int):
-            self._check_fits(wanted)
+        if wanted is None:
+            found = find_newest(self._store, self._paths).newest
+        else:
+            found = find_restore_point(self._store, self._paths, wanted).checkpoint
+        self._check(found, first, wanted)
         self.epoch = self.coordinator.claim()
         self.base = self.coordinator.restore(wanted)
+        is_committed = self._check(self.base, first, wanted)
+        self.next_due_ms = NEVER_MS
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
-            self._evolve(record)
+            self.next_due_ms = record.next_due_ms
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
@@ -129,6 +136,39 @@ class StateLocation:
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
+        return is_committed
+
+    def _check(
+        self, found: CompletedCheckpoint | None, first: FirstBatch, wanted: int | None
+    ) -> bool:
+        """Return whether *first* is committed in *found*; refuse what cannot go on from there."""
+        config = self._config
+        if found is None:
+            if config.restore != "empty":
+                check_state_is_there(first, config.location)
+            return False
+        self._check_is_not_unwanted(found)
+        self._check_key_groups(found)
+        record = BatchRecord.of(found)
+        if not isinstance(config.restore, int) and not config.adopt:
+            self._check_query(record, first.query_id)
+        self._evolve(record)
+        went_back_to = record.went_back_to if wanted is None else wanted
+        free = found.checkpoint_id == went_back_to
+        return is_committed(first, found, record, config.location, free=free)
+
+    def refuse_other_query(self, query_id: str) -> None:
+        """
+        Refuse a location that holds the state of another query than *query_id*.
+
+        Raises:
+            CheckpointError: It does.
+        """
+        if isinstance(self._config.restore, int) or self._config.adopt:
+            return
+        newest = find_newest(self._store, self._paths).newest
+        if newest is not None:
+            self._check_query(BatchRecord.of(newest), query_id)
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
@@ -154,46 +194,8 @@ class StateLocation:
     def advance(self, completed: CompletedCheckpoint, record: BatchRecord) -> None:
         """Go on from *completed*, which holds *record*."""
         self.base, self.record = completed, record
+        self.next_due_ms = record.next_due_ms
         self.snapshots.advance(completed)
-
-    def is_committed(self, query_id: str, batch_id: int, times: BatchTimes) -> bool:
-        """
-        Return whether the run begins with a batch that is committed already.
-
-        Batches that read nothing from any source may be missing: idle ticks with nothing to do
-        are not committed.
-
-        Raises:
-            CheckpointError: The batch does not follow on the state.
-        """
-        base, record, config = self.base, self.record, self._config
-        if base is None or record is None:
-            read_before = times.position_before != NOTHING_READ
-            if batch_id != 0 and config.restore != "empty" and read_before:
-                raise CheckpointError(
-                    f"the query is at batch {batch_id}, but {config.location} holds no checkpoint: "
-                    "its state is missing. Point stateLocation to the state, or ask for "
-                    "restore='empty' to start without it",
-                    reason="missing",
-                )
-            return False
-        if record.query_id != query_id:  # adopted
-            return False
-        if batch_id == record.batch_id:
-            return True
-        follows = batch_id == record.batch_id + 1 or (
-            batch_id > record.batch_id
-            and record.position is not None
-            and record.position == times.position_before
-        )
-        if not follows and base.checkpoint_id != self.went_back_to:
-            raise CheckpointError(
-                f"the query is at batch {batch_id}, but the state in {config.location} is that "
-                f"after batch {record.batch_id}: they do not belong together. Restore a checkpoint "
-                "that fits, by its id",
-                reason="gap",
-            )
-        return False
 
     def committed_handles(self) -> tuple[str, ...]:
         """Return the ids of the log handles that the base checkpoint itself added."""
@@ -237,16 +239,13 @@ class StateLocation:
         stored = OperatorStateSchema.from_json(record.schema)
         self.schema = evolve(stored, self._config.schema, now_ms=max(now_ms(), record.now_ms))
 
-    def _check_fits(self, checkpoint_id: int | None) -> None:
-        """Refuse a checkpoint (None: the newest) that does not fit before anything is claimed."""
-        # What cannot be read is told by the restore, which says more.
-        with contextlib.suppress(StoreError, CorruptionError, IncompatibleFormatError):
-            if checkpoint_id is None:
-                found = find_newest(self._store, self._paths).newest
-            else:
-                found = read_checkpoint(self._store, self._paths, checkpoint_id).checkpoint
-            if found is not None:
-                self._evolve(BatchRecord.of(found))
+    def _check_is_not_unwanted(self, newest: CompletedCheckpoint) -> None:
+        if self._config.restore == "empty":
+            raise CheckpointError(
+                f"restore='empty' was asked for, but {self._config.location} holds checkpoint "
+                f"{newest.checkpoint_id}; use an empty stateLocation",
+                reason="not_empty",
+            )
 
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
         if newest.max_parallelism != self._config.max_parallelism:
@@ -256,12 +255,11 @@ class StateLocation:
                 reason="max_parallelism",
             )
 
-    def _check_query(self, newest: CompletedCheckpoint, query_id: str) -> None:
-        record = BatchRecord.of(newest)
+    def _check_query(self, record: BatchRecord, query_id: str) -> None:
         if record.query_id != query_id:
             raise CheckpointError(
                 f"{self._config.location} holds the state of query {record.query_id} (up to its "
-                f"batch {record.batch_id}), not of this query {query_id}. Use its "
+                f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
                 "checkpointLocation, or another stateLocation, or adopt=True to go on from this "
                 "state",
                 reason="other_query",

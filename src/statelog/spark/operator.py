@@ -48,11 +48,11 @@ class OperatorSettings(TypedDict, total=False):
 
     Args:
         stateLocation: Path or URL of the state; default: the folder `statelog` inside the query's
-            checkpointLocation, or `<spark.statelog.stateLocation>/<queryName>` where that is set.
+            checkpointLocation (also by the word "checkpoint"), or `<spark.statelog.stateLocation>/<queryName>` where that is set.
         delivery: "staged" (the default): rows are committed with the state and redelivered
             identically, exactly once for a sink that honours the batch id.  "direct": one Spark job
             less, at least once.
-        idleTicks: Run a micro-batch at every trigger, so that timers fire when no data comes; fixed
+        idleTicks: Run micro-batches without data when a timer is due or the watermark moved; fixed
             for the life of the query.  Default: as the query began; for a new one, whether there
             can be timers.
         tasks: Number of parallel tasks, 1 to *maxParallelism*; free at every restart.  Default: as

@@ -20,6 +20,7 @@ class BatchProgress:
         replayed: Whether the state had been committed before and only the rows were delivered.
         tasks: Number of tasks.
         rows, keys, output_rows: Input rows, keys touched, rows delivered.
+        late_rows: Rows dropped because they came later than the watermark; not among *rows*.
         state_entries: Entries of all state variables before the batch.
         delta_bytes: Bytes of the changes.
         output_bytes: Bytes of the staged rows.
@@ -42,6 +43,7 @@ class BatchProgress:
     replayed: bool = False
     tasks: int = 0
     rows: int = 0
+    late_rows: int = 0
     keys: int = 0
     output_rows: int = 0
     state_entries: int = 0
@@ -68,7 +70,8 @@ class BatchProgress:
         slowest = " ".join(f"{name}={ms:.0f}" for name, ms in self.task_milliseconds.items())
         return (
             f"batch {self.batch_id} checkpoint {self.checkpoint_id}"
-            f"{' replayed' if self.replayed else ''}: rows={self.rows} keys={self.keys} "
+            f"{' replayed' if self.replayed else ''}: rows={self.rows} late={self.late_rows} "
+            f"keys={self.keys} "
             f"out={self.output_rows} state_entries={self.state_entries} "
             f"delta_bytes={self.delta_bytes} objects={self.objects} "
             f"object_bytes={self.object_bytes} log_behind_snapshot={self.log_bytes}B/"

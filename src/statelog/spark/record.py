@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
@@ -26,7 +27,10 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             behind it.
         next_due_ms: When the next timer is due, in the time of the time mode; `NEVER_MS` without
             timers, None if unknown.
-        position: How far the sources were read, see `BatchTimes`; None if unknown.
+        position, position_before: How far the sources were read with the batch and before it, see
+            `BatchTimes`; None if unknown.
+        source_logs: What the logs of file sources said of the batch; None if unknown.
+        source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
         rows, keys, output_rows: Counts of input rows, keys touched, rows out.
         state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
@@ -53,6 +57,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: int = -1
     next_due_ms: int | None = None
     position: str | None = None
+    position_before: str | None = None
+    source_logs: list[SourceLog] | None = None
+    source_folders: list[str] | None = None
 
     def to_properties(self) -> dict[str, Any]:
         """Return the checkpoint's properties; staged files live and die with the checkpoint."""

@@ -21,8 +21,9 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from statelog.errors import ProcessorError, UsageError
+from statelog.errors import ProcessorError
 from statelog.model import KeyGroupRange
+from statelog.spark.failures import described, ends_of_process_are_errors
 from statelog.spark.handle import TaskHandle
 from statelog.spark.spec import NEVER_MS, TaskSpec
 from statelog.spark.types import make_row, row_factory
@@ -104,6 +105,7 @@ class ProcessorRun:
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
 
+    @ends_of_process_are_errors
     def process(self) -> None:
         """
         Run the processor over all keys, then over the timers that are due.
@@ -116,7 +118,7 @@ class ProcessorRun:
         try:
             processor.init(handle)
             handle.initialized()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed("init", None, error) from error
         if self._state.is_columnar:
             rows = self._rows
@@ -131,7 +133,7 @@ class ProcessorRun:
         self._cursor.leave()
         try:
             processor.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed("close", None, error) from error
 
     def _initialize_groups(self, initial: KeyedInput) -> None:
@@ -147,7 +149,7 @@ class ProcessorRun:
                     for row in rows:
                         initialize(shown, row, self._times)
                     self.key_count += key not in with_rows
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failed("handleInitialState", key, error) from error
 
     def _process_group(self, key_group: int) -> None:
@@ -162,7 +164,7 @@ class ProcessorRun:
                 if produced is not None:
                     extend(produced)
                 count += 1
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed("handleInputRows", key, error) from error
         self.key_count += count
 
@@ -205,7 +207,7 @@ class ProcessorRun:
             )
             if produced is not None:
                 self.output.extend(produced)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed("handleExpiredTimer", key, error) from error
         timers.delete(time)
 
@@ -248,12 +250,11 @@ class ProcessorRun:
                 for key in table:
                     deltas[key] = nothing(kind)
 
-    def _failed(self, method: str, key: Key | None, error: Exception) -> ProcessorError:
+    def _failed(self, method: str, key: Key | None, error: BaseException) -> ProcessorError:
         name = type(self._spec.processor).__name__
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
-        what = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         return ProcessorError(
-            f"{name}.{method} failed{at} in batch {self._spec.batch_id}: {what}. Nothing of this "
+            f"{name}.{method} failed{at} in batch {self._spec.batch_id}: {described(error)}. Nothing of this "
             "batch was committed; the last checkpoint is valid",
             batch_id=self._spec.batch_id,
             key=None if key is None else repr(key),

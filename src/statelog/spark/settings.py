@@ -31,6 +31,9 @@ OPTION_PREFIX: Final = "statelog."
 STATE_FOLDER: Final = "statelog"
 """Folder inside the checkpointLocation that holds the state unless stateLocation says otherwise."""
 
+BESIDE_CHECKPOINT: Final = "checkpoint"
+"""The stateLocation that names this default place, so that a session can ask for it."""
+
 _STORE_OPTIONS: Final = "storeoptions."
 _DEFAULT_INLINE_BYTES: Final = 1024 * 1024
 _FIXED_AT_THE_OPERATOR: Final = ("maxParallelism", "operatorId")
@@ -100,7 +103,7 @@ class QuerySettings:
         base_location: Folder that holds the state of each query under its name, where the session
             names one.
         delivery: How rows reach the sink.
-        idle_ticks: Whether there is a micro-batch at every trigger; None for the default.
+        idle_ticks: Whether there are micro-batches without data; None for the default.
         tasks: Number of tasks; None for as many as each micro-batch is worth.
         min_tasks, max_tasks: Bounds of that; None at most for the number of cores.
         max_parallelism: Number of key groups.
@@ -171,24 +174,37 @@ class QuerySettings:
         """Where the workers keep the state."""
         return StateBackend(self.state_backend, self.memory_budget, self.local_directory)
 
-    def location(self, checkpoint_location: str, query_name: str | None) -> str:
+    @property
+    def is_beside_checkpoint(self) -> bool:
+        """Whether the state is in the checkpointLocation of its query."""
+        return (self.state_location or self.base_location or BESIDE_CHECKPOINT) == BESIDE_CHECKPOINT
+
+    def location(
+        self, checkpoint_location: str, query_name: str | None, *, temporary: bool = False
+    ) -> str:
         """
         Return where the state of a query lies.
+
+        Args:
+            checkpoint_location: The query's; the state of a temporary one is inside of it, unless
+                the query itself names another place.
+            query_name: Its name, or None.
+            temporary: Whether *checkpoint_location* is deleted with the query.
 
         Raises:
             UsageError: The session names a base folder, and the query has no name to use in it.
         """
+        if self.is_beside_checkpoint or (temporary and self.state_location is None):
+            return f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
         if self.state_location is not None:
             return self.state_location
-        if self.base_location is None:
-            return f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
         if not query_name or "/" in query_name or query_name in (".", ".."):
             raise UsageError(
                 f"{CONF_PREFIX}stateLocation is a base folder: each query keeps its state in it "
                 f"under its name. Give the query a queryName without '/' (it is {query_name!r}), "
                 f"or its own place by .option('{OPTION_PREFIX}stateLocation', ...)"
             )
-        return f"{self.base_location.rstrip('/')}/{query_name}"
+        return f"{(self.base_location or '').rstrip('/')}/{query_name}"
 
 
 @dataclass(slots=True)

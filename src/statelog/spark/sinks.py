@@ -9,13 +9,16 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.delivery import Sink
+from statelog.spark import temporary
+from statelog.spark.delivery import Sink, frame_of_arrow
 
+_READ_ONLY = ("binaryfile", "rate", "rate-micro-batch", "socket", "state-metadata", "statestore")
 _FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 
 
@@ -41,6 +44,11 @@ class Target:
         """Return the target with one more option; keys differ by more than case."""
         return replace(self, settings={**self.settings, key.lower(): (key, value)})
 
+    @property
+    def is_one_time(self) -> bool:
+        """Whether Spark gives a query with this sink a temporary checkpointLocation."""
+        return self.table is None and (self.source or "").lower() in temporary.SINKS
+
     def option(self, key: str, default: Any) -> Any:
         """Return the value of an option."""
         return self.settings.get(key.lower(), (key, default))[1]
@@ -62,6 +70,7 @@ def batch_sink(
         query_name: Name of the query; that of the table in memory.
 
     Raises:
+        AnalysisException: Spark lacks the package for the format.
         UsageError: `memory` without a query name, files without a path, or a column to lay the
             output out by that is not there.
     """
@@ -73,6 +82,7 @@ def batch_sink(
         if not query_name:
             raise UsageError("the memory sink needs a queryName: the table is called so")
         return _Memory(session, query_name, schema)
+    _check_format(session, source)
     if target.table is None and source in _FILE_FORMATS and target.option("path", None) is None:
         raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
     columns = {name.lower() for name in schema.names}
@@ -97,6 +107,28 @@ def batch_sink(
             writer.save()
 
     return write
+
+
+def _check_format(session: SparkSession, source: str) -> None:
+    """
+    Refuse a format before the first micro-batch is committed.
+
+    Raises:
+        AnalysisException: Spark lacks the package for it.
+        UsageError: Spark knows no such format, or it can be read only.
+    """
+    if source in _READ_ONLY:
+        raise UsageError(f"the format {source} can be read only; write to another one")
+    if source:
+        jvm: Any = session._jvm
+        conf = session._jsparkSession.sessionState().conf()
+        find = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
+        try:
+            find(source, conf)
+        except Py4JJavaError as error:  # as Spark leaves it: with the whole stack of the JVM
+            raise UsageError(
+                f"the output cannot be written: {error.java_exception.getMessage()}"
+            ) from None
 
 
 def foreach_sink(f: Any) -> Sink:
@@ -146,6 +178,9 @@ class _Memory:
         self._show()
 
     def _show(self) -> None:
-        rows: Any = pa.concat_tables(self._batches.values()) if self._batches else []
-        view = self._session.createDataFrame(rows, self._schema)
+        if self._batches:
+            rows = pa.concat_tables(self._batches.values())
+            view = frame_of_arrow(self._session, rows, self._schema)
+        else:
+            view = self._session.createDataFrame([], self._schema)
         view.createOrReplaceTempView(self._name)

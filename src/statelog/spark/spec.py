@@ -49,7 +49,7 @@ class TaskSpec:
         initial: Layout of the input of a first batch that carries initial state.
         watermark_ms: The batch's watermark: event-time timers up to it are due; -1 without.
         event_time_output: The output column that may not be older than the watermark, or None.
-        reads_input: Whether the partitions carry input rows (else the batch is an idle tick).
+        reads_input: Whether the partitions carry input rows (else the batch has no data).
         backend: Where the worker keeps the state.
     """
 

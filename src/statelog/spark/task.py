@@ -210,7 +210,7 @@ def read_input(
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     if spec.reads_input:
         return batches
-    for _ in batches:  # what stands for a partition of an idle tick; Spark wants it read
+    for _ in batches:  # what stands for a partition without input; Spark wants it read
         pass
     return ()
 

@@ -4,10 +4,11 @@ Run a `StatefulProcessor` in a plain unit test: no Spark session, no JVM, no fil
 It is the real thing on a small scale.  Each call is one micro-batch of the run loop that tasks run, on
 real keyed state: changes are encoded, appended to a changelog on a store in memory, and folded in as
 in a worker.  `restart` reads the state back from the log, then from a snapshot.
-Source: PySpark's TwsTester, whose methods it has.  Deviations: every batch runs a fresh copy of the
-processor, as tasks do, so that what it keeps on `self` is lost here too; timers that are due fire at
-the end of every batch, not only when time moves; time to live counts; values go through the types of
-their state; a tuple as key is a key of several columns; failures are statelog's errors.
+Source: PySpark's TwsTester, whose methods, handle and errors it has.  Deviations: every batch runs a
+fresh copy of the processor, as tasks do, so that what it keeps on `self` is lost here too and `init`
+runs in each; timers that are due fire at the end of every batch, not only when time moves; time to
+live counts; values go through the types of their state; `handleExpiredTimer` gets the key as a Row;
+where keySchema has several columns, a key is a tuple of their values.
 """
 
 from __future__ import annotations
@@ -16,27 +17,33 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.errors import UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM, KeyGroupRange
 from statelog.spark.ddl import parse_ddl
-from statelog.spark.handle import TaskHandle, operator_schema
+from statelog.spark.failures import pickled
+from statelog.spark.handle import operator_schema
 from statelog.spark.outputs import RowOutput
 from statelog.spark.run import KeyedInput, ProcessorRun
+from statelog.spark.spark_errors import (
+    UnsupportedOperationError,
+    WrongArgumentError,
+    WrongTimeError,
+)
 from statelog.spark.spec import TaskSpec
+from statelog.spark.tester_handle import KnownStates, TesterHandle
 from statelog.spark.tester_log import TesterLog
 from statelog.spark.types import arrow_schema, make_row
 from statelog.state.api import Cursor, Timers
 from statelog.state.changes import OperatorCodec
 from statelog.state.key_groups import key_group_of
-from statelog.state.schema import TIMERS_NAME, Aggregation, StateKind
-from statelog.state.tables import Key, Overlay
+from statelog.state.schema import TIMERS_NAME
+from statelog.state.tables import Key, Overlay, nothing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +108,8 @@ class ProcessorTester:
         outputMode: "Append", "Update" or "Complete"; makes no difference.
         eventTimeExtractor: Returns the event time of a row in milliseconds; EventTime needs it, to
             drop late rows.
-        keySchema: Types of the key, also as DDL text; default: told from the first key.
+        keySchema: Names and types of the key's columns, also as DDL text.  Default: one column,
+            typed as the first key; a tuple is then a struct.
         outputStructType: Schema of the output, also as DDL text: what Rows do not fit is an error.
 
     Raises:
@@ -124,13 +132,16 @@ class ProcessorTester:
         self._time_mode = _one_of("timeMode", timeMode, _TIME_MODES)
         _one_of("outputMode", outputMode, _OUTPUT_MODES)
         if self._time_mode == "eventtime" and eventTimeExtractor is None:
-            raise UsageError("the time mode EventTime needs an eventTimeExtractor")
+            raise UnsupportedOperationError(
+                "the time mode EventTime needs an eventTimeExtractor", condition="ARGUMENT_REQUIRED"
+            )
         if initialStateRow is not None and initialStatePandas is not None:
-            raise UsageError("give initialStateRow or initialStatePandas, not both")
+            raise WrongArgumentError("give initialStateRow or initialStatePandas, not both")
         self._extractor = eventTimeExtractor
-        self._pickled = _pickled(processor)
-        self._processor = processor
+        self._pickled = pickled(processor)
+        self.processor = processor
         self._keys = None if keySchema is None else arrow_schema(_schema(keySchema))
+        self._given_keys = self._keys
         self._output = None if outputStructType is None else arrow_schema(_schema(outputStructType))
         self._range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
         self._now_ms = 0
@@ -138,7 +149,8 @@ class ProcessorTester:
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
         self._log: TesterLog | None = None
-        self._operator(pa.schema([]))  # what init asks for is checked at once
+        states = self._operator(pa.schema([])).schema.states  # wrong ones are told at once
+        self.handle = TesterHandle(self._open, states, self._drop, self._time_mode)
         initial = initialStatePandas if initialStateRow is None else initialStateRow
         if initial:
             rows = _Rows()
@@ -163,6 +175,7 @@ class ProcessorTester:
             ProcessorError: The processor failed; its own error is the `__cause__`.
         """
         self._in_pandas = False
+        self.handle.setGroupingKey(key)
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             input = [row for row in input if extractor(row) > self._watermark_ms]
@@ -171,6 +184,7 @@ class ProcessorTester:
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
         """Run one micro-batch through a pandas-flavour processor; as `test`, with frames."""
         self._in_pandas = True
+        self.handle.setGroupingKey(key)
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             late = [extractor(row) <= self._watermark_ms for _, row in input.iterrows()]
@@ -196,6 +210,7 @@ class ProcessorTester:
     def setWatermark(self, currentWatermarkMs: int) -> Any:
         """Move the watermark forward, and fire the timers that are due; as `setProcessingTime`."""
         self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
+        self.handle.setWatermark(self._watermark_ms)
         return self._in_form(self._run(_Rows()))
 
     def restart(self) -> None:
@@ -213,6 +228,7 @@ class ProcessorTester:
 
     def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
         """Return a value state of *key*, or None if there is none or its time is over."""
+        self.handle.setGroupingKey(key)
         handle, _ = self._open(key)
         value: tuple[Any, ...] | None = handle.getValueState(stateName, "").get()
         return value
@@ -225,6 +241,7 @@ class ProcessorTester:
 
     def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
         """Return the elements of a list state of *key*."""
+        self.handle.setGroupingKey(key)
         handle, _ = self._open(key)
         return list(handle.getListState(stateName, "").get())
 
@@ -239,32 +256,25 @@ class ProcessorTester:
 
     def peekMapState(self, stateName: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         """Return the entries of a map state of *key*."""
+        self.handle.setGroupingKey(key)
         handle, _ = self._open(key)
         return dict(handle.getMapState(stateName, "", "").iterator())
 
     def peekTimers(self, key: Any) -> list[int]:
         """Return the timers of *key*, ascending."""
-        handle, _ = self._open(key)
-        return list(handle.listTimers())
+        self.handle.setGroupingKey(key)
+        return list(self.handle.listTimers())
 
     def deleteState(self, stateName: str, key: Any) -> None:
         """Delete a state variable of *key*; raises `UsageError` if there is no such variable."""
-        handle, commit = self._open(key)
-        kinds = {state.name: state.kind for state in self._codec().schema.states}
-        match kinds.get(stateName):
-            case StateKind.LIST:
-                handle.getListState(stateName, "").clear()
-            case StateKind.MAP:
-                handle.getMapState(stateName, "", "").clear()
-            case _:
-                handle.getValueState(stateName, "").clear()
-        commit()
+        self.handle.setGroupingKey(key)
+        self.handle.deleteState(stateName)
 
     # ---------------------------------------------------------------------------------- inside
 
     def _operator(self, keys: pa.Schema) -> OperatorCodec:
         schema = operator_schema(
-            self._processor, "tester", keys, parse_ddl, time_mode=self._time_mode
+            self.processor, "tester", keys, parse_ddl, time_mode=self._time_mode
         )
         return OperatorCodec(schema, make_row)
 
@@ -275,21 +285,40 @@ class ProcessorTester:
         """Return the log, opened with the types of the first key."""
         if self._log is None:
             if self._keys is None:
-                if not key or None in key:
-                    raise UsageError(f"the key's types cannot be told from {key!r}: give keySchema")
-                names = [f"key{position}" for position in range(len(key))]
-                self._keys = pa.schema(
-                    [(name, pa.infer_type([part])) for name, part in zip(names, key, strict=True)]
-                )
+                self._keys = pa.schema([("key", _type_of(key[0] if key else None))])
             self._log = TesterLog(self._operator(self._keys), self._range)
         return self._log
 
     def _place(self, key: Any) -> tuple[int, Key, Key]:
         """Return a key's group, the key as tables hold it, and as the processor sees it."""
-        shown: Key = key if type(key) is tuple else (key,)
+        shown: Key = key if type(key) is tuple and self._is_key(key) else (key,)
         codec = self._opened(shown).state.codec
-        group = key_group_of(shown, codec.key.schema, len(self._range))
-        return group, codec.key.freeze(shown), shown
+        frozen = codec.key.freeze(shown)
+        if any(pa.types.is_struct(kind) for kind in codec.key.schema.types):
+            # Only Spark can hash a struct; which group it is makes no difference here.
+            return crc32(repr(frozen).encode("utf-8")) % len(self._range), frozen, shown
+        return key_group_of(shown, codec.key.schema, len(self._range)), frozen, shown
+
+    def _is_key(self, value: tuple[Any, ...]) -> bool:
+        """Return whether a tuple is a whole key; else it is the value of the key's one column."""
+        columns = self._given_keys
+        if columns is None:
+            return False
+        return len(columns) > 1 or (len(value) == 1 and not pa.types.is_struct(columns.types[0]))
+
+    def _drop(self, name: str) -> None:
+        """Empty a state variable for all keys."""
+        log = self._opened(())
+        state = log.current()
+        state_id = state.codec.schema.state_id(name)
+        overlays: dict[int, Overlay] = {}
+        for group, content in state.groups.items():
+            deltas: Overlay = [{} for _ in state.codec.states]
+            kind = state.codec.kinds[state_id]
+            deltas[state_id].update((key, nothing(kind)) for key in content.tables[state_id])
+            if deltas[state_id]:
+                overlays[group] = deltas
+        log.commit(overlays)
 
     def _rows_of(self, key: Any, rows: Iterable[Any]) -> _Rows:
         found = _Rows()
@@ -342,7 +371,7 @@ class ProcessorTester:
             watermark_ms=self._watermark_ms if self._time_mode == "eventtime" else -1,
         )
 
-    def _open(self, key: Any) -> tuple[Any, Callable[[], None]]:
+    def _open(self, key: Any) -> tuple[KnownStates, Callable[[], None]]:
         """Return a handle at *key*, and a function that commits what was done with it."""
         group, frozen, _ = self._place(key)
         log = self._opened(())
@@ -356,15 +385,20 @@ class ProcessorTester:
             timers = Timers(cursor, timers_id, codec.states[timers_id].value)
         cursor.enter(state.groups[group], overlay)
         cursor.key = frozen
-        handle = _KnownStates(cursor, codec, timers, lambda state_id: None)
+        handle = KnownStates(cursor, codec, timers, lambda state_id: None)
         return handle, lambda: log.commit({group: overlay})
 
     def _moved(self, method: str, old: int, new: int) -> int:
         mode = "EventTime" if method == "setWatermark" else "ProcessingTime"
         if self._time_mode != mode.lower():
-            raise UsageError(f"{method} needs the time mode {mode}; this is {self._time_mode}")
+            raise UnsupportedOperationError(
+                f"{method} needs the time mode {mode}; this is {self._time_mode}",
+                condition="UNSUPPORTED_OPERATION",
+            )
         if new <= old:
-            raise UsageError(f"{method}: time moves forward; it is {old} ms, {new} ms was given")
+            raise WrongTimeError(
+                f"{method}: time moves forward; it is {old} ms, {new} ms was given"
+            )
         return new
 
     def _in_form(self, produced: list[Any]) -> Any:
@@ -376,21 +410,9 @@ class ProcessorTester:
         return pd.concat(produced, ignore_index=True) if produced else pd.DataFrame()
 
 
-class _KnownStates(TaskHandle):
-    """A handle that says which states there are when asked for another one."""
-
-    def _find(
-        self, name: str, kind: StateKind, aggregation: Aggregation | None = None
-    ) -> tuple[int, Any]:
-        known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
-        if name not in known:
-            raise UsageError(f"init creates no state {name!r}; it creates {', '.join(known)}")
-        return super()._find(name, kind, aggregation)
-
-
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value.lower() not in allowed:
-        raise UsageError(f"{name} is one of {', '.join(allowed)}; got {value!r}")
+        raise WrongArgumentError(f"{name} is one of {', '.join(allowed)}; got {value!r}")
     return value.lower()
 
 
@@ -398,12 +420,10 @@ def _schema(schema: StructType | str) -> StructType:
     return parse_ddl(schema) if isinstance(schema, str) else schema
 
 
-def _pickled(processor: StatefulProcessor) -> bytes:
-    try:
-        data: bytes = cloudpickle.dumps(processor)
-    except Exception as error:
-        raise UsageError(
-            f"{type(processor).__name__} cannot be pickled, so Spark could not ship it to its "
-            f"workers: {error}. Open what cannot be pickled in init()"
-        ) from error
-    return data
+def _type_of(key: Any) -> pa.DataType:
+    """Return the type of a key; that of text for None, as any type would do."""
+    if key is None:
+        return pa.string()
+    if type(key) is tuple:
+        return pa.struct([(f"_{place}", _type_of(part)) for place, part in enumerate(key, 1)])
+    return pa.infer_type([key])

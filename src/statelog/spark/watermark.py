@@ -11,22 +11,20 @@ Source: Spark's MicroBatchExecution, WatermarkTracker, WatermarkSupport; measure
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit, timestamp_millis
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
+from statelog.core.source_position import SourceLog
 from statelog.errors import ProcessorError, StatelogError, UsageError
+from statelog.spark.source_position import SourcePositions
 
 _WATERMARK_KEY = "spark.watermarkDelayMs"
-NOTHING_READ = ""
-"""The position of a query that has read nothing from any source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +38,8 @@ class BatchTimes:
         late_ms: The watermark of the micro-batch before: rows up to it are late; -1 if unknown.
         position: How far the sources are read with this batch; None if unknown.
         position_before: How far they were read before it.
+        source_logs: What the logs of file sources say of the batch; empty without such sources.
+        source_folders: Names of the sources' logs, in their order; empty if unknown.
     """
 
     now_ms: int = -1
@@ -47,6 +47,8 @@ class BatchTimes:
     late_ms: int = -1
     position: str | None = None
     position_before: str | None = None
+    source_logs: tuple[SourceLog, ...] = ()
+    source_folders: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -74,6 +76,10 @@ class QueryTimes:
     def __init__(self, session: SparkSession, *, ticks: bool) -> None:
         self._session = session
         self._ticks = ticks
+        self._query_id = ""
+        self._log: Any = None
+        self._positions: SourcePositions | None = None
+        self._last: tuple[int, int] | None = None
 
     def of(self, query_id: str, batch_id: int) -> BatchTimes:
         """
@@ -84,6 +90,57 @@ class QueryTimes:
 
         Blocks: Hardly; Spark keeps the last two entries of the log in memory.
         """
+        positions = self._open(query_id, batch_id)
+        entry = self._log.get(batch_id)
+        if not entry.isDefined():
+            raise StatelogError(
+                f"Spark's offset log of query {query_id} has no entry for batch {batch_id}, which "
+                "is running"
+            )
+        times = entry.get().metadataOpt().get()
+        watermark_ms = times.batchWatermarkMs()
+        late_ms, earlier = 0, None
+        if self._last is not None and self._last[0] == batch_id - 1:
+            late_ms = self._last[1]
+        else:
+            before = self._log.get(batch_id - 1)
+            if before.isDefined():
+                earlier = before.get()
+                late_ms = earlier.metadataOpt().get().batchWatermarkMs()
+        self._last = (batch_id, watermark_ms)
+        read = positions.of(batch_id, entry.get(), earlier)
+        return BatchTimes(
+            now_ms=times.batchTimestampMs(),
+            watermark_ms=watermark_ms,
+            late_ms=late_ms,
+            position=read.position,
+            position_before=read.position_before,
+            source_logs=read.logs,
+            source_folders=read.folders,
+        )
+
+    @property
+    def checkpoint_location(self) -> str:
+        """The query's checkpointLocation as Spark resolved it; "" before the first batch."""
+        return "" if self._positions is None else self._positions.checkpoint_location
+
+    def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
+        """
+        Return what the logs of the sources say now of the entries that *logs* cover.
+
+        Raises:
+            StatelogError: `of` was not called before.
+
+        Blocks: On the files of the checkpointLocation.
+        """
+        if self._positions is None:
+            raise StatelogError("the query is not known before the times of its first batch")
+        return self._positions.read_again(logs)
+
+    def _open(self, query_id: str, batch_id: int) -> SourcePositions:
+        """Find the running query, once."""
+        if self._positions is not None and self._query_id == query_id:
+            return self._positions
         streams: Any = self._session._jsparkSession.streams()
         query = streams.get(query_id)
         if query is None:
@@ -91,37 +148,22 @@ class QueryTimes:
                 f"query {query_id} is not among those of the session that started it; batch "
                 f"{batch_id} has no known watermark. Start the query on the session of its frame"
             )
-        log = query.streamingQuery().offsetLog()
-        entry = log.get(batch_id)
-        if not entry.isDefined():
-            raise StatelogError(
-                f"Spark's offset log of query {query_id} has no entry for batch {batch_id}, which "
-                "is running"
-            )
-        times = entry.get().metadataOpt().get()
-        late_ms, position_before = 0, NOTHING_READ if batch_id == 0 else None
-        before = log.get(batch_id - 1)
-        if before.isDefined():
-            late_ms = before.get().metadataOpt().get().batchWatermarkMs()
-            position_before = self._position(before.get())
-        return BatchTimes(
-            now_ms=times.batchTimestampMs(),
-            watermark_ms=times.batchWatermarkMs(),
-            late_ms=late_ms,
-            position=self._position(entry.get()),
-            position_before=position_before,
-        )
+        execution = query.streamingQuery()
+        self._query_id, self._log = query_id, execution.offsetLog()
+        self._positions = SourcePositions(self._session, execution, ticks=self._ticks)
+        return self._positions
 
-    def _position(self, entry: Any) -> str | None:
-        """Return a digest of the offsets of the user's sources; None where they have no order."""
-        if entry.getClass().getSimpleName() != "OffsetSeq":
-            return None
-        offsets = entry.offsets()
-        found = [offsets.apply(at) for at in range(offsets.size() - self._ticks)]
-        texts = [offset.get().json() if offset.isDefined() else None for offset in found]
-        if not any(texts):
-            return NOTHING_READ
-        return hashlib.sha256(msgspec.json.encode(texts)).hexdigest()[:32]
+
+def recorded_query_id(session: SparkSession, checkpoint_location: str) -> str:
+    """Return the id that Spark has written into a checkpointLocation; empty if there is none."""
+    jvm: Any = session._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint_location.rstrip('/')}/metadata")
+    hadoop = session._jsparkSession.sessionState().newHadoopConf()
+    if not path.getFileSystem(hadoop).exists(path):
+        return ""
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    recorded = streaming.runtime.StreamMetadata.read(path, hadoop)
+    return str(recorded.get().id()) if recorded.isDefined() else ""
 
 
 def event_time_column(schema: StructType) -> str | None:
@@ -143,18 +185,6 @@ def event_time_column(schema: StructType) -> str | None:
             f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
         )
     return names[0]
-
-
-def without_late_rows(frame: DataFrame, column: str, late_ms: int) -> DataFrame:
-    """
-    Return *frame* without the rows whose event time is at or before *late_ms*.
-
-    Rows without an event time stay, as in Spark; of a window its end counts.
-    """
-    time = col(f"`{column.replace('`', '``')}`")
-    if isinstance(frame.schema[column].dataType, StructType):
-        time = time["end"]
-    return frame.where(time.isNull() | (time > timestamp_millis(lit(late_ms))))
 
 
 def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:

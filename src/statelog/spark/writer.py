@@ -21,11 +21,14 @@ from statelog.errors import UsageError
 from statelog.spark.config import StatefulOperator, engine_fields
 from statelog.spark.delivery import Sink
 from statelog.spark.engine import MicroBatchEngine
+from statelog.spark.failures import Failures, StatefulQuery
+from statelog.spark.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.plan import RecordedPlan
 from statelog.spark.settings import OPTION_PREFIX, settle
 from statelog.spark.sinks import Target, batch_sink, foreach_sink
-from statelog.spark.ticks import wants_ticks, with_ticks
-from statelog.spark.watermark import QueryTimes
+from statelog.spark.temporary import delete_at_end, temporary_checkpoint
+from statelog.spark.ticks import wants_ticks
+from statelog.spark.watermark import QueryTimes, recorded_query_id
 from statelog.store.object_store import normalize_url
 
 _CHECKPOINT = "checkpointlocation"
@@ -169,7 +172,8 @@ class StatefulStreamWriter(DataStreamWriter):
         self._take(format, outputMode, partitionBy, queryName, options)
         if path is not None:
             self._target = self._target.with_option("path", path)
-        return self._start(self._sink or self._batch_sink())
+        sink = self._sink or self._batch_sink()
+        return self._start(sink, one_time=self._sink is not None or self._target.is_one_time)
 
     def toTable(
         self,
@@ -183,7 +187,7 @@ class StatefulStreamWriter(DataStreamWriter):
         """Start the query, appending each micro-batch to a table; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._target = replace(self._target, table=_text("tableName", tableName))
-        return self._start(self._batch_sink())
+        return self._start(self._batch_sink(), one_time=False)
 
     def _take(
         self,
@@ -206,11 +210,12 @@ class StatefulStreamWriter(DataStreamWriter):
     def _batch_sink(self) -> Sink:
         return batch_sink(self._spark, self._plan.shape.schema, self._target, self._query_name)
 
-    def _start(self, sink: Sink) -> StreamingQuery:
-        checkpoint = self._checkpoint_location()
+    def _start(self, sink: Sink, *, one_time: bool) -> StreamingQuery:
         arguments = self._operator.arguments
         settings = settle(self._spark.conf.getAll, arguments, self._settings)
-        location = settings.location(checkpoint, self._query_name)
+        known = self._checkpoint_location(one_time)
+        checkpoint = temporary_checkpoint(self._spark) if known is None else known
+        location = settings.location(checkpoint, self._query_name, temporary=known is None)
         config = replace(
             self._operator.config,
             location=normalize_url(location),
@@ -220,15 +225,19 @@ class StatefulStreamWriter(DataStreamWriter):
         ticks = wants_ticks(
             settings.idle_ticks, config.time_mode, frame, config.plan.sources, checkpoint
         )
-        timeless = config.time_mode == "none" and not ticks and config.event_time_output is None
-        times = None if timeless else QueryTimes(self._spark, ticks=ticks)
+        times = QueryTimes(self._spark, ticks=ticks)
         engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
-        engine.open()
+        engine.open(recorded_query_id(self._spark, checkpoint))
         if ticks:
-            self._begin_anew(with_ticks(frame))
-        super().foreachBatch(engine)
+            stream = NoDataStream(self._spark, config.time_mode, engine.next_due_ms)
+            self._begin_anew(with_no_data_source(frame, stream))
+        failures = Failures(engine)
+        super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        return self._sq(self._jwrite.start())
+        query = StatefulQuery(self._sq(self._jwrite.start()), failures)
+        if known is None:
+            delete_at_end(query, checkpoint, self._spark)
+        return query
 
     def _begin_anew(self, frame: DataFrame) -> None:
         """Write *frame* instead, under the name and with the trigger that were set."""
@@ -238,15 +247,17 @@ class StatefulStreamWriter(DataStreamWriter):
         if self._trigger:
             super().trigger(**self._trigger)
 
-    def _checkpoint_location(self) -> str:
-        """Return the query's checkpointLocation, found as Spark finds it."""
+    def _checkpoint_location(self, one_time: bool) -> str | None:
+        """Return the query's checkpointLocation, found as Spark finds it; None for a temporary one."""
         if self._checkpoint is not None:
             return self._checkpoint
         base = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         if base:
             return f"{base.rstrip('/')}/{self._query_name or uuid.uuid4()}"
+        if one_time:
+            return None
         raise UsageError(
-            "a stateful query needs .option('checkpointLocation', ...), or a session with "
+            "a query needs .option('checkpointLocation', ...), or a session with "
             "spark.sql.streaming.checkpointLocation and a queryName, so that its state can be "
             "found again"
         )

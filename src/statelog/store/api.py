@@ -51,7 +51,12 @@ class ObjectStore(Protocol):
         ...
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
-        """Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable."""
+        """
+        Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable.
+
+        The error may also mean that another request for the name is under way (S3's 409), or that
+        an own request succeeded and its answer was lost; see `put_or_find`.
+        """
         ...
 
     def get(self, path: str) -> memoryview:

@@ -172,10 +172,11 @@ class ObstoreStore:
 
         On local disk with fsync the bytes are durable before the name appears.  The client repeats
         a request whose answer was lost, and then meets its own object: `ObjectExistsError` does
-        not prove that somebody else was faster.  Whoever must know reads the object back.
+        not prove that somebody else was faster.  S3's 409 arrives as `ObjectExistsError` as well,
+        although the name may be free.  Whoever must know reads the object back (`put_or_find`).
 
         Raises:
-            ObjectExistsError: The name is taken.
+            ObjectExistsError: The name is taken, or another request for it is under way.
             StoreError: The store failed; the object may be there or not.
         """
         with self._explained("put-if-absent", path, writes=True) as client:

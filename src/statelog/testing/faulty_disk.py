@@ -55,7 +55,12 @@ class FaultyDisk:
                 self.files[path] = data[: len(data) // 2]
             case FaultKind.ODD_ERROR:
                 raise OddError(f"odd fault at {path}")
-            case FaultKind.ERROR | FaultKind.LOST_ANSWER:
+            case (
+                FaultKind.ERROR
+                | FaultKind.LOST_ANSWER
+                | FaultKind.CONFLICT
+                | FaultKind.CONFLICT_THEN_DONE
+            ):
                 raise OSError(28, f"no space left for {path}")
             case FaultKind.HANG:
                 pass

@@ -38,6 +38,12 @@ class FaultKind(enum.Enum):
     """Nothing is done and the caller never hears of it."""
     SILENT = "done, but hangs"
     """All is done and the caller never hears of it."""
+    CONFLICT = "conflict"
+    """Nothing is done; `put_if_absent` raises `ObjectExistsError`, as for S3's 409, although no
+    object has the name.  Other operations get a `StoreError`."""
+    CONFLICT_THEN_DONE = "conflict, then done"
+    """As `CONFLICT`; the object appears when `put_if_absent` is asked for the name again, as if an
+    earlier request of the same client had ended then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,17 @@ class FaultyStore:
     An `ObjectStore` in memory.
 
     `objects` is the truth and may be read without going through the store.  `next_fault` is used
-    up by the next put, delete or get.
+    up by the next put, delete or get.  `in_flight` holds objects that other clients are putting: the
+    first `put_if_absent` of such a name gets `ObjectExistsError` while nothing can be read yet, and
+    the second one finds the object there.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.next_fault: Fault | None = None
         self.deleted: list[str] = []
+        self.in_flight: dict[str, bytes] = {}
+        self._refused: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -114,9 +124,25 @@ class FaultyStore:
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
         """Write a new object, or raise `ObjectExistsError`."""
+        self._land(path)
         if path in self.objects:
             raise ObjectExistsError(f"{path} exists", path=path)
-        self.put(path, data)
+        fault = FaultKind.NONE if self.next_fault is None else self.next_fault.kind
+        if fault is FaultKind.CONFLICT_THEN_DONE:
+            self.in_flight[path] = joined(data)
+        if path in self.in_flight:
+            self._refused.add(path)
+        elif fault is not FaultKind.CONFLICT:
+            self.put(path, data)
+            return
+        self.next_fault = None
+        raise ObjectExistsError(f"{path}: 409 ConditionalRequestConflict", path=path)
+
+    def _land(self, path: str) -> None:
+        """Let an object that is in flight appear if its name was refused before."""
+        if path in self._refused:
+            self._refused.discard(path)
+            self.objects[path] = self.in_flight.pop(path)
 
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
@@ -159,7 +185,7 @@ class FaultyStore:
     def _answer(self, kind: FaultKind, path: str) -> None:
         if kind is FaultKind.ODD_ERROR:
             raise OddError(f"odd fault at {path}")
-        if kind in (FaultKind.ERROR, FaultKind.TORN, FaultKind.LOST_ANSWER):
+        if kind not in (FaultKind.NONE, FaultKind.HANG, FaultKind.SILENT):
             raise StoreError(f"{kind.value} at {path}", path=path)
 
     def _content(self, path: str) -> bytes:

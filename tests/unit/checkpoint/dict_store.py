@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from statelog.store import ObjectInfo
+from statelog.testing.faulty_store import joined
 
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -15,7 +16,10 @@ class DictStore:
     Keeps the promises of `ObjectStore`, and no others.
 
     `on_request(operation, path)` runs before each request and may raise; if it returns "lose", the
-    request is done and then answered with an error.
+    request is done and then answered with an error.  A conditional put is answered as by S3's 409,
+    and nothing is done, if it returns "conflict"; it stays in flight if it returns a number.  Then
+    `while_in_flight` runs, in which so many other puts of the name get 409 and nothing can be read,
+    before the object lands; if the method returns False and none had landed it, the put fails.
     """
 
     url = "dict://"
@@ -25,6 +29,8 @@ class DictStore:
         self.now = EPOCH
         self.requests: Counter[str] = Counter()
         self.deleted: list[str] = []
+        self.in_flight: dict[str, tuple[int, bytes]] = {}
+        self.while_in_flight: Callable[[], bool] = lambda: True
         self.on_request: Callable[[str, str], str | None] = lambda operation, path: None
 
     def _request(self, operation, path, action):
@@ -39,16 +45,37 @@ class DictStore:
         self._request("put", path, lambda: self._store(path, data))
 
     def put_if_absent(self, path, data):
-        def action():
-            if path in self.objects:
-                raise ObjectExistsError(f"{path} exists", path=path)
-            self._store(path, data)
+        self.requests["put_if_absent"] += 1
+        verdict = self.on_request("put_if_absent", path)
+        if path in self.in_flight:
+            refusals, content = self.in_flight[path]
+            if refusals:
+                self.in_flight[path] = refusals - 1, content
+                self._conflict(path)
+            self._land(path)
+        if path in self.objects:
+            raise ObjectExistsError(f"{path} exists", path=path)
+        if verdict == "conflict":
+            self._conflict(path)
+        if isinstance(verdict, int):
+            self.in_flight[path] = verdict, joined(data)
+            if not self.while_in_flight() and self.in_flight.pop(path, None):
+                raise StoreError(f"put_if_absent {path}: time out", path=path)
+            self._land(path)
+            return
+        self._store(path, data)
+        if verdict == "lose":
+            raise StoreError(f"put_if_absent {path}: connection reset", path=path)
 
-        self._request("put_if_absent", path, action)
+    def _land(self, path):
+        if path in self.in_flight:
+            self._store(path, self.in_flight.pop(path)[1])
+
+    def _conflict(self, path):
+        raise ObjectExistsError(f"{path}: 409 ConditionalRequestConflict", path=path)
 
     def _store(self, path, data):
-        content = data if isinstance(data, bytes | bytearray | memoryview) else b"".join(data)
-        self.objects[path] = (bytes(content), self.now)
+        self.objects[path] = (joined(data), self.now)
 
     def _read(self, path):
         if path not in self.objects:

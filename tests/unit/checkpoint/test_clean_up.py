@@ -76,11 +76,14 @@ def test_a_clock_behind_the_store_deletes_nothing(filled):
     assert swept(filled, min_age=dt.timedelta(0), hours=-1).deleted == ()
 
 
-@pytest.mark.parametrize("victim", ["chk-1/_metadata", "chk-2/_metadata"])
-@pytest.mark.parametrize("how", ["cut", "flip", "gone"])
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [
+        *(("chk-1/_metadata", how) for how in ("cut", "flip", "gone")),
+        *(("chk-2/_metadata", how) for how in ("cut", "flip")),  # gone: 1 is the newest then
+    ],
+)
 def test_a_damaged_retained_checkpoint_stops_the_sweep(filled, victim, how):
-    if (victim, how) == ("chk-2/_metadata", "gone"):
-        pytest.skip("then checkpoint 1 is the newest")
     content, modified = filled.objects[victim]
     del filled.objects[victim]
     if how == "cut":

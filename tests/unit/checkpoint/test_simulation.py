@@ -2,7 +2,8 @@
 Owners come, pause, die and come back; the store loses answers; nothing committed is ever lost.
 
 A seed decides everything.  One owner works at a time, but before any request to the store it may
-be paused, and another one takes over, works, and cleans up before the first one goes on.
+be paused, and another one takes over, works, and cleans up before the first one goes on.  With even
+seeds, conditional puts conflict (S3's 409), and stay in flight while other owners put the same names.
 """
 
 import argparse
@@ -55,6 +56,13 @@ class World:
         self.fault_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.pause_rate = self.rng.choice([0.0, 0.01, 0.05])
         self.gap_rate = self.rng.choice([0.0, 0.05, 0.5])
+        # Dice of their own: what the other seeds show stays as it is.
+        self.conflict_rng = random.Random(f"conflicts {seed}")
+        self.conflict_rate = self.conflict_rng.choice([0.05, 0.2]) if seed % 2 == 0 else 0.0
+        self.conflicts_in_a_row = 0
+        self.store.while_in_flight = self.while_in_flight
+        self.conflicts = self.flights = self.faults = 0
+        self.owner_of: dict[int, str] = {}
         self.depth = 0
         self.quiet = False
         self.tokens = 0
@@ -74,6 +82,8 @@ class World:
             Owner(self).live(self.rng.randint(1, 4))
             self.depth -= 1
         dice = self.rng.random()
+        if dice < self.fault_rate * 0.8:
+            self.faults += 1
         if dice < self.fault_rate / 3:
             raise StoreError(f"{operation} {path}: no route to host", path=path)
         if dice < self.fault_rate * 2 / 3:
@@ -82,7 +92,29 @@ class World:
         if dice < self.fault_rate * 0.8:
             self.died += 1
             raise DiedError
+        return self.conflict() if operation == "put_if_absent" else None
+
+    def conflict(self) -> str | int | None:
+        """Let a conditional put conflict, at most three in a row, or stay in flight."""
+        dice = self.conflict_rng.random()
+        if dice < self.conflict_rate and self.conflicts_in_a_row < 3:
+            self.conflicts_in_a_row += 1
+            self.conflicts += 1
+            return "conflict"
+        self.conflicts_in_a_row = 0
+        if self.conflict_rate and dice > 0.9 and self.depth < 2:
+            return self.conflict_rng.randrange(3)
         return None
+
+    def while_in_flight(self) -> bool:
+        """Let another owner live; return whether the put that is in flight succeeds."""
+        self.flights += 1
+        self.depth += 1
+        Owner(self).live(self.rng.randint(1, 3))
+        self.depth -= 1
+        succeeds = self.conflict_rng.random() < 0.5
+        self.faults += not succeeds
+        return succeeds
 
     def token(self) -> int:
         self.tokens += 1
@@ -116,6 +148,7 @@ class World:
             max_parallelism=KEY_GROUPS,
             options=CheckpointOptions(retained=retained),
             clock_ms=ManualClock(),
+            pause=lambda seconds: None,
         )
 
 
@@ -158,8 +191,11 @@ class Owner:
         self.may_decline = True
 
     def live(self, checkpoints: int) -> None:
+        faults = self.world.faults
         try:
-            self.coordinator.claim()
+            epoch = self.coordinator.claim()
+            other = self.world.owner_of.setdefault(epoch, self.name)
+            assert other == self.name, f"{other} and {self.name} both own epoch {epoch}"
             found = self.coordinator.restore()
             if found is not None:
                 self.token = token_of(found)
@@ -168,7 +204,10 @@ class Owner:
                 self.checkpoint()
         except FencedError:
             self.world.fenced += 1
-        except (StoreError, DiedError):
+        except StoreError as error:
+            # A conflict is no fault: it is settled by reading back and putting again.
+            assert self.world.faults > faults, f"a conflict alone ended an owner: {error}"
+        except DiedError:
             return
 
     def checkpoint(self) -> None:
@@ -231,9 +270,11 @@ class Owner:
 
     def commit(self, checkpoint_id: int, token: int) -> None:
         for _ in range(4):
+            faults = self.world.faults
             try:
                 self.coordinator.complete(checkpoint_id, properties={"token": token})
-            except StoreError:
+            except StoreError as error:
+                assert self.world.faults > faults, f"a conflict alone failed a commit: {error}"
                 continue
             break
         else:
@@ -254,7 +295,7 @@ def simulate(seed: int) -> World:
         Owner(world).live(world.rng.randint(1, 8))
         world.check()
     # In the end: with nobody else around and nothing failing, a job goes on at once.
-    world.fault_rate = world.pause_rate = world.gap_rate = 0.0
+    world.fault_rate = world.pause_rate = world.gap_rate = world.conflict_rate = 0.0
     before = world.finished
     last = Owner(world)
     last.may_decline = False
@@ -266,7 +307,8 @@ def simulate(seed: int) -> World:
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted(block):
-    total = {"finished": 0, "fenced": 0, "died": 0, "lost": 0, "deleted": 0}
+    names = "finished fenced died lost deleted conflicts flights"
+    total = dict.fromkeys(names.split(), 0)
     for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
         try:
             world = simulate(seed)

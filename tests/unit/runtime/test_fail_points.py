@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import InvalidOptionsError
-from statelog.runtime.fail_points import fail_point, parse_fail_points
+from statelog.runtime.fail_points import parse_fail_points
 
 SOURCES = Path(__file__).parents[3] / "src"
 
 
-def test_unarmed_points_do_nothing() -> None:
-    fail_point("before-upload")
-
-
-def test_the_third_hit_kills() -> None:
+@pytest.mark.parametrize(
+    ("armed", "status", "said"),
+    [
+        ("here:3", -signal.SIGKILL, "0\n1\n2\n"),
+        ("here:6", 0, "0\n1\n2\n3\n4\n"),
+        ("elsewhere:1", 0, "0\n1\n2\n3\n4\n"),
+        ("", 0, "0\n1\n2\n3\n4\n"),
+    ],
+)
+def test_only_the_hit_that_is_armed_kills(armed: str, status: int, said: str) -> None:
     code = (
         "from statelog.runtime.fail_points import fail_point\n"
         "for index in range(5):\n"
@@ -27,12 +32,12 @@ def test_the_third_hit_kills() -> None:
     )
     died = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "STATELOG_FAIL_POINTS": "here:3", "PYTHONPATH": str(SOURCES)},
+        env={**os.environ, "STATELOG_FAIL_POINTS": armed, "PYTHONPATH": str(SOURCES)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (-signal.SIGKILL, "0\n1\n2\n") == (died.returncode, died.stdout)
+    assert (status, said) == (died.returncode, died.stdout)
 
 
 def test_several_points_may_be_armed() -> None:

@@ -123,6 +123,12 @@ def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:
     assert "mine" == settled({"stateLocation": "base"}, {"stateLocation": "mine"}).location(
         "c", "q"
     )
+    for word in (
+        settled({"stateLocation": "checkpoint"}),
+        settled({"stateLocation": "base"}, {"stateLocation": "checkpoint"}),
+        settled({"stateLocation": "base"}, {}, {"stateLocation": "checkpoint"}),
+    ):
+        assert "ckpt/statelog" == word.location("ckpt/", None)
     base = settled({"stateLocation": "s3://bucket/jobs/"})
     assert "s3://bucket/jobs/totals" == base.location("c", "totals")
     for name in (None, "", "a/b", ".."):

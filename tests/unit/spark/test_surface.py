@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, GroupedData
 
 from statelog.errors import UsageError
 from statelog.spark import disable, enable, transform_with_state
+from statelog.spark.enable import _SESSIONS
 from statelog.spark.engine import _is_stop
 from statelog.spark.frame import RECORDED, REFUSED, SHOWN, StatefulStream
 
@@ -37,6 +38,26 @@ def test_what_cannot_work_is_refused_by_name(name: str) -> None:
         getattr(stream, name)()
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "union",
+            "Spark unites no stream with a batch frame.*unite the streams before the operator",
+        ),
+        ("unionByName", "Spark unites no stream with a batch frame"),
+        ("exists", "Spark takes no stream in a subquery"),
+        ("scalar", "Spark takes no stream in a subquery"),
+        ("limit", "it needs state of its own"),
+        ("sort", "it looks at all rows"),
+    ],
+)
+def test_the_reason_is_the_true_one(name: str, reason: str) -> None:
+    stream = object.__new__(StatefulStream)
+    with pytest.raises(UsageError, match=reason):
+        getattr(stream, name)()
+
+
 def on_connect(name: str, module: str, base: type = object) -> Any:
     """Return an object of a class that could be Spark Connect's, which needs grpc to import."""
     return type(name, (base,), {"__module__": module})()
@@ -54,7 +75,7 @@ def test_spark_connect_is_refused_at_every_entry() -> None:
     ):
         with pytest.raises(UsageError, match="does not work on Spark Connect"):
             entry()
-    assert not hasattr(GroupedData.transformWithState, "__statelog_sessions__")
+    assert not hasattr(GroupedData.transformWithState, _SESSIONS)
 
 
 def test_what_is_no_grouped_frame_is_refused() -> None:

@@ -260,8 +260,6 @@ def test_wrong_arguments() -> None:
         ProcessorTester(RunningCount(), timeMode="Never")
     with pytest.raises(UsageError, match="not both"):
         ProcessorTester(RunningCount(), initialStateRow=[], initialStatePandas=[])
-    with pytest.raises(UsageError, match="give keySchema"):
-        ProcessorTester(RunningCount()).test(None, [])
     unpicklable = RunningCount()
     unpicklable.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="cannot be pickled"):

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
+from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.plans import InputPlan
-from statelog.spark.ticks import Pace, nothing_due
+from statelog.spark.ticks import nothing_due
 from statelog.spark.watermark import (
-    NOTHING_READ,
     BatchTimes,
     check_event_times,
     check_output_column,
@@ -85,9 +85,3 @@ def test_an_output_column_of_event_time_is_a_timestamp_and_not_older_than_the_wa
     check_event_times(rows.slice(0, 0), "at", watermark_ms, 4)
     with pytest.raises(ProcessorError, match=r"batch 4: at = 2026-01-01.* is older than the water"):
         check_event_times(rows, "at", watermark_ms + 1, 4)
-
-
-def test_idle_ticks_are_kept_apart() -> None:
-    pace = Pace(0.05)
-    assert not pace.keep()
-    assert pace.keep()

@@ -1,0 +1,137 @@
+"""
+A query's checkpointLocation as files: what Spark has planned, finished and listed.
+
+`offsets/<batch>` says how far a micro-batch reads, `commits/<batch>` that it is finished, and
+`sources/<folder>/<entry>` is the log of a file source.  On local disk each has a checksum beside it.
+Source: Spark's StreamingQueryCheckpointMetadata, HDFSMetadataLog.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from statelog.core.source_position import OffsetEntry, parse_offsets
+from statelog.errors import ObjectNotFoundError, UsageError
+from statelog.store import ObjectStore
+from statelog.store.client import fsync_path
+from statelog.store.location import local_path
+
+OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
+COMPACT: Final = ".compact"
+
+
+class _Metadata(msgspec.Struct):
+    id: str
+
+
+class StoredQuery:
+    """
+    The files of one checkpointLocation.
+
+    Args:
+        store: Rooted at the checkpointLocation.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @property
+    def url(self) -> str:
+        """The checkpointLocation."""
+        return self._store.url
+
+    def query_id(self) -> str:
+        """
+        Return Spark's name of the query.
+
+        Raises:
+            UsageError: This is no checkpointLocation of a query.
+        """
+        data = self.read("metadata")
+        try:
+            return msgspec.json.decode(b"" if data is None else data, type=_Metadata).id
+        except msgspec.DecodeError as error:
+            raise UsageError(
+                f"{self.url} is no checkpointLocation of a streaming query: it has no file "
+                "`metadata` with the query's id"
+            ) from error
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        """Return a file, or its last *tail* bytes; None if there is no such file."""
+        try:
+            data = bytes(self._store.get(name))
+        except ObjectNotFoundError:
+            return None
+        return data if tail is None else data[-tail:]
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the files in a folder; none if there is no such folder."""
+        found = (info.path.removeprefix(f"{folder}/") for info in self._store.list(folder))
+        return [name for name in found if "/" not in name]
+
+    def numbers(self, folder: str) -> list[int]:
+        """Return the numbers of the files in a folder, ascending."""
+        found = (number_of(name) for name in self.names(folder))
+        return sorted({number for number in found if number is not None})
+
+    def offsets(self, batch_id: int) -> OffsetEntry | None:
+        """
+        Return what the offset log says of a micro-batch; None for nothing.
+
+        Raises:
+            CorruptionError: The file is empty or cut short.
+            IncompatibleFormatError: Its version is unknown.
+        """
+        name = f"{OFFSETS}/{batch_id}"
+        data = self.read(name)
+        return None if data is None else parse_offsets(data, name)
+
+    def last_written(self) -> dt.datetime | None:
+        """Return when Spark last planned or finished a micro-batch; None for never."""
+        times = [info.last_modified for info in self._store.list(OFFSETS)]
+        times += [info.last_modified for info in self._store.list(COMMITS)]
+        return max(times, default=None)
+
+    def has_state_of_spark(self) -> bool:
+        """Return whether an operator of Spark's keeps state in this checkpointLocation."""
+        names = self._store.list_folders("state")
+        return any(name.isdigit() for name in names)
+
+    def files_above(self, folder: str, number: int) -> list[str]:
+        """Return the files of a folder with higher numbers, newest first, each with its checksum."""
+        found: list[tuple[int, str]] = []
+        for name in self.names(folder):
+            plain = name.removeprefix(".").removesuffix(".crc") if name.startswith(".") else name
+            at = number_of(plain)
+            if at is not None and at > number:
+                found.append((at, f"{folder}/{name}"))
+        # "7" before ".7.crc": a file without its checksum can be read, the other way round is a leftover.
+        return [path for _, path in sorted(found, key=lambda one: (-one[0], "/." in one[1]))]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """
+        Delete files one after another; on local disk they are gone for good afterwards.
+
+        Raises:
+            StoreError: The store failed; some of the files may be deleted.
+        """
+        folders = set()
+        for path in paths:
+            self._store.delete([path])
+            folders.add(os.path.dirname(path))
+        root = local_path(self.url)
+        for folder in folders if root is not None else ():
+            place = os.path.join(root or "", folder)
+            fsync_path(place if os.path.isdir(place) else root or "")
+
+
+def number_of(name: str) -> int | None:
+    """Return the number that a file of a log is named by, or None."""
+    stem = name.removesuffix(COMPACT)
+    return int(stem) if stem.isdigit() and stem.isascii() else None

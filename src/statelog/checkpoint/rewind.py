@@ -1,0 +1,129 @@
+"""
+Going back: source offsets and state of a query, together, to one micro-batch.
+
+The order is what makes a crash harmless.  A claim fences a run that is still active.  One commit
+makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
+micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  Started
+in between, the query is refused or goes on exactly, because every checkpoint says how far the
+sources were read with it; and the rewind can be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.listing import CheckpointState, list_checkpoints
+from statelog.checkpoint.options import CheckpointOptions
+from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
+from statelog.checkpoint.rewind_plan import (
+    RewindPlan,
+    RewindPoint,
+    plan_rewind,
+    refuse,
+    rewind_points,
+)
+from statelog.format.checkpoint_metadata import RESERVED_TAGS
+from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.runtime.fail_points import fail_point
+from statelog.store import LocationPaths, ObjectStore
+
+__all__ = ["RewindPlan", "RewindPoint", "apply_rewind", "plan_rewind", "rewind_points"]
+
+
+def apply_rewind(
+    query: StoredQuery, state: ObjectStore, plan: RewindPlan, clock_ms: Callable[[], int]
+) -> int:
+    """
+    Do what *plan* says; may be repeated after a crash, with a new plan.
+
+    Args:
+        query: The checkpointLocation.
+        state: The state location.
+        plan: What `plan_rewind` returned.
+        clock_ms: Milliseconds since 1970 (UTC).
+
+    Returns:
+        The checkpoint that the query goes on from.
+
+    Raises:
+        CheckpointError: The query has gone on since the plan was made (`reason` "active").  Before
+            the commit nothing was changed; after it the rewind has to be repeated.
+        FencedError: A run has claimed the state location meanwhile.
+        StoreError: A store failed; repeat the rewind.
+
+    Blocks: On both stores.
+    """
+    newest = _newest_readable(state)
+    coordinator = CheckpointCoordinator(
+        state,
+        LocationPaths(),
+        owner_id=f"rewind-{os.urandom(8).hex()}",
+        max_parallelism=_max_parallelism(state, plan.checkpoint_id),
+        options=CheckpointOptions(retained=max(1, len(newest.retained))),
+        clock_ms=clock_ms,
+    )
+    coordinator.claim()
+    fail_point("rewind-claimed")
+    if plan_rewind(query, state, plan.batch_id) != plan:
+        refuse("the query has gone on since the rewind was planned", "active")
+    goes_on_from = plan.checkpoint_id
+    if plan.changes_state:
+        goes_on_from = _commit_again(coordinator, state, plan, newest.went_back_to)
+    fail_point("rewind-committed")
+    query.delete(plan.commits)
+    fail_point("rewind-commits-deleted")
+    query.delete(plan.offsets)
+    fail_point("rewind-offsets-deleted")
+    query.delete(plan.logs)
+    fail_point("rewind-logs-deleted")
+    # Checkpoints that were given up stay for the sweep: a run that is still active needs its own to
+    # come as far as its next commit, where it is fenced.
+    if query.files_above(OFFSETS, plan.batch_id) or query.files_above(COMMITS, plan.batch_id):
+        refuse("the query has planned micro-batches while it was rewound", "active")
+    return goes_on_from
+
+
+def _commit_again(
+    coordinator: CheckpointCoordinator,
+    state: ObjectStore,
+    plan: RewindPlan,
+    went_back_to: int | None,
+) -> int:
+    """Commit the state of an older checkpoint as the newest one."""
+    base = coordinator.restore(plan.checkpoint_id)
+    if base is None:
+        refuse(f"checkpoint {plan.checkpoint_id} is gone", "not_found")
+    stored = read_checkpoint(state, LocationPaths(), plan.checkpoint_id)
+    sections = {
+        tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS
+    }  # the staged rows of the micro-batch, in case it has to be delivered again
+    checkpoint_id = coordinator.next_checkpoint_id
+    everything = KeyGroupRange(0, base.max_parallelism - 1)
+    coordinator.trigger(checkpoint_id, [everything])
+    coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(everything, None))
+    properties: dict[str, Any] = {**base.properties, "went_back_to": went_back_to}
+    coordinator.complete(checkpoint_id, properties=properties, sections=sections)
+    return checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    retained: tuple[int, ...]
+    went_back_to: int | None
+
+
+def _newest_readable(state: ObjectStore) -> _Newest:
+    found = [one for one in list_checkpoints(state, LocationPaths()) if not one.problem]
+    retained = tuple(one.checkpoint_id for one in found if one.state is CheckpointState.RETAINED)
+    went_back_to = found[-1].properties.get("went_back_to") if found else None
+    return _Newest(retained, went_back_to if isinstance(went_back_to, int) else None)
+
+
+def _max_parallelism(state: ObjectStore, checkpoint_id: int) -> int:
+    stored = read_checkpoint(state, LocationPaths(), checkpoint_id)
+    return stored.checkpoint.max_parallelism

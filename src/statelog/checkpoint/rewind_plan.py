@@ -1,0 +1,315 @@
+"""What a rewind of a query to one micro-batch would change, and what is in its way."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery, number_of
+from statelog.checkpoint.restore import find_restore_point
+from statelog.checkpoint.source_logs import entries_digest
+from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
+from statelog.errors import CheckpointError, CorruptionError
+from statelog.store import LocationPaths, ObjectStore
+
+_LOGS: Final = "sources"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindPoint:
+    """
+    A micro-batch that source offsets and state can go back to.
+
+    Args:
+        batch_id: The micro-batch.
+        checkpoint_id: The checkpoint that holds the state after it.
+        created_at_ms: When it was committed, milliseconds since 1970.
+        problem: Why it cannot be gone back to, or "".
+    """
+
+    batch_id: int
+    checkpoint_id: int
+    created_at_ms: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindPlan:
+    """
+    What a rewind changes.
+
+    Args:
+        batch_id: The last micro-batch that stays.
+        checkpoint_id: The checkpoint that holds the state after it.
+        newest_id: The newest checkpoint there is.
+        newest_batch_id: The newest micro-batch that Spark has planned.
+        commits, offsets, logs: Files to delete, in this order.
+        input_files: Number of input files that are read again.
+        missing_files: Those of them that are gone from local disk: their rows cannot come again.
+    """
+
+    batch_id: int
+    checkpoint_id: int
+    newest_id: int
+    newest_batch_id: int
+    commits: tuple[str, ...]
+    offsets: tuple[str, ...]
+    logs: tuple[str, ...]
+    input_files: int
+    missing_files: tuple[str, ...]
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether checkpoints after the micro-batch are given up."""
+        return self.newest_id > self.checkpoint_id
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files to delete, in their order."""
+        return (*self.commits, *self.offsets, *self.logs)
+
+
+class _Record(msgspec.Struct):
+    """What is needed of a micro-batch's record; see `spark.record`."""
+
+    query_id: str
+    batch_id: int
+    position: str | None = None
+    source_logs: list[SourceLog] | None = None
+    source_folders: list[str] | None = None
+
+
+def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
+    """
+    Return the micro-batches whose state is retained, ascending, with what is in the way.
+
+    Raises:
+        UsageError: *query* is no checkpointLocation.
+        StoreError: A store failed.
+
+    Blocks: On both stores.
+    """
+    points = []
+    for summary, record in _retained(state, query.query_id()):
+        problem = ""
+        try:
+            _check_sources(query, record, record.batch_id)
+        except (CheckpointError, CorruptionError) as error:
+            problem = str(error)
+        points.append(
+            RewindPoint(
+                batch_id=record.batch_id,
+                checkpoint_id=summary.checkpoint_id,
+                created_at_ms=summary.created_at_ms or 0,
+                problem=problem,
+            )
+        )
+    by_batch = {point.batch_id: point for point in points}
+    return [by_batch[batch_id] for batch_id in sorted(by_batch)]
+
+
+def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindPlan:
+    """
+    Find out what a rewind to a micro-batch changes; nothing is changed.
+
+    Args:
+        query: The checkpointLocation.
+        state: The state location.
+        batch_id: The last micro-batch that stays.
+
+    Raises:
+        UsageError: *query* is no checkpointLocation.
+        CheckpointError: The query cannot go back there (`reason`: "other_query", "subsumed",
+            "not_found", "gap", "foreign_state"), or the checkpoint is damaged.
+        CorruptionError: A file of the checkpointLocation that has to stay is damaged.
+        StoreError: A store failed.
+
+    Blocks: On both stores.
+    """
+    summary, record = _state_after(query, state, batch_id)
+    if query.has_state_of_spark():
+        refuse(
+            f"{query.url} holds state of one of Spark's own operators (in state/), which does not "
+            "go back with the offsets. Start with a new checkpointLocation and adopt=True instead",
+            "foreign_state",
+        )
+    offsets = _check_sources(query, record, batch_id)
+    # Read whole, with everything it needs: a rewind to a damaged checkpoint would end in nothing.
+    find_restore_point(state, LocationPaths(), summary.checkpoint_id)
+    commits = query.files_above(COMMITS, batch_id)
+    if query.read(f"{COMMITS}/{batch_id}") == b"":  # cut short; without it the batch is repeated
+        commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
+    logs = []
+    for folder, entry in _kept_entries(record, offsets).items():
+        _check_log(query, folder, entry)
+        logs += query.files_above(f"{_LOGS}/{folder}", entry)
+    listed = _input_files(query, logs)
+    return RewindPlan(
+        batch_id=batch_id,
+        checkpoint_id=summary.checkpoint_id,
+        newest_id=max(present_ids(state, LocationPaths())),
+        newest_batch_id=max(query.numbers(OFFSETS)),
+        commits=tuple(commits),
+        offsets=tuple(query.files_above(OFFSETS, batch_id)),
+        logs=tuple(logs),
+        input_files=len(listed),
+        missing_files=tuple(sorted(path for path in listed if _is_gone(path))),
+    )
+
+
+def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, _Record]]:
+    """Return the checkpoints of the query that can be restored, ascending."""
+    others = set()
+    found = []
+    for summary in list_checkpoints(state, LocationPaths()):
+        if summary.state is not CheckpointState.RETAINED:
+            continue
+        record = _record(summary.properties)
+        if record is not None and record.query_id == query_id:
+            found.append((summary, record))
+        elif record is not None:
+            others.add(record.query_id)
+    if not found:
+        whose = f"the state of query {', '.join(sorted(others))}" if others else "no such state"
+        refuse(
+            f"{state.url} holds {whose}; the checkpointLocation is that of query {query_id}. Give "
+            "the stateLocation of this query",
+            "other_query",
+        )
+    return found
+
+
+def _record(properties: Mapping[str, Any]) -> _Record | None:
+    try:
+        return msgspec.convert(dict(properties), _Record)
+    except msgspec.ValidationError:
+        return None
+
+
+def _state_after(
+    query: StoredQuery, state: ObjectStore, batch_id: int
+) -> tuple[CheckpointSummary, _Record]:
+    """Return the newest retained checkpoint at or before a micro-batch."""
+    found = _retained(state, query.query_id())
+    before = [one for one in found if one[1].batch_id <= batch_id]
+    if not before:
+        refuse(
+            f"the state after batch {batch_id} is not retained any more: the oldest retained "
+            f"checkpoint of {state.url} is {found[0][0].checkpoint_id}, of batch "
+            f"{found[0][1].batch_id}",
+            "subsumed",
+        )
+    return before[-1]
+
+
+def _check_sources(query: StoredQuery, record: _Record, batch_id: int) -> tuple[str | None, ...]:
+    """Return the offsets of a micro-batch if the state of *record* is the one after it."""
+    entry = query.offsets(batch_id)
+    if entry is None:
+        planned = query.numbers(OFFSETS)
+        refuse(
+            f"{query.url} has no offsets of batch {batch_id} "
+            f"(of {_span(planned)}), so the sources cannot go back to it",
+            "not_found",
+        )
+    if record.position is None:
+        same = record.batch_id == batch_id
+    else:
+        same = record.position in _positions(record, entry.offsets)
+    if not same and record.batch_id < batch_id:
+        refuse(
+            f"the state after batch {batch_id} is not retained: the newest retained one before it "
+            f"is that of batch {record.batch_id}, and the sources were read in between",
+            "subsumed",
+        )
+    if not same or not _same_logs(query, record):
+        refuse(
+            f"batch {batch_id} was planned anew: its offsets, or the logs of its sources, are not "
+            "those of the state after it. Go back to an earlier batch",
+            "gap",
+        )
+    return entry.offsets
+
+
+def _positions(record: _Record, offsets: Sequence[str | None]) -> set[str]:
+    """Return the digest of the offsets of the user's sources; two if their number is unknown."""
+    if record.source_folders:
+        return {position_of(offsets[: len(record.source_folders)])}
+    whole = position_of(offsets)
+    # The last source may be one of statelog's own, which does not count.
+    return {whole, position_of(offsets[:-1])} if len(offsets) > 1 else {whole}
+
+
+def _same_logs(query: StoredQuery, record: _Record) -> bool:
+    return all(
+        entries_digest(query, log.folder, log.after, log.upto) == log.digest
+        for log in record.source_logs or ()
+    )
+
+
+def _kept_entries(record: _Record, offsets: Sequence[str | None]) -> dict[str, int]:
+    """Return for the log of each file source the last entry that stays."""
+    names = record.source_folders or [str(at) for at in range(len(offsets))]
+    kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
+    return {name: entry for name, entry in kept if entry is not None}
+
+
+def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
+    """Check that Spark can read a source's log up to *entry* when all later ones are gone."""
+    names = set(query.names(f"{_LOGS}/{folder}"))
+    at = entry
+    while at >= 0 and f"{at}.compact" not in names:
+        if str(at) not in names:
+            refuse(
+                f"the log of a source, {query.url}/{_LOGS}/{folder}, does not go back to entry "
+                f"{entry}: entry {at} is missing",
+                "not_found",
+            )
+        at -= 1
+
+
+def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
+    """Return the input files that only log entries to be deleted name."""
+    above = {
+        folder: min(_entries(logs, folder)) for folder in {os.path.dirname(one) for one in logs}
+    }
+    found: set[str] = set()
+    for path in logs:
+        folder, name = os.path.split(path)
+        if number_of(name) is None:  # a checksum
+            continue
+        try:
+            files = parse_files(query.read(path) or b"v1", path)
+        except CorruptionError:  # cut short: the entry is deleted, its files are found again
+            continue
+        found.update(file.path for file in files if file.batch_id >= above[folder])
+    return found
+
+
+def _entries(logs: Sequence[str], folder: str) -> list[int]:
+    numbers = (number_of(os.path.basename(one)) for one in logs if os.path.dirname(one) == folder)
+    return [number for number in numbers if number is not None] or [0]
+
+
+def _is_gone(path: str) -> bool:
+    url = urllib.parse.urlsplit(path)
+    return url.scheme == "file" and not os.path.exists(urllib.parse.unquote(url.path))
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"batches {numbers[0]} to {numbers[-1]}" if numbers else "no batch"
+
+
+def refuse(what: str, reason: str) -> NoReturn:
+    """Raise the error that says why a query cannot go back."""
+    advice = ""
+    if reason == "active":
+        advice = ". Stop it, wait until it has ended, and repeat the rewind"
+    raise CheckpointError(f"{what}{advice}", reason=reason)

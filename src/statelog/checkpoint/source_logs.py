@@ -1,0 +1,111 @@
+"""The logs that file sources keep below a query's checkpointLocation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from statelog.core.source_position import (
+    FileEntry,
+    SourceLog,
+    files_digest,
+    logged_range,
+    parse_files,
+)
+
+_TAIL: Final = 64 * 1024
+_COMPACT: Final = ".compact"
+
+
+class QueryFiles(Protocol):
+    """The files below a query's checkpointLocation."""
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        """Return a file, or its last *tail* bytes; None if there is no such file."""
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of the files in a folder; none if there is no such folder."""
+
+
+def read_source_logs(
+    files: QueryFiles,
+    folders: Sequence[str],
+    before: Sequence[str | None],
+    offsets: Sequence[str | None],
+) -> tuple[SourceLog, ...]:
+    """
+    Return what the logs of the sources say of the entries between two sets of offsets.
+
+    Args:
+        files: The checkpointLocation.
+        folders: For each source the name of its log below `sources/`.
+        before: For each source the offset before the micro-batch; empty for the first one.
+        offsets: For each source the offset of the micro-batch.
+
+    Raises:
+        CorruptionError: An entry is empty or cut short.
+
+    Blocks: On the files, usually one small read for each file source with new files.
+    """
+    found = []
+    for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
+        covered = logged_range(before[source] if source < len(before) else None, offset)
+        if covered is not None:
+            digest = entries_digest(files, folder, *covered)
+            found.append(
+                SourceLog(
+                    source=source, folder=folder, after=covered[0], upto=covered[1], digest=digest
+                )
+            )
+    return tuple(found)
+
+
+def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str:
+    """
+    Return a digest of the files in the entries after *after* up to *upto*; "" if one is missing.
+
+    Raises:
+        CorruptionError: An entry is empty or cut short.
+
+    Blocks: On the files.
+    """
+    listed: list[FileEntry] = []
+    for entry in range(after + 1, upto + 1):
+        named = _entry(files, f"sources/{folder}", entry)
+        if named is None:
+            return ""
+        listed += named
+    return files_digest(listed)
+
+
+def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
+    """Return the files of one entry: from its own file, or from the compact one that has it."""
+    name = f"{folder}/{entry}"
+    data = files.read(name)
+    if data is not None:
+        return parse_files(data, name)
+    found = _compacted(files, f"{name}{_COMPACT}", entry)
+    if found is not None:
+        return found
+    later = _first_compact_after(files.names(folder), entry)
+    return None if later is None else _compacted(files, f"{folder}/{later}{_COMPACT}", entry)
+
+
+def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:
+    """Return the files of one entry from a compact file: entries ascend in it, so from its end."""
+    size = _TAIL
+    while True:
+        data = files.read(name, size)
+        if data is None:
+            return None
+        whole = len(data) < size
+        listed = parse_files(data, name, whole=whole)
+        if whole or (listed and listed[0].batch_id < entry):
+            return [file for file in listed if file.batch_id == entry]
+        size *= 8
+
+
+def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
+    stems = (name.removesuffix(_COMPACT) for name in names if name.endswith(_COMPACT))
+    later = [int(stem) for stem in stems if stem.isdigit() and int(stem) > entry]
+    return min(later, default=None)

@@ -1,0 +1,170 @@
+"""
+How far a query has read its sources, as text that can be compared.
+
+Spark writes the offset of every source into `offsets/<batch>` before it runs a micro-batch.  The
+offset of a file source is only the number of an entry in the source's own log,
+`sources/<folder>/<entry>`; which files that entry names is decided when it is written.  So a
+position is decisive only together with what the log says of the entries that the batch covers.
+Source: Spark's OffsetSeqLog, FileStreamSourceLog, CompactibleFileStreamLog.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+
+NOTHING_READ: Final = ""
+"""The position of a query that has read nothing from any source."""
+NO_ENTRY: Final = -1
+"""What comes before the first entry of a source's log."""
+NO_OFFSET: Final = "-"
+"""What the offset log holds for a source that has not been read."""
+_VERSION: Final = "v1"
+
+
+class SourceLog(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a source's own log says of the entries that a micro-batch covers.
+
+    Args:
+        source: Place of the source among the query's offsets, from 0.
+        folder: Name of its log below `sources/`.
+        after: Last entry before the batch; -1 for none.
+        upto: Last entry of the batch.
+        digest: Of the files that the entries in between name, with their times; "" if an entry is
+            missing.
+    """
+
+    source: int
+    folder: str
+    after: int
+    upto: int
+    digest: str
+
+
+class _FileOffset(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    log_offset: int
+
+
+class FileEntry(msgspec.Struct, frozen=True, rename="camel"):
+    """
+    One file in the log of a file source.
+
+    Args:
+        path: URL of the file.
+        timestamp: When it was last modified, milliseconds since 1970.
+        batch_id: The entry of the log that names it.
+    """
+
+    path: str
+    timestamp: int
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetEntry:
+    """
+    One entry of a query's offset log.
+
+    Args:
+        offsets: JSON of the offset of each source, None for one that has not been read.
+    """
+
+    offsets: tuple[str | None, ...]
+
+
+_offset_decoder = msgspec.json.Decoder(_FileOffset)
+_file_decoder = msgspec.json.Decoder(FileEntry)
+
+
+def position_of(offsets: Sequence[str | None]) -> str:
+    """Return a digest of the offsets of all sources, in their order."""
+    if not any(offsets):
+        return NOTHING_READ
+    return _digest(list(offsets))
+
+
+def log_entry(offset: str | None) -> int | None:
+    """Return the entry that *offset* names in the source's own log; None if it names none."""
+    if offset is None:
+        return NO_ENTRY
+    try:
+        return _offset_decoder.decode(offset).log_offset
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | None:
+    """
+    Return the entries of a source's log between two offsets: after the first, up to the second.
+
+    Returns:
+        None where the source keeps no such log, or nothing was read.
+    """
+    upto, after = log_entry(offset), log_entry(before)
+    if offset is None or upto is None or after is None or upto <= after:
+        return None
+    return after, upto
+
+
+def files_digest(files: Iterable[FileEntry]) -> str:
+    """Return a digest of files and their times, whatever their order."""
+    return _digest(sorted((file.path, file.timestamp) for file in files))
+
+
+def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntry]:
+    """
+    Read an entry of a file source's log.
+
+    Args:
+        data: The file, or its end.
+        where: Its name, for errors.
+        whole: Whether *data* is the whole file; otherwise the line that is cut is left out.
+
+    Raises:
+        CorruptionError: It is empty or cut short.
+        IncompatibleFormatError: Its version is unknown.
+    """
+    lines = data.split(b"\n")
+    if whole:
+        _check_version(lines[0], where)
+    try:
+        return [_file_decoder.decode(line) for line in lines[1:] if line]
+    except msgspec.DecodeError as error:
+        raise CorruptionError(f"damaged log of a source, {where}: {error}", path=where) from error
+
+
+def parse_offsets(data: bytes, where: str) -> OffsetEntry:
+    """
+    Read an entry of a query's offset log.
+
+    Raises:
+        CorruptionError: It is empty or cut short.
+        IncompatibleFormatError: Its version is unknown; so it is for sources with names.
+    """
+    lines = data.decode("utf-8", "replace").split("\n")
+    _check_version(lines[0].encode(), where)
+    if len(lines) < 3 or not lines[1].startswith("{"):
+        raise CorruptionError(f"damaged offsets of a query, {where}: cut short", path=where)
+    return OffsetEntry(tuple(None if line == NO_OFFSET else line for line in lines[2:] if line))
+
+
+def _check_version(line: bytes, where: str) -> None:
+    if not line:
+        raise CorruptionError(
+            f"{where} is empty: a power failure may have cut it short", path=where
+        )
+    if line.decode("utf-8", "replace") != _VERSION:
+        raise IncompatibleFormatError(
+            f"{where} has the version {line[:20]!r}; statelog reads {_VERSION}", path=where
+        )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:32]

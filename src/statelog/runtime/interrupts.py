@@ -1,0 +1,199 @@
+"""
+Interrupts: an exception of a signal handler reaches the main thread between steps, not inside one.
+
+Python runs signal handlers on the main thread, between any two calls; Ctrl-C raises there.  An
+exception in the middle of a step would leave a lock held, a core half changed, or a decision that
+was made and never carried out.  So a call that must not be torn apart is marked with
+`uninterrupted`: while it runs, every signal that has a Python handler gets a stand-in, which only
+notes the signal.  At its end the handlers come back and run for what was noted.  Where such a call
+waits or works for long, it lets handlers run (`interruptible`) and is ready for their exceptions.
+
+Only the main thread runs handlers, so other threads pay for a comparison.  On the main thread the
+outermost call pays some microseconds; `append` is no such call.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+
+# The functions in C: those of `signal` turn every number into an enum, which costs ten times more.
+from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
+from _signal import signal as _setsignal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PATIENCE_S: Final = 5.0
+"""A step that takes longer is presumed to hang: signals come through to it after this time."""
+
+_SIGNALS: Final = sorted(
+    int(each)
+    for each in signal.valid_signals()
+    if int(each) not in (getattr(signal, "SIGKILL", 0), getattr(signal, "SIGSTOP", 0))
+)
+_NEVER: Final = float("inf")
+
+
+class _StandIn:
+    """In the place of a handler: notes the signal during a step, calls the handler outside."""
+
+    __slots__ = ("_main", "handler")
+
+    def __init__(self, main: MainThread, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._main = main
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._main.note(number):
+            self.handler(number, frame)
+
+
+class MainThread:
+    """
+    The steps of the main thread, and the signals that came during them.
+
+    The process has one, as it has one table of signal handlers.  A stand-in that an interrupt at
+    the edge of a step leaves behind does no harm: it calls its handler, and the next step takes it
+    away.
+    """
+
+    def __init__(self) -> None:
+        self._thread_id = threading.main_thread().ident
+        self._depth = 0
+        self._open = 0
+        self._since_s = _NEVER
+        self._noted: list[int] = []
+        self._seen: list[Any] = []
+        self._stand_ins: list[tuple[int, _StandIn]] = []
+        self._installed = False
+
+    def begin(self) -> None:
+        """Begin a step, maybe inside another one; each needs its `end`.  Thread: any."""
+        if threading.get_ident() != self._thread_id:
+            return
+        if not self._depth:
+            self._since_s = time.monotonic()
+            if not self._installed:
+                try:
+                    self._install()
+                except BaseException:
+                    self._uninstall()
+                    raise
+        self._depth += 1
+
+    def end(self) -> None:
+        """End a step; behind the outermost one the handlers of noted signals run.  Thread: any."""
+        if threading.get_ident() != self._thread_id:
+            return
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        self._depth = 0
+        try:
+            if not self._open:
+                self._uninstall()
+        except BaseException:  # from a handler that was back already
+            self._uninstall()
+            raise
+        finally:
+            if self._noted:
+                self._deliver()
+
+    def let_in(self, work: Callable[..., T], *args: Any) -> T:
+        """Do *work* with handlers let in, in the middle of a step or outside.  Thread: any."""
+        if threading.get_ident() != self._thread_id or not self._depth:
+            return work(*args)
+        depth = self._depth
+        self._open += 1
+        try:
+            self._depth = 0
+            if self._noted:
+                self._deliver()
+            return work(*args)
+        finally:
+            self._since_s = _NEVER
+            self._depth = depth
+            self._open -= 1
+            self._since_s = time.monotonic()
+            del work, args  # the traceback of an error holds this frame
+
+    def note(self, number: int) -> bool:
+        """Note a signal that comes during a step; return False if its handler shall run now."""
+        if not self._depth or time.monotonic() - self._since_s > PATIENCE_S:
+            return False
+        if number not in self._noted:
+            self._noted.append(number)
+        return True
+
+    def start_in_child(self) -> None:
+        """Forget the steps of a main thread that a fork has left behind."""
+        thread_id = threading.get_ident()
+        if thread_id != self._thread_id:  # another thread has forked, and is the main one now
+            self._thread_id = thread_id
+            self._depth = self._open = 0
+            self._noted.clear()
+            self._uninstall()
+
+    def _install(self) -> None:
+        handlers = list(map(_getsignal, _SIGNALS))
+        if handlers != self._seen:
+            self._stand_ins = [
+                (number, handler if isinstance(handler, _StandIn) else _StandIn(self, handler))
+                for number, handler in zip(_SIGNALS, handlers, strict=True)
+                if callable(handler)
+            ]
+            self._seen = handlers
+        try:
+            self._installed = True
+            for number, stand_in in self._stand_ins:
+                _setsignal(number, stand_in)
+        except ValueError:
+            return  # an interpreter inside another one: no handler runs here
+
+    def _uninstall(self) -> None:
+        for number, stand_in in self._stand_ins:
+            if _getsignal(number) is stand_in:
+                _setsignal(number, stand_in.handler)
+        self._installed = False
+
+    def _deliver(self) -> None:
+        number = self._noted.pop(0)
+        try:
+            signal.raise_signal(number)
+        finally:
+            if self._noted:
+                self._deliver()
+
+
+MAIN_THREAD: Final = MainThread()
+os.register_at_fork(after_in_child=MAIN_THREAD.start_in_child)
+
+
+def uninterrupted(step: Callable[P, T]) -> Callable[P, T]:
+    """
+    Make a function a step of the main thread: exceptions of signal handlers come after it.
+
+    What it returns is lost where one comes; the object it works on is whole.
+    """
+
+    @functools.wraps(step)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        MAIN_THREAD.begin()
+        try:
+            return step(*args, **kwargs)
+        finally:
+            MAIN_THREAD.end()
+
+    return call
+
+
+def interruptible(work: Callable[..., T], *args: Any) -> T:
+    """Do a piece of *work* inside of a step that signal handlers may interrupt, and return it."""
+    return MAIN_THREAD.let_in(work, *args)

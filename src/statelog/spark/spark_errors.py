@@ -1,0 +1,57 @@
+"""
+Errors of statelog that are Spark's errors too.
+
+Code written for Spark catches Spark's classes and looks for Spark's words, so where Spark raises an
+error of its own for a wrong use, statelog's error is an instance of both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.errors import (
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+    PySparkRuntimeError,
+    PySparkValueError,
+)
+
+from statelog.errors import UsageError
+
+
+class _SparkUsageError(UsageError):
+    """
+    A wrong use, in statelog's words, that `PySparkException`'s methods can be asked about.
+
+    Args:
+        message: What is wrong and what to do.
+        condition: Spark's error class, shown before the message; empty for none.
+        facts: See `StatelogError`.
+    """
+
+    def __init__(self, message: str = "", *, condition: str = "", **facts: Any) -> None:
+        shown = f"[{condition}] {message}" if condition else message
+        UsageError.__init__(self, shown, **facts)
+        if isinstance(self, PySparkException):
+            PySparkException.__init__(self, message, condition or None)
+
+
+class DeletedStateError(_SparkUsageError, PySparkRuntimeError):
+    """A state variable is used that `deleteIfExists` has deleted."""
+
+
+class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
+    """A call does not fit the time mode."""
+
+
+class MissingStateError(_SparkUsageError, PySparkAssertionError):
+    """There is no state variable of this name."""
+
+
+class WrongTimeError(_SparkUsageError, IllegalArgumentException):
+    """A time does not move forward, or is not later than the watermark."""
+
+
+class WrongArgumentError(_SparkUsageError, AssertionError):
+    """An argument is wrong that PySpark checks by `assert`."""

@@ -1,0 +1,77 @@
+"""What people and accidents do to the files of a checkpointLocation."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from tests.spark.streams import BatchSource
+
+
+class AnySize(BatchSource):
+    """A micro-batch takes all files there are."""
+
+    def frame(self) -> DataFrame:
+        return self.spark.readStream.schema(self.schema).parquet(str(self.folder))
+
+
+class AnySizeInTime(AnySize):
+    """The same, with a watermark."""
+
+    def frame(self) -> DataFrame:
+        frame = super().frame().selectExpr("*", "timestamp_millis(amount) AS at")
+        return frame.withWatermark("at", "1 day")
+
+
+def newest(folder: Path) -> int:
+    """Return the newest number among a folder's files."""
+    return max(number(path.name) for path in folder.iterdir() if number(path.name) >= 0)
+
+
+def number(name: str) -> int:
+    stem = name.removesuffix(".compact")
+    return int(stem) if stem.isdigit() else -1
+
+
+def remove(folder: Path, *numbers: int) -> None:
+    """Delete files by number, with their checksums."""
+    for path in list(folder.iterdir()):
+        if number(path.name.removeprefix(".").removesuffix(".crc")) in numbers:
+            path.unlink()
+
+
+def forget_newest_batch(query: Path, *, sources: bool = False) -> int:
+    """Delete the newest of offsets/ and commits/, and of the first source's log if wanted."""
+    batch = newest(query / "offsets")
+    remove(query / "offsets", batch)
+    remove(query / "commits", batch)
+    if sources:
+        remove(query / "sources" / "0", newest(query / "sources" / "0"))
+    return batch
+
+
+def cut_short(folder: Path, name: int) -> None:
+    """Leave an empty file, as a power failure may."""
+    (folder / str(name)).write_bytes(b"")
+    (folder / f".{name}.crc").unlink(missing_ok=True)
+
+
+def replace(folder: Path, backup: Path) -> None:
+    """Put a backup in a folder's place."""
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+
+
+def claims(state: Path) -> int:
+    """Return how often the state location was claimed."""
+    return len(list((state / "owner").iterdir()))
+
+
+def committed(state: Path) -> list[str]:
+    """Return the checkpoints there are."""
+    return sorted(path.parent.name for path in state.glob("chk-*/_metadata"))
+
+
+def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
+    """Return rows as sorted tuples."""
+    return sorted(map(tuple, batch), key=repr)

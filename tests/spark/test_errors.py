@@ -1,0 +1,156 @@
+"""The sentence that says what failed, where, and what to do comes first in every error of a query."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+
+from statelog.errors import ProcessorError, UsageError
+from statelog.spark import transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
+
+BAD = 13
+
+
+class Faulty(Totals):
+    """`Totals` with a fault at key 13."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        if key[0] == BAD:
+            if self.fault == "error":
+                raise ArithmeticError("it does not add up")
+            if self.fault == "sys.exit":
+                sys.exit(3)
+            if self.fault == "os._exit":
+                os._exit(5)
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> Job:
+    job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+    job.source.add([(1, 1), (BAD, 2)])
+    return job
+
+
+AT_KEY = r"ProcessorError: Faulty\.handleInputRows failed for key \(13,\) in batch 0: "
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("error", AT_KEY + "ArithmeticError: it does not add up. Nothing of this batch was comm"),
+        (
+            "sys.exit",
+            AT_KEY + r"it called sys\.exit\(3\), but a processor does not end its process",
+        ),
+        ("os._exit", AT_KEY + r"it called os\._exit\(5\), but a processor does not end its proces"),
+        (
+            "killed",
+            r"ProcessorError: a Python worker ended while Faulty processed batch 0, so its key is "
+            r"unknown: .* Look into the log of the worker",
+        ),
+    ],
+)
+def test_the_sentence_comes_first_then_the_processors_lines(
+    job: Job, delivery: str, fault: str, sentence: str
+) -> None:
+    query = job.start(processor=Faulty(fault), delivery=delivery)
+    with pytest.raises(StreamingQueryException, match="^" + sentence) as raised:
+        wait(query)
+    with pytest.raises(StreamingQueryException, match="^" + sentence):
+        query.processAllAvailable()
+    for text in (str(raised.value), str(query.exception())):
+        own, _, sparks = text.partition("\n\n")
+        assert own.startswith("ProcessorError: ")
+        assert fault == "killed" or ", in handleInputRows\n" in own  # the user's lines
+        assert "statelog/spark/" not in own  # and no others
+        assert "FOREACH_BATCH_USER_FUNCTION_ERROR" in sparks or "Python Proxy" in sparks
+        assert len(text) < 3500
+    # Whoever reads Spark's log or listens to its events has only Spark's text.
+    assert f"Return Message: statelog.errors.{own[:60]}" in sparks
+    job.run()
+    assert [(1, 1, 1), (BAD, 2, 1)] == sorted(tuple(row) for row in job.take()[-1])
+
+
+@pytest.mark.parametrize("flavour", ["stream", "batch"])
+def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job: Job, flavour: str) -> None:
+    frame = job.source.frame()
+    if flavour == "batch":
+        frame = job.source.spark.createDataFrame([(1, 1)], INPUT)
+    grouped = frame.groupBy("key")
+    kind: Any = Totals
+    with pytest.raises(
+        UsageError, match=r"is the class Totals; give an instance: Totals\(\.\.\.\)"
+    ):
+        transform_with_state(grouped, kind, TOTALS)
+    with pytest.raises(UsageError, match="an instance of a StatefulProcessor, not 'Totals'"):
+        transform_with_state(grouped, "Totals", TOTALS)  # type: ignore[arg-type]
+    unpicklable: Any = Totals()
+    unpicklable.lock = threading.Lock()
+    said = r"Totals cannot be pickled.*: attribute 'lock': cannot .* Open what cannot be .* in init"
+    with pytest.raises(UsageError, match=said):
+        transform_with_state(grouped, unpicklable, TOTALS)
+
+
+def test_what_spark_can_ship_is_taken(job: Job) -> None:
+    processor: Any = Totals()
+    processor.module = os  # cloudpickle can ship a module; copy.deepcopy cannot copy one
+    job.run(processor=processor)
+    assert 2 == len(job.take()[0])
+
+
+def test_an_init_that_exits_does_not_end_the_driver(job: Job) -> None:
+    class Leaving(Totals):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            sys.exit("bye")
+
+    with pytest.raises(ProcessorError, match=r"Leaving\.init failed: it called sys.exit\('bye'\)"):
+        job.start(processor=Leaving())
+
+
+def test_a_batch_frame_shows_the_processors_lines(spark: "SparkSession") -> None:
+    grouped = spark.createDataFrame([(BAD, 1)], INPUT).groupBy("key")
+    with pytest.raises(PythonException, match=r"Faulty\.handleInputRows failed for key") as raised:
+        transform_with_state(grouped, Faulty("error"), TOTALS).collect()
+    assert 'raise ArithmeticError("it does not add up")' in str(raised.value)
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_a_changelog_file_that_is_not_there_says_what_to_do(job: Job, damage: str) -> None:
+    job.run(inlineBytes=0)
+    files = [path for path in (job.state / "dstl").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:40])
+    job.source.add([(1, 1)])
+    said = rf"(?s)^CheckpointError: .*statelog verify file://{job.state}.*restore="
+    with pytest.raises(StreamingQueryException, match=said) as raised:
+        job.run()
+    assert files[0].name in str(raised.value).partition("\n\n")[0]

@@ -1,0 +1,131 @@
+"""Rows that come later than the watermark are dropped and counted, in the job that runs the tasks."""
+
+import datetime as dt
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.functions import window
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+
+from statelog.metrics import Metrics
+from statelog.spark import BatchProgress, transform_with_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+workers_get_by_value(__name__)
+
+SCHEMA = "key bigint, at timestamp"
+BATCHES: list[list[int | None]] = [[10, 20], [5, 30], [10, None, 21, 35], [1, 2, 3, 60], [55, 4]]
+
+
+class Counting(StatefulProcessor):
+    """Counts rows."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (n,) = self.count.get() or (0,)
+        n += sum(1 for _ in rows)
+        self.count.update((n,))
+        yield Row(n=n)
+
+
+@pytest.fixture
+def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+    source = BatchSource(spark, tmp_path / "in", SCHEMA)
+    epoch = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    for seconds in BATCHES:
+        source.add([(1, None if s is None else epoch + dt.timedelta(seconds=s)) for s in seconds])
+    return source
+
+
+def watermarked(source: BatchSource) -> "DataFrame":
+    return source.frame().withWatermark("at", "10 seconds")
+
+
+def dropped_on_spark(source: BatchSource, folder: Path) -> list[int]:
+    spark = source.spark
+    settings = {
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        grouped = watermarked(source).groupBy("key")
+        frame = grouped.transformWithState(Counting(), "n bigint", "Update", "EventTime")
+        writer = frame.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(folder / "spark")).start()
+        wait(query)
+        return [
+            one.stateOperators[0].numRowsDroppedByWatermark
+            for one in query.recentProgress
+            if one.numInputRows
+        ]
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_late_rows_are_counted_as_on_spark_without_another_job(
+    source: BatchSource, tmp_path: Path, delivery: str
+) -> None:
+    progress: list[BatchProgress] = []
+    metrics = Metrics()
+    jobs: list[int] = []
+    tracker = source.spark.sparkContext.statusTracker()
+
+    def count_jobs(frame: Any, batch_id: int) -> None:
+        frame.collect()
+        jobs.append(len(tracker.getJobIdsForGroup(str(query.runId))))
+
+    stream = transform_with_state(
+        watermarked(source).groupBy("key"),
+        Counting(),
+        "n bigint",
+        timeMode="EventTime",
+        delivery=delivery,
+        onProgress=progress.append,
+        metrics=metrics,
+        idleTicks=False,
+        tasks=1,
+    )
+    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "ours"))
+    query = writer.foreachBatch(count_jobs).trigger(processingTime="1 second").start()
+    query.processAllAvailable()
+    query.stop()
+    late = [one.late_rows for one in progress]
+    assert late == dropped_on_spark(source, tmp_path)
+    assert sum(late) == 6
+    assert [len(batch) - n for batch, n in zip(BATCHES, late, strict=True)] == [
+        one.rows for one in progress
+    ]
+    assert metrics.value("num_late_records_dropped") == 6
+    assert f"late={late[3]} " in str(progress[3])
+    each = {after - before for before, after in itertools.pairwise(jobs)}
+    assert each == ({2} if delivery == "staged" else {1})
+
+
+def test_of_a_window_its_end_counts(source: BatchSource, tmp_path: Path) -> None:
+    progress: list[BatchProgress] = []
+    windows = watermarked(source).select("key", window("at", "10 seconds").alias("w"))
+    stream = transform_with_state(
+        windows.groupBy("key"),
+        Counting(),
+        "n bigint",
+        timeMode="EventTime",
+        onProgress=progress.append,
+        idleTicks=False,
+    )
+    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "q")).format("noop")
+    wait(writer.trigger(availableNow=True).start())
+    assert [len(batch) for batch in BATCHES] == [one.rows + one.late_rows for one in progress]
+    assert 0 < sum(one.late_rows for one in progress) <= 6

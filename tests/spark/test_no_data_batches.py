@@ -1,0 +1,330 @@
+"""Micro-batches without data: which there are, beside those of Spark's own transformWithState."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import lit
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
+from tests.spark.test_time import (
+    OUTPUT,
+    SCHEMA,
+    EventTimes,
+    Failing,
+    Timekeeper,
+    at,
+    batch_of,
+    in_order,
+)
+from tests.spark.test_time_idle import INPUT, Alarm, told, until
+from tests.spark.test_time_idle import OUTPUT as ALARMS
+
+import statelog.spark.writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+PATIENCE_SECONDS = 40
+IDLE_SECONDS = 1.5
+QUICKLY = {"processingTime": "100 milliseconds"}
+
+
+@contextmanager
+def conf(spark: "SparkSession", **values: str) -> Iterator[None]:
+    settings = {NO_DATA if name == "no_data" else name: value for name, value in values.items()}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+@dataclass
+class OnSpark:
+    """The same job on Spark's own transformWithState."""
+
+    job: Job
+    time_mode: str
+    delivered: list[tuple[int, list[Any]]] = field(default_factory=list)
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        spark = self.job.source.spark
+        spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        try:
+            grouped = self.job.source.frame().groupBy(*self.job.keys)
+            frame = grouped.transformWithState(
+                self.job.processor, self.job.output, "Update", self.time_mode
+            )
+            writer = frame.writeStream.outputMode("Update").foreachBatch(self.collect)
+            writer = writer.option("checkpointLocation", str(self.job.folder / "spark"))
+            return writer.trigger(**(trigger or {"availableNow": True})).start()
+        finally:
+            spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+
+    def collect(self, frame: DataFrame, batch_id: int) -> None:
+        self.delivered.append((batch_id, frame.collect()))
+
+
+def process_all(query: StreamingQuery) -> None:
+    """Call `processAllAvailable`, with an end to patience."""
+    thread = threading.Thread(target=query.processAllAvailable, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive(), "processAllAvailable does not return"
+
+
+def planned(folder: Path) -> int:
+    """Return the number of micro-batches that Spark has planned."""
+    return len(list((folder / "offsets").glob("[0-9]*")))
+
+
+def with_rows(delivered: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:
+    return [(batch_id, in_order(rows)) for batch_id, rows in delivered if rows]
+
+
+def event_job(spark: "SparkSession", folder: Path) -> Job:
+    source = EventTimes(spark, folder / "in", SCHEMA)
+    return Job(source, folder, ["key"], Timekeeper(), OUTPUT, {"timeMode": "EventTime"})
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_event_time_has_sparks_batches_without_data_over_runs(
+    spark: "SparkSession", tmp_path: Path, enabled: str
+) -> None:
+    rng = random.Random(7)
+    job = event_job(spark, tmp_path)
+    theirs = OnSpark(job, "EventTime")
+    counts = []
+    with conf(spark, no_data=enabled):
+        for times in ((0, 25), (28, 98), (), (60,)):  # the last two move no watermark
+            for now in times:
+                job.source.add(batch_of(rng, now))
+            job.run()
+            wait(theirs.start())
+            counts.append((planned(tmp_path / "query"), planned(tmp_path / "spark")))
+    assert [spark_has for _, spark_has in counts] == [we_have for we_have, _ in counts]
+    assert with_rows(theirs.delivered) == with_rows(job.delivered)
+    fired = [row for _, rows in job.delivered for row in rows if row.kind.startswith("timer")]
+    assert len(fired) > 20
+
+
+def test_process_all_available_returns_with_event_time_and_idling_leaves_no_trace(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = event_job(spark, tmp_path)
+    theirs = OnSpark(job, "EventTime")
+    rng = random.Random(8)
+    job.source.add(batch_of(rng, 0))
+    queries = job.start(trigger=QUICKLY), theirs.start(**QUICKLY)
+    try:
+        for now in (40, 90):
+            for query in queries:
+                process_all(query)
+            job.source.add(batch_of(rng, now))
+        for query in queries:
+            process_all(query)
+        assert with_rows(theirs.delivered) == with_rows(job.delivered)
+        count = planned(tmp_path / "query")
+        assert planned(tmp_path / "spark") == count
+        files = sorted(tmp_path.rglob("*"))
+        progress = [len(query.recentProgress) for query in queries]
+        time.sleep(IDLE_SECONDS)
+        assert files == sorted(tmp_path.rglob("*"))
+        assert progress == [len(query.recentProgress) for query in queries]
+        ours, spark_s = (
+            [(one["batchId"], one["numInputRows"]) for one in query.recentProgress]
+            for query in queries
+        )
+        assert spark_s == ours
+    finally:
+        for query in queries:
+            query.stop()
+
+
+class Idle(StreamingQueryListener):
+    """Counts the triggers at which a query had nothing to do."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def onQueryStarted(self, event: Any) -> None: ...
+    def onQueryProgress(self, event: Any) -> None: ...
+    def onQueryTerminated(self, event: Any) -> None: ...
+
+    def onQueryIdle(self, event: Any) -> None:
+        self.count += 1
+
+
+def test_a_processing_time_timer_makes_one_batch_and_the_query_is_idle_before_and_after(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
+    source.add([(1, 4_000), (2, 10**9)])
+    idle = Idle()
+    spark.streams.addListener(idle)
+    with conf(spark, **{"spark.sql.streaming.noDataProgressEventInterval": "200"}):
+        query = job.start(trigger=QUICKLY)
+    try:
+        process_all(query)
+        assert 1 == planned(tmp_path / "query")
+        until(lambda: idle.count > 0, "onQueryIdle before the timer")
+        assert not told(job, "rang")
+        until(lambda: bool(told(job, "rang")), "the timer")
+        process_all(query)
+        (rang,) = told(job, "rang")
+        assert rang.due <= rang.now < rang.due + 2_000
+        files, before = sorted(tmp_path.rglob("*")), idle.count
+        until(lambda: idle.count > before + 2, "onQueryIdle after the timer")
+        assert 2 == planned(tmp_path / "query")
+        assert files == sorted(tmp_path.rglob("*"))
+        counts = [(one["batchId"], one["numInputRows"]) for one in query.recentProgress]
+        assert {(0, 2), (1, 0)} <= set(counts)
+        assert [0, 1] == sorted(
+            {batch for batch, _ in counts if batch < planned(tmp_path / "query")}
+        )
+    finally:
+        query.stop()
+        spark.streams.removeListener(idle)
+
+
+def test_a_processing_time_timer_waits_for_data_where_batches_without_data_are_switched_off(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
+    theirs = OnSpark(job, "ProcessingTime")
+    source.add([(1, 100)])
+    with conf(spark, no_data="false"):
+        queries = job.start(trigger=QUICKLY), theirs.start(**QUICKLY)
+        try:
+            for query in queries:
+                process_all(query)
+            time.sleep(IDLE_SECONDS)
+            for delivered in (job.delivered, theirs.delivered):
+                assert [(0, "set")] == [(b, row.kind) for b, rows in delivered for row in rows]
+            source.add([(2, 10**9)])
+            for query in queries:
+                process_all(query)
+            for delivered in (job.delivered, theirs.delivered):
+                assert [(1, "set", 2), (1, "rang", 1)] == [
+                    (b, row.kind, row.key) for b, rows in delivered[1:] for row in rows
+                ]
+        finally:
+            for query in queries:
+                query.stop()
+
+
+def test_late_rows_are_sparks_after_a_batch_without_data(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = event_job(spark, tmp_path)
+    theirs = OnSpark(job, "EventTime")
+    rows = [[(1, at(0)), (1, at(100))], [(2, at(70)), (2, at(90))], [(3, at(85))]]
+    for batch in rows:
+        job.source.add(batch)
+        job.run()
+        wait(theirs.start())
+    assert with_rows(theirs.delivered) == with_rows(job.delivered)
+    kinds = [(batch_id, row.kind, row.key) for batch_id, found in job.delivered for row in found]
+    assert (2, "rows", 2) in kinds
+
+
+def old_ticks(frame: DataFrame, stream: Any) -> DataFrame:
+    """Return *frame* with the source that queries had before; *stream* is not used."""
+    source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+    rate = source.option("numPartitions", 1).load().where(lit(False))
+    nothing = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    return frame.unionAll(rate.select(*nothing))
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_query_with_the_source_of_an_older_version_goes_on(
+    spark: "SparkSession", tmp_path: Path, committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = event_job(spark, tmp_path)
+    rng = random.Random(9)
+    job.source.add(batch_of(rng, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(statelog.spark.writer, "with_no_data_source", old_ticks)
+        job.run()
+        job.source.add(batch_of(rng, 60))
+        job.run()  # with the tick that comes once in a run
+    query = tmp_path / "query"
+    assert 2 == planned(query)
+    assert '"timestamp":' in (query / "offsets" / "1").read_text()
+    if not committed:
+        (query / "commits" / "1").unlink()
+        (query / "commits" / ".1.crc").unlink()
+    job.take()
+    job.run()
+    replay = [] if committed else [1]
+    assert [*replay, 2] == [batch_id for batch_id, _ in job.delivered]
+    assert all(row.kind.startswith("timer") for row in job.delivered[-1][1])
+    job.source.add(batch_of(rng, 120))
+    job.run()
+    assert [*replay, 2, 3, 4] == [batch_id for batch_id, _ in job.delivered]
+    assert '"noDataBatches":2' in (query / "offsets" / "4").read_text()
+
+
+def test_what_a_run_left_due_fires_at_the_start_of_the_next_and_again_until_it_succeeds(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = event_job(spark, tmp_path)
+    for batch in ([(1, at(0))], [(1, at(100))]):
+        job.source.add(batch)
+    with conf(spark, no_data="false"):
+        job.run()
+    assert [0, 1] == [batch_id for batch_id, _ in job.delivered]
+    with pytest.raises(Exception, match="no timers"):
+        job.run(processor=Failing(2))
+    assert 3 == planned(tmp_path / "query")
+
+    def refuse(frame: DataFrame, batch_id: int) -> None:
+        raise ConnectionError("no room")
+
+    with pytest.raises(Exception, match="no room"):
+        job.run(sink=refuse, tasks=2)  # the batch is committed, but not delivered
+    job.take()
+    job.run()
+    ((batch_id, rows),) = job.delivered
+    assert 2 == batch_id
+    assert {"timer 1767225600000", "timer 1767225670000"} <= {row.kind for row in rows}
+    assert job.progress[-1].replayed
+    job.take()
+    job.run()
+    assert [] == job.take()
+    assert 3 == planned(tmp_path / "query")
+
+
+def test_a_run_over_what_is_available_fires_what_is_due_and_plans_nothing_else(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
+    job.run()  # nothing was ever read
+    assert 0 == planned(tmp_path / "query")
+    source.add([(1, 2_000), (2, 10**9)])
+    job.run()
+    assert 1 == planned(tmp_path / "query")
+    until(lambda: time.time() * 1000 > job.delivered[0][1][0].due, "the time of the timer")
+    job.run()
+    assert [("rang", 1)] == [(row.kind, row.key) for row in job.delivered[-1][1]]
+    before = sorted(tmp_path.rglob("*"))
+    job.run()
+    assert 2 == planned(tmp_path / "query")
+    assert before == sorted(tmp_path.rglob("*"))  # not even a claim of the state location

@@ -1,0 +1,301 @@
+"""A checkpointLocation that lost files, or is older than the state, never passes for a whole one."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from tests.spark import processors
+from tests.spark.checkpoint_files import (
+    AnySize,
+    AnySizeInTime,
+    claims,
+    committed,
+    cut_short,
+    forget_newest_batch,
+    in_order,
+    newest,
+    remove,
+    replace,
+)
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+
+from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.source_logs import entries_digest
+from statelog.errors import CheckpointError
+from statelog.spark.record import BatchRecord
+from statelog.spark.source_position import checkpoint_files
+from statelog.store import LocationPaths, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+
+MODES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "none, with ticks": {"idleTicks": True},
+    "processing time": {"timeMode": "ProcessingTime"},
+    "processing time, no ticks": {"timeMode": "ProcessingTime", "idleTicks": False},
+    "event time": {"timeMode": "EventTime"},
+    "direct": {"delivery": "direct"},
+}
+BATCHES = [[(1, 10), (2, 20)], [(1, 1), (3, 30)], [(2, 2)], [(1, 5), (4, 4)], [(4, 1)]]
+REMEDY = r"statelog rewind .*/query --state-location .*/state. lists.*checkpointLocation and adopt="
+
+
+def a_job(spark: "SparkSession", folder: Path, options: dict[str, Any]) -> Job:
+    kind = AnySizeInTime if options.get("timeMode") == "EventTime" else AnySize
+    return Job(kind(spark, folder / "in", INPUT), folder, ["key"], Totals(), TOTALS, dict(options))
+
+
+def record_of(job: Job) -> BatchRecord:
+    found = find_newest(open_store(str(job.state)), LocationPaths()).newest
+    assert found is not None
+    return BatchRecord.of(found)
+
+
+def refused(job: Job, message: str, **changes: Any) -> None:
+    """Run the job and check that it is refused, with nothing changed and nothing delivered."""
+    before = claims(job.state), committed(job.state)
+    delivered = len(job.delivered)
+    with pytest.raises(StreamingQueryException, match=message) as raised:
+        job.run(**changes)
+    assert re.search(REMEDY, str(raised.value), re.DOTALL)
+    assert before == (claims(job.state), committed(job.state))
+    assert delivered == len(job.delivered)
+
+
+@pytest.mark.parametrize("sources", [False, True], ids=["log kept", "log lost"])
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on(
+    spark: "SparkSession", tmp_path: Path, options: dict[str, Any], sources: bool
+) -> None:
+    job, model = a_job(spark, tmp_path, options), TotalsModel()
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+        job.run()
+    query = tmp_path / "query"
+    shutil.copytree(query, tmp_path / "whole")
+    forget_newest_batch(query, sources=sources)
+    job.source.add(BATCHES[3])
+    refused(job, r"planned batch \d+ anew: it covers other input")
+    replace(query, tmp_path / "whole")
+    job.run(delivery="staged")
+    expected = [model.apply(rows) for rows in BATCHES[:4]]
+    assert expected == [in_order(rows) for rows in job.take() if rows]
+
+
+def test_a_batch_that_is_planned_anew_as_it_was_is_not_refused(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job, model = a_job(spark, tmp_path, {}), TotalsModel()
+    for rows in BATCHES[:2]:
+        job.source.add(rows)
+        job.run()
+    forget_newest_batch(tmp_path / "query", sources=True)
+    job.run()
+    job.source.add(BATCHES[2])
+    job.run()
+    expected = [model.apply(rows) for rows in BATCHES[:3]]
+    assert [*expected[:2], *expected[1:]] == [in_order(rows) for rows in job.take()]
+
+
+@pytest.mark.parametrize("kept", [1, 2], ids=["two behind", "one behind"])
+def test_an_older_checkpoint_location_from_a_backup_is_refused(
+    spark: "SparkSession", tmp_path: Path, kept: int
+) -> None:
+    job = a_job(spark, tmp_path, {})
+    for at, rows in enumerate(BATCHES[:3]):
+        job.source.add(rows)
+        job.run()
+        if at == kept - 1:
+            shutil.copytree(tmp_path / "query", tmp_path / "backup")
+    replace(tmp_path / "query", tmp_path / "backup")
+    job.source.add(BATCHES[3])
+    refused(job, r"planned batch 2 anew" if kept == 2 else r"is at batch 1, .* after batch 2")
+
+
+def test_a_batch_after_one_that_was_planned_anew_elsewhere_is_refused(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """The batch was planned anew, and finished, by a run on a copy of the state."""
+    job = a_job(spark, tmp_path, {})
+    for rows in BATCHES[:2]:
+        job.source.add(rows)
+        job.run()
+        if not (tmp_path / "copy").exists():
+            shutil.copytree(job.state, tmp_path / "copy")
+    forget_newest_batch(tmp_path / "query", sources=True)
+    job.source.add(BATCHES[2])
+    job.run(stateLocation=str(tmp_path / "copy"))
+    job.source.add(BATCHES[3])
+    refused(job, "planned batch 1 anew")
+
+
+def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_state(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = a_job(spark, tmp_path, {})
+    for rows in BATCHES[:2]:
+        job.source.add(rows)
+        job.run()
+    before = claims(job.state), committed(job.state)
+    cut_short(tmp_path / "query" / "offsets", 1)
+    job.source.add(BATCHES[2])
+    with pytest.raises(CheckpointError, match=r"cannot read the offset .*Incomplete.*log rewind"):
+        job.run()
+    assert before == (claims(job.state), committed(job.state))
+    # The usual advice is to delete the file: then the batch is planned anew.
+    remove(tmp_path / "query" / "offsets", 1)
+    remove(tmp_path / "query" / "commits", 1)
+    refused(job, "planned batch 1 anew")
+
+
+def test_the_position_names_files_of_every_entry_and_of_compact_ones(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    interval = "spark.sql.streaming.fileSource.log.compactInterval"
+    spark.conf.set(interval, "3")
+    try:
+        job = a_job(spark, tmp_path, {})
+        model, digests = TotalsModel(), set()
+        for at in range(7):
+            rows = [(at, at + 1), (0, 1)]
+            job.source.add(rows)
+            job.run()
+            (log,) = record_of(job).source_logs or []
+            assert (0, "0", at - 1, at) == (log.source, log.folder, log.after, log.upto)
+            assert log.digest
+            digests.add(log.digest)
+            assert [model.apply(rows)] == [in_order(rows) for rows in job.take()]
+        assert 7 == len(digests)
+        assert (tmp_path / "query" / "sources" / "0" / "5.compact").exists()
+        # An entry of the source's log that no micro-batch came of: the next batch covers two.
+        forget_newest_batch(tmp_path / "query")
+        remove(job.state / "chk-6", 0)
+        shutil.rmtree(job.state / "chk-6")
+        job.source.add([(9, 9)])
+        job.run()
+        (log,) = record_of(job).source_logs or []
+        assert (5, 7) == (log.after, log.upto)
+    finally:
+        spark.conf.unset(interval)
+
+
+def test_two_uses_of_one_source_share_its_log(spark: "SparkSession", tmp_path: Path) -> None:
+    class Twice(AnySize):
+        def frame(self) -> Any:
+            frame = super().frame()
+            other = self.spark.readStream.schema(self.schema).parquet(str(tmp_path / "other"))
+            return frame.unionAll(frame).unionAll(other)
+
+    BatchSource(spark, tmp_path / "other", INPUT).add([(7, 7)])
+    job = Job(Twice(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+    job.source.add(BATCHES[0])
+    job.run()
+    logs = record_of(job).source_logs or []
+    assert [(0, "0"), (1, "0"), (2, "1")] == [(log.source, log.folder) for log in logs]
+    assert logs[0].digest == logs[1].digest != logs[2].digest
+    forget_newest_batch(tmp_path / "query", sources=True)
+    remove(tmp_path / "query" / "sources" / "1", 0)
+    BatchSource(spark, tmp_path / "other", INPUT).add([(7, 8)])  # over the first
+    refused(job, "planned batch 0 anew")
+
+
+def test_checkpoints_without_a_position_are_accepted_as_before(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = BatchRecord.to_properties
+
+    def old(record: BatchRecord) -> dict[str, Any]:
+        properties = new(record)
+        for name in ("position", "position_before", "source_logs"):
+            del properties[name]
+        return properties
+
+    job, model = a_job(spark, tmp_path, {}), TotalsModel()
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchRecord, "to_properties", old)
+        job.source.add(BATCHES[0])
+        job.run()
+    assert record_of(job).position is None
+    for rows in BATCHES[1:3]:
+        job.source.add(rows)
+        job.run()
+    assert record_of(job).position
+    assert [model.apply(rows) for rows in BATCHES[:3]] == [in_order(rows) for rows in job.take()]
+
+
+def test_going_back_in_the_state_alone_skips_what_the_source_has_given(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """`restore` does not rewind the source: the batch that was given up is not read again."""
+    job, model = a_job(spark, tmp_path, {}), TotalsModel()
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+        job.run()
+    job.take()
+    job.source.add(BATCHES[3])
+    job.run(restore=1)
+    model.apply(BATCHES[0])
+    model.apply(BATCHES[1])
+    assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
+
+
+def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_claimed(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = a_job(spark, tmp_path, {"retained": 1})
+    for rows in BATCHES[:2]:
+        job.source.add(rows)
+        job.run()
+    job.source.add(BATCHES[2])
+    before = claims(job.state)
+    for changes, message in (
+        ({"restore": 17}, "there is no checkpoint 17"),
+        ({"restore": 1, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
+        ({"restore": 1, "timeMode": "ProcessingTime", "operatorId": "x"}, "belongs to operator"),
+    ):
+        with pytest.raises(Exception, match=message):
+            job.run(**changes)
+        assert before == claims(job.state), changes
+    state = json.loads((tmp_path / "query" / "metadata").read_text())
+    assert record_of(job).query_id == state["id"]
+    assert 1 == newest(tmp_path / "query" / "commits")
+
+
+def test_a_checkpoint_location_that_only_hadoop_reaches_is_read_through_spark(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    mounted = "fs.viewfs.mounttable.statelog.link./q"
+    (tmp_path / "mounted").mkdir()
+    hadoop: Any = spark.sparkContext._jsc
+    hadoop.hadoopConfiguration().set(mounted, (tmp_path / "mounted").as_uri())
+    try:
+        job = a_job(spark, tmp_path, {})
+        location = "viewfs://statelog/q/query"
+        for rows in BATCHES[:2]:
+            job.source.add(rows)
+            job.run(checkpointLocation=location)
+        (log,) = record_of(job).source_logs or []
+        assert (0, 1) == (log.after, log.upto)
+        files = checkpoint_files(spark, location)
+        local = checkpoint_files(spark, (tmp_path / "mounted" / "query").as_uri())
+        assert log.digest == entries_digest(local, "0", 0, 1) == entries_digest(files, "0", 0, 1)
+        assert local.read("offsets/1", 7) == files.read("offsets/1", 7)
+        assert files.read("offsets/9") is None is local.read("offsets/9")
+        assert {"0", "1"} <= set(files.names("offsets"))
+        assert [] == list(files.names("nothing")) == list(local.names("nothing"))
+        job.source.add(BATCHES[2])
+        forget_newest_batch(tmp_path / "mounted" / "query", sources=True)
+        with pytest.raises(
+            StreamingQueryException, match=r"anew.*rewind viewfs://statelog/q/query"
+        ):
+            job.run(checkpointLocation=location)
+    finally:
+        hadoop.hadoopConfiguration().unset(mounted)

@@ -1,0 +1,366 @@
+"""
+The scenarios of Spark's own tests of transformWithState, where `enable(spark)` is all that differs.
+
+Each runs the same code twice: in a session as it is, with Spark's operator and RocksDB, and in one
+that was enabled.  docs/transform-with-state.md says which scenario is covered where.
+"""
+
+import datetime as dt
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.functions import col, struct, to_json
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+
+from statelog.spark import StatefulStream, disable, enable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+
+INPUT = "first string, amount int, second string"
+MANY = 100
+LARGE = 512 * 1024
+
+Build = Callable[["SparkSession", BatchSource], DataFrame]
+
+
+def on_both(
+    spark: "SparkSession", folder: Path, source: BatchSource, build: Build, **settings: str
+) -> list[list[Row]]:
+    """Run a query on Spark's operator and enabled; return the rows of each micro-batch, if equal."""
+    results = []
+    for ours in (False, True):
+        session = spark.newSession()
+        session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+        session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        for name, value in settings.items():
+            session.conf.set(name.replace("__", "."), value)
+        if ours:
+            session.conf.set("spark.statelog.stateLocation", "checkpoint")
+            enable(session)
+        try:
+            results.append(run(session, folder / str(ours), source, build))
+        finally:
+            disable(session)
+    sparks, enabled = results
+    assert enabled == sparks
+    assert sparks and all(sparks)
+    return enabled
+
+
+def run(
+    session: "SparkSession", folder: Path, source: BatchSource, build: Build
+) -> list[list[Row]]:
+    batches: list[list[Row]] = []
+
+    def take(frame: DataFrame, batch_id: int) -> None:
+        batches.append(sorted(frame.collect(), key=repr))
+
+    mine = BatchSource(session, source.folder, "x int")
+    mine.schema = source.schema
+    frame = build(session, mine)
+    if session.conf.get("spark.statelog.stateLocation", None):
+        assert isinstance(frame, StatefulStream)
+    writer = frame.writeStream.queryName("scenario").outputMode("update").foreachBatch(take)
+    if folder.name == "kept":
+        writer = writer.option("checkpointLocation", str(folder))
+    wait(writer.trigger(availableNow=True).start())
+    return batches
+
+
+class Everything(StatefulProcessor):
+    """Uses every kind of state, with composite, long and large values, and one that is deleted."""
+
+    def __init__(self, pandas: bool) -> None:
+        self.pandas = pandas
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "value int")
+        self.gone = handle.getValueState("gone", "value int")
+        handle.deleteIfExists("gone")
+        self.initial = handle.getListState("initial", "value int")
+        self.numbers = handle.getListState("numbers", "n int, none int")
+        self.other = handle.getListState("other", "n int, none int")
+        self.large = handle.getMapState("large", "name string", "text string")
+        self.nested = handle.getValueState(
+            "nested",
+            "names array<string>, by_name map<string, array<int>>, "
+            "deep map<string, map<string, int>>, s struct<a: int, b: string>",
+        )
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        values = initialState["begin"]
+        for value in values.tolist() if self.pandas else [values]:
+            self.initial.appendValue((int(value),))
+
+    def gather(self) -> tuple[str, str]:
+        """Lengthen the lists; return what iterators that take turns show of them before and after."""
+        before = [n for n, _ in self.numbers.get()]
+        more = [(n, None) for n in range(len(before), len(before) + (90 if before else MANY))]
+        self.numbers.appendList(more)
+        self.other.put([*self.other.get(), *more])
+        one, two = self.numbers.get(), self.other.get()
+        shown = [next(one) for _ in range(2)] + [next(two) for _ in range(2)]
+        third = self.numbers.get()
+        shown += [next(third), next(one)]
+        rest = sum(n for n, _ in one) + sum(n for n, _ in two) + sum(n for n, _ in third)
+        return str(before[-3:]), f"{[n for n, _ in shown]} {rest}"
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        said = ""
+        try:
+            self.gone.exists()
+        except PySparkRuntimeError as error:
+            said = str(error)[: len("Error checking value state exists")]
+        (total,) = self.total.get() or (0,)
+        for row in rows:
+            total += int(row["amount"].sum()) if self.pandas else row.amount
+        self.total.update((total,))
+        before, after = self.gather()
+        text = "a" * LARGE
+        self.large.updateValue(("text",), (text + "b",))
+        self.large.updateValue(("other",), (str(total),))
+        kept = len(self.large.getValue(("text",))[0])
+        names, by_name, deep, _ = self.nested.get() or ([], {"k": [1]}, {"e": {"f": 5}}, None)
+        by_name[str(total)] = [total]
+        deep["e"][str(total)] = total
+        self.nested.update(([*names, key[0]], by_name, deep, (total, "b")))
+        initial = sorted(value for (value,) in self.initial.get())
+        shown = {
+            "first": key[0],
+            "second": key[1],
+            "text": f"{said} {total} {before} {after} {kept} {initial} {len(by_name)} {len(deep)}",
+            "names": list(self.nested.get()[0]),
+            "nested": {"x": {"a": total, "b": ["c", str(total)]}},
+        }
+        yield pd.DataFrame([shown]) if self.pandas else Row(**shown)
+
+
+EVERYTHING = (
+    "first string, second string, text string, names array<string>, "
+    "nested map<string, struct<a: int, b: array<string>>>"
+)
+
+
+@pytest.mark.parametrize("pandas", [False, True])
+def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(
+    spark: "SparkSession", tmp_path: Path, pandas: bool
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([("0", 123, "1"), ("0", 46, "1"), ("1", 146, "2"), ("1", 346, "2")])
+    source.add([("0", 67, "1"), ("3", 12, "2")])
+
+    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+        rows = [(789, "0", "1"), (1, "0", "1"), (987, "3", "2"), (5, "9", "9")]
+        initial = session.createDataFrame(rows, "begin int, first string, second string")
+        grouped = source.frame().groupBy("first", "second")  # there is a column between them
+        call = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
+        frame = call(
+            Everything(pandas),
+            EVERYTHING,
+            "Update",
+            "None",
+            initialState=initial.groupBy("first", "second"),
+        )
+        return frame.select(
+            col("first").alias("key"), to_json(struct("second", "names", "nested")), "text"
+        )
+
+    batches = on_both(spark, tmp_path, source, build)
+    assert [2, 2] == [len(rows) for rows in batches]
+    text = batches[1][0].text
+    assert text.startswith("Error checking value state exists 236 [97, 98, 99] [0, 1, 0, 1, 0, 2]")
+    assert text.endswith(f" {LARGE + 1} [1, 789] 3 1")
+
+
+class Chunks(StatefulProcessor):
+    """Counts the frames of each key, and of its initial state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.frames = handle.getValueState("frames", "n int")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        (n,) = self.frames.get() or (0,)
+        self.frames.update((n + len(initialState),))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        (n,) = self.frames.get() or (0,)
+        yield pd.DataFrame({"first": [key[0]], "n": [n], "frames": [sum(1 for _ in rows)]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "chunks"),
+    [("maxRecordsPerBatch", "1", 3), ("maxRecordsPerBatch", "-1", 1), ("maxBytesPerBatch", "2", 3)],
+)
+def test_limits_of_frames(
+    spark: "SparkSession", tmp_path: Path, name: str, value: str, chunks: int
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([("0", 1, "x"), ("0", 2, "x"), ("0", 3, "x"), ("1", 4, "x")])
+
+    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+        initial = session.createDataFrame([("0", 789), ("3", 9)], "first string, begin int")
+        return (
+            source.frame()
+            .groupBy("first")
+            .transformWithStateInPandas(
+                Chunks(),
+                "first string, n int, frames int",
+                "Update",
+                "None",
+                initialState=initial.groupBy("first"),
+            )
+        )
+
+    limits = {f"spark__sql__execution__arrow__{name}": value}
+    (rows,) = on_both(spark, tmp_path, source, build, **limits)
+    assert [("0", 1, chunks), ("1", 0, 1)] == [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize("value", ["-1", "0"])
+def test_no_limit_of_records_in_every_way_of_delivery(
+    spark: "SparkSession", tmp_path: Path, delivery: str, value: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", value)
+    session.conf.set("spark.statelog.stateLocation", "checkpoint")
+    session.conf.set("spark.statelog.delivery", delivery)
+    enable(session)
+    source = BatchSource(session, tmp_path / "in", INPUT)
+    source.add([(str(n), n, "x") for n in range(50)])
+    frame = (
+        source.frame()
+        .groupBy("first")
+        .transformWithStateInPandas(Chunks(), "first string, n int, frames int", "Update", "None")
+    )
+    name = f"no_limit_{delivery}_{value.strip('-')}"
+    wait(frame.writeStream.queryName(name).format("memory").trigger(availableNow=True).start())
+    disable(session)
+    assert 50 == session.table(name).count()
+    assert value == session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+class Earliest(StatefulProcessor):
+    """Yields the earliest time it has seen, and the watermark."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.earliest = handle.getValueState("earliest", "at bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        times = [int(row.at.timestamp()) for row in rows]
+        (before,) = self.earliest.get() or (max(times),)
+        earliest = min(before, *times, before)
+        self.earliest.update((earliest,))
+        yield Row(key=key[0], at=earliest, watermark=timerValues.getCurrentWatermarkInMs())
+
+
+@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
+def test_a_watermark_drops_nothing_outside_of_event_time(
+    spark: "SparkSession", tmp_path: Path, time_mode: str
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", "key string, at timestamp")
+    for seconds in ([20], [4], [2, 11, 13]):
+        moments = [dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
+        source.add([("a", moment) for moment in moments])
+
+    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+        frame = source.frame().withWatermark("at", "10 seconds").groupBy("key")
+        output = "key string, at bigint, watermark bigint"
+        return frame.transformWithState(Earliest(), output, "Update", time_mode)
+
+    batches = on_both(spark, tmp_path, source, build)
+    assert [20, 4, 2] == [row.at for row in itertools.chain(*batches)]
+
+
+class WithTimers(StatefulProcessor):
+    """A timer for each row of initial state, due at once."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("value", "n int")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.value.update((initialState.begin,))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (n,) = self.value.get() or (0,)
+        n += sum(row.amount for row in rows)
+        self.value.update((n,))
+        yield Row(first=key[0], n=n)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        self.handle.deleteTimer(expiredTimerInfo.getExpiryTimeInMs())
+        yield Row(first=f"{key[0]} expired", n=self.value.get()[0])
+
+
+def test_initial_state_with_timers(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([("0", 123, "x"), ("0", 46, "x"), ("1", 146, "x")])
+    source.add([("0", 67, "x"), ("3", 12, "x")])
+
+    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+        initial = session.createDataFrame([("0", 789), ("3", 987)], "first string, begin int")
+        return (
+            source.frame()
+            .groupBy("first")
+            .transformWithState(
+                WithTimers(),
+                "first string, n int",
+                "Update",
+                "ProcessingTime",
+                initialState=initial.groupBy("first"),
+            )
+        )
+
+    first, second = on_both(spark, tmp_path, source, build)
+    assert {"0", "0 expired", "1", "3 expired"} == {row["first"] for row in first}
+    assert [("0", 1025), ("3", 999)] == [tuple(row) for row in second]
+
+
+class TextKeys(StatefulProcessor):
+    """Uses text where a tuple is the key of a map."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.entries = handle.getMapState("entries", "name string", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        try:
+            self.entries.updateValue(key[0], (1,))
+            said = str(list(self.entries.iterator()))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        yield Row(said=said)
+
+
+def test_text_as_the_key_of_a_map_is_what_it_happens_to_be_on_spark_and_refused_here(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Spark takes text for a tuple of its letters: one letter works, more fail the query."""
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([("a", 1, "x")])
+
+    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+        grouped = source.frame().groupBy("first")
+        return grouped.transformWithState(TextKeys(), "said string", "Update", "None")
+
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    assert [[Row(said="[(('a',), (1,))]")]] == run(session, tmp_path / "spark", source, build)
+    session.conf.set("spark.statelog.stateLocation", "checkpoint")
+    enable(session)
+    ((row,),) = run(session, tmp_path / "ours", source, build)
+    disable(session)
+    assert row.said == "UsageError: state 'entries', map key: takes a tuple of (name), not str 'a'"

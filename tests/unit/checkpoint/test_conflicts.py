@@ -1,0 +1,159 @@
+"""
+S3 may answer a conditional put with 409 while another request for the name is under way.
+
+The client cannot tell 409 from 412: both arrive as `ObjectExistsError`.  Only reading back says
+whether the name is taken.
+"""
+
+import pytest
+from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
+
+from statelog.checkpoint.stream_factory import CheckpointedStateScope, FsCheckpointStreamFactory
+from statelog.errors import FencedError, ObjectExistsError, StoreError
+from statelog.model import FileStateHandle
+from statelog.store import LocationPaths, verify_put_if_absent
+from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
+
+
+class ConflictingStore(FaultyStore):
+    """Answers the next conditional puts of a name with 409, so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conflicts: dict[str, int] = {}
+        self.conflicts_at_first = 0
+        self.kind = FaultKind.CONFLICT
+        self.puts: list[str] = []
+
+    def put_if_absent(self, path, data) -> None:
+        self.puts.append(path)
+        if left := self.conflicts.setdefault(path, self.conflicts_at_first):
+            self.conflicts[path] = left - 1
+            self.next_fault = Fault(self.kind)
+        try:
+            super().put_if_absent(path, data)
+        finally:
+            self.next_fault = None  # a name that is taken uses none up
+
+
+@pytest.fixture
+def conflicting() -> ConflictingStore:
+    return ConflictingStore()
+
+
+# --- the commit -----------------------------------------------------------------------------------
+
+
+def test_a_conflict_at_the_commit_puts_the_same_name_again(conflicting):
+    one = started(conflicting)
+    conflicting.conflicts["chk-0/_metadata"] = 3
+    assert small_checkpoint(one, 0).checkpoint_id == 0
+    assert conflicting.puts.count("chk-0/_metadata") == 4
+    assert started(conflicting, "b").latest.owner_id == "a"
+
+
+def test_a_commit_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
+    one = started(conflicting)
+    conflicting.conflicts["chk-0/_metadata"] = 10**6
+    with pytest.raises(StoreError, match=r"chk-0/_metadata .*no object is there") as raised:
+        small_checkpoint(one, 0)
+    assert not isinstance(raised.value, ObjectExistsError)
+    assert isinstance(raised.value.__cause__, ObjectExistsError)
+    assert raised.value.path == "chk-0/_metadata"
+    assert conflicting.puts.count("chk-0/_metadata") < 20
+    conflicting.conflicts.clear()
+    assert one.complete(0, properties={}).checkpoint_id == 0, "the call can be repeated"
+
+
+def test_a_commit_whose_winner_shows_late_is_fenced(conflicting):
+    """409 before the winner is visible: reading back finds nothing, the next put meets it."""
+    one = started(conflicting)
+    winner = started(ConflictingStore(), "winner")
+    small_checkpoint(winner, 0)
+    conflicting.in_flight["chk-0/_metadata"] = winner._store.objects["chk-0/_metadata"]
+    with pytest.raises(FencedError, match="was committed by 'winner'"):
+        small_checkpoint(one, 0)
+    assert conflicting.puts.count("chk-0/_metadata") == 2
+
+
+def test_an_own_request_that_shows_late_is_the_commit(conflicting):
+    """The client sent the put twice; the second got 409 before the first was visible."""
+    one = started(conflicting)
+    conflicting.kind = FaultKind.CONFLICT_THEN_DONE
+    conflicting.conflicts["chk-0/_metadata"] = 1
+    assert small_checkpoint(one, 0).checkpoint_id == 0
+    assert conflicting.puts.count("chk-0/_metadata") == 2
+
+
+# --- the claim ------------------------------------------------------------------------------------
+
+
+def test_a_conflict_at_the_claim_skips_no_epoch(conflicting):
+    """An owner looks only at the epoch behind its own: a skipped one would leave it in place."""
+    first = started(conflicting, "first")
+    conflicting.conflicts["owner/2"] = 2
+    second = started(conflicting, "second")
+    assert second.epoch == 2
+    with pytest.raises(FencedError):
+        small_checkpoint(first, 0)
+    small_checkpoint(second, 0)
+
+
+def test_a_claim_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
+    conflicting.conflicts["owner/1"] = 10**6
+    with pytest.raises(StoreError, match=r"owner/1 .*no object is there") as raised:
+        coordinator(conflicting).claim()
+    assert not isinstance(raised.value, ObjectExistsError)
+    assert set(conflicting.puts) == {"owner/1"}, "no other epoch was tried"
+    conflicting.conflicts.clear()
+    assert coordinator(conflicting).claim() == 1
+
+
+def test_a_claim_whose_winner_shows_late_takes_the_next_epoch(conflicting):
+    started(conflicting, "first")
+    conflicting.in_flight["owner/2"] = b"the winner's claim"
+    assert coordinator(conflicting, "second").claim() == 3
+    assert bytes(conflicting.get("owner/2")) == b"the winner's claim"
+
+
+def test_an_own_claim_that_shows_late_is_the_claim(conflicting):
+    conflicting.kind = FaultKind.CONFLICT_THEN_DONE
+    conflicting.conflicts["owner/1"] = 1
+    assert coordinator(conflicting).claim() == 1
+    assert sorted(conflicting.objects) == ["owner/1"]
+
+
+# --- the other callers of put_if_absent -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CONFLICT, FaultKind.CONFLICT_THEN_DONE])
+@pytest.mark.parametrize("conflicts", [1, 2, 3])
+def test_a_conflict_at_the_probe_is_no_word_broken(conflicting, monkeypatch, kind, conflicts):
+    url = f"s3://conflicts/{kind.value}-{conflicts}"
+    monkeypatch.setattr(ConflictingStore, "url", url)
+    conflicting.kind, conflicting.conflicts_at_first = kind, conflicts
+    verify_put_if_absent(conflicting, LocationPaths())
+    assert conflicting.objects == {}, "the probe is taken away"
+
+
+def test_a_probe_that_conflicts_for_ever_ends_with_a_store_error(conflicting, monkeypatch):
+    monkeypatch.setattr(ConflictingStore, "url", "s3://conflicts/for-ever")
+    conflicting.conflicts_at_first = 10**6
+    with pytest.raises(StoreError, match=r"tmp/probe-.*no object is there") as raised:
+        verify_put_if_absent(conflicting, LocationPaths())
+    assert "reason" not in raised.value.facts
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CONFLICT, FaultKind.CONFLICT_THEN_DONE])
+def test_a_conflict_in_a_stream_takes_another_name_and_loses_nothing(conflicting, kind):
+    """The name is this stream's alone, so another one is as good; the sweep finds the first."""
+    factory = FsCheckpointStreamFactory(
+        conflicting, exclusive_directory="chk-5", shared_directory="shared", threshold_bytes=0
+    )
+    stream = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
+    stream.write(b"state")
+    conflicting.next_fault = Fault(kind)
+    handle = stream.close_and_get_handle()
+    assert isinstance(handle, FileStateHandle)
+    assert bytes(conflicting.get(handle.path)) == b"state"
+    assert len(conflicting.puts) == 2

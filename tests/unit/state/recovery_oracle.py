@@ -1,0 +1,487 @@
+"""
+A world of workers that recover, and an oracle that shares no code with them.
+
+The oracle keeps what each committed checkpoint changed, as plain dictionaries by checkpoint id, and
+folds them by hand along the parents.  Workers catch up to any checkpoint of the line, in any order,
+while loads fail midway; whatever `catch_up` brings forward must be what the oracle says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.changelog.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
+from statelog.errors import StoreError
+from statelog.format.change_set import checksum
+from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.model.checkpoint import (
+    ChangelogStateBackendHandle,
+    CompletedCheckpoint,
+    MaterializedHandle,
+    live_log,
+    live_snapshots,
+)
+from statelog.runtime.ids import RandomIds
+from statelog.state import keyed_state
+from statelog.state.api import Cursor, ListState, MapState, Timers, ValueState
+from statelog.state.changes import OperatorCodec
+from statelog.state.columnar_table import RowLayout
+from statelog.state.local_runs import LocalRuns
+from statelog.state.memory import MemoryLimits
+from statelog.state.schema import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.store import LocationPaths, ObjectStore
+from statelog.testing.faulty_store import FaultyStore
+
+GROUPS = 6
+KEYS = 18
+VALUE = pa.schema([("n", pa.int64())])
+ELEMENT = pa.schema([("x", pa.int64())])
+USER_KEY = pa.schema([("u", pa.string())])
+NAMES = ("value", "list", "map", "timers")
+TIMERS = "$timers"
+
+Change = tuple[int, str, str, Any]
+"""(key, variable, what is done, its argument)."""
+Cells = dict[tuple[int, str], Any]
+"""(key, variable) -> an int, a list, a dict or a set."""
+
+
+# --- the oracle: dictionaries only ----------------------------------------------------------------
+
+
+@dataclass
+class Commit:
+    """What a committed checkpoint changed, and what it continues."""
+
+    parent: int
+    overlay: dict[int, list[Change]]
+
+
+class Oracle:
+    """Committed overlays by checkpoint id, folded by hand."""
+
+    def __init__(self) -> None:
+        self.commits: dict[int, Commit] = {}
+
+    def line(self, checkpoint_id: int) -> list[int]:
+        """Return the checkpoint and those it continues, the oldest first."""
+        found: list[int] = []
+        while checkpoint_id != -1:
+            found.insert(0, checkpoint_id)
+            checkpoint_id = self.commits[checkpoint_id].parent
+        return found
+
+    def cells(self, checkpoint_id: int, key_groups: range) -> Cells:
+        """Return all cells of these key groups; empty ones are left out."""
+        cells: Cells = {}
+        for one in self.line(checkpoint_id):
+            for key, changes in self.commits[one].overlay.items():
+                if key % GROUPS in key_groups:
+                    for change in changes:
+                        fold(cells, change)
+        return {where: cell for where, cell in cells.items() if cell not in (None, [], {}, set())}
+
+
+def fold(cells: Cells, change: Change) -> None:
+    key, name, what, argument = change
+    where = key, name
+    match name, what:
+        case _, "clear":
+            cells.pop(where, None)
+        case "value", _:
+            cells[where] = argument
+        case "list", "append":
+            cells[where] = [*cells.get(where, []), argument]
+        case "list", "put":
+            cells[where] = list(argument)
+        case "map", "put":
+            cells[where] = {**cells.get(where, {}), argument[0]: argument[1]}
+        case "map", "remove":
+            cells[where] = {u: v for u, v in cells.get(where, {}).items() if u != argument}
+        case "timers", "register":
+            cells[where] = {*cells.get(where, set()), argument}
+        case "timers", "delete":
+            cells[where] = cells.get(where, set()) - {argument}
+
+
+def draw_change(rng: random.Random, key: int, names: tuple[str, ...]) -> Change:
+    name = rng.choice(names)
+    if rng.random() < 0.12 and name != "timers":
+        return key, name, "clear", None
+    match name:
+        case "value":
+            return key, name, "update", rng.randrange(1000)
+        case "list":
+            if rng.random() < 0.85:
+                return key, name, "append", rng.randrange(1000)
+            return key, name, "put", [rng.randrange(1000) for _ in range(rng.randrange(3))]
+        case "map":
+            if rng.random() < 0.7:
+                return key, name, "put", (rng.choice("abc"), rng.randrange(1000))
+            return key, name, "remove", rng.choice("abc")
+        case _:
+            return key, name, rng.choice(["register", "register", "delete"]), rng.randrange(9)
+
+
+# --- what is tested -------------------------------------------------------------------------------
+
+
+def schema_of(names: tuple[str, ...]) -> OperatorStateSchema:
+    states = {
+        "value": StateDescriptor("value", StateKind.VALUE, VALUE),
+        "list": StateDescriptor("list", StateKind.LIST, ELEMENT),
+        "map": StateDescriptor("map", StateKind.MAP, VALUE, USER_KEY),
+        "timers": StateDescriptor(TIMERS, StateKind.TIMER, pa.schema([])),
+    }
+    return OperatorStateSchema(
+        "op", pa.schema([("k", pa.int64())]), tuple(states[name] for name in names)
+    )
+
+
+class Objects:
+    """The state objects of a processor, by variable."""
+
+    def __init__(self, codec: OperatorCodec, names: tuple[str, ...]) -> None:
+        self.cursor = Cursor(0)
+        self.by_name: dict[str, Any] = {}
+        for state_id, name in enumerate(names):
+            state = codec.states[state_id]
+            kinds: dict[str, Callable[[], Any]] = {
+                "value": lambda at=state_id, of=state: ValueState(self.cursor, at, of.value),
+                "list": lambda at=state_id, of=state: ListState(self.cursor, at, of.value),
+                "map": lambda at=state_id, of=state: MapState(
+                    self.cursor, at, of.value, of.user_key
+                ),
+                "timers": lambda at=state_id, of=state: Timers(self.cursor, at, of.value),
+            }
+            self.by_name[name] = kinds[name]()
+
+    def apply(self, change: Change) -> None:
+        _, name, what, argument = change
+        state = self.by_name[name]
+        match name, what:
+            case _, "clear":
+                state.clear()
+            case "value", _:
+                state.update((argument,))
+            case "list", "append":
+                state.append((argument,))
+            case "list", "put":
+                state.put([(one,) for one in argument])
+            case "map", "put":
+                state.put((argument[0],), (argument[1],))
+            case "map", "remove":
+                state.remove((argument,))
+            case _:
+                getattr(state, what)(argument)
+
+    def cell(self, name: str) -> Any:
+        state = self.by_name[name]
+        match name:
+            case "value":
+                found = state.get()
+                return None if found is None else found[0]
+            case "list":
+                return [element[0] for element in state.get()]
+            case "map":
+                return {user_key[0]: value[0] for user_key, value in state.iterator()}
+            case _:
+                return set(state.times())
+
+
+class FlakyStore(FaultyStore):
+    """Fails one read: the one after `reads_left` more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads_left: int | None = None
+        self.failed = 0
+
+    def get(self, path: str) -> memoryview:
+        if self.reads_left is not None:
+            self.reads_left -= 1
+            if self.reads_left < 0:
+                self.reads_left = None
+                self.failed += 1
+                raise StoreError(f"get {path}: connection reset", path=path)
+        return super().get(path)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How workers keep their state."""
+
+    name: str
+    names: tuple[str, ...] = NAMES
+    columns: bool = False
+    files: bool = False
+    dict_rows: int = 0
+    replays_columns: bool = False
+
+
+MODES = (
+    Mode("dict"),
+    Mode("columns", columns=True),
+    Mode("files", columns=True, files=True),
+    Mode("replay", ("value", "timers"), columns=True, replays_columns=True),
+    Mode("light", ("value", "timers"), columns=True, files=True, dict_rows=5, replays_columns=True),
+)
+
+
+@dataclass(frozen=True)
+class Tiny(MemoryLimits):
+    """Limits under which dict tables go into columns at once."""
+
+    @property
+    def recent_bytes(self) -> int:
+        return 0
+
+    @property
+    def pending_bytes(self) -> int:
+        return 300
+
+
+class World:
+    """
+    One history from a seed.
+
+    Args:
+        seed: Decides everything.
+        mode: How workers keep their state.
+        folder: For local files.
+        module: Where `KeyedState` is taken from; a mutant's for the tests of this test.
+    """
+
+    def __init__(
+        self, seed: int, mode: Mode, folder: Path, module: ModuleType = keyed_state
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.mode, self.folder, self.module = mode, folder, module
+        self.codec = OperatorCodec(schema_of(mode.names))
+        self.store = FlakyStore()
+        self.ids = RandomIds()
+        self.storage = FsStateChangelogStorage(
+            self.store,
+            job_id="",
+            scheduler=DirectStateChangeUploadScheduler(
+                InlineStateChangeUploader(
+                    0, StateChangeFsUploader(self.store, LocationPaths(), self.ids), self.ids
+                )
+            ),
+        )
+        self.oracle = Oracle()
+        self.checkpoints: dict[int, CompletedCheckpoint] = {}
+        self.newest = -1
+        self.next_id = 0
+        self.workers = [self.worker() for _ in range(3)]
+        self.seen = {"failed": 0, "folded": 0, "rolled back": 0, "zombies": 0, "looks": 0}
+
+    def worker(self) -> Any:
+        if not self.mode.columns:
+            return self.module.KeyedState(self.codec)
+
+        def local(layout: RowLayout) -> LocalRuns | None:
+            return LocalRuns(self.folder, "here", layout, self.ids) if self.mode.files else None
+
+        return self.module.KeyedState(self.codec, Tiny(64 << 20, self.mode.dict_rows), local)
+
+    # --- a worker at a checkpoint ---------------------------------------------------------------
+
+    def look(self, worker: Any, part: KeyGroupRange, base_id: int) -> None:
+        """Bring a worker to a checkpoint, maybe after loads that failed, and ask the oracle."""
+        while self.rng.random() < 0.3:
+            self.store.reads_left = self.rng.randrange(6)
+            try:
+                self.catch_up(worker, part, base_id)
+            except StoreError:
+                self.seen["failed"] += 1
+            self.store.reads_left = None
+            if self.rng.random() < 0.3:  # another task comes before the next attempt of this one
+                other = self.rng.choice([-1, *self.oracle.line(self.newest)])
+                self.catch_up(worker, self.draw_range(), other)
+        self.catch_up(worker, part, base_id)
+        self.seen["looks"] += 1
+        assert self.oracle.cells(base_id, range(part.start, part.end + 1)) == self.cells(
+            worker, part
+        )
+
+    def catch_up(self, worker: Any, part: KeyGroupRange, base_id: int) -> None:
+        committed: list[str] = []
+        if base_id >= 0:
+            log = self.checkpoints[base_id].log
+            committed = [one.state_handle_id for one in log if one.checkpoint_id == base_id]
+
+        def load() -> tuple[ObjectStore, ChangelogStateBackendHandle]:
+            return self.store, self.checkpoints[base_id].for_range(part)
+
+        self.seen["folded"] += worker.catch_up(part, base_id, committed, load).folded
+
+    def cells(self, worker: Any, part: KeyGroupRange) -> Cells:
+        """Return what a processor would see of the keys, and nothing else may be there."""
+        keys: dict[int, list[Any]] = {}
+        for key in range(KEYS):
+            if key % GROUPS in part:
+                keys.setdefault(key % GROUPS, []).append((key,))
+        worker.prepare(keys)
+        objects = Objects(self.codec, self.mode.names)
+        cells: Cells = {}
+        for key_group, members in keys.items():
+            group = worker.groups[key_group]
+            objects.cursor.enter(group, [{} for _ in self.codec.states])
+            for key in members:
+                objects.cursor.key = key
+                for name in self.mode.names:
+                    cells[key[0], name] = objects.cell(name)
+            there = {key for table in group.tables for key in table}
+            assert there <= set(members), f"key group {key_group} has keys of others"
+        return {where: cell for where, cell in cells.items() if cell not in (None, [], {}, set())}
+
+    # --- attempts -------------------------------------------------------------------------------
+
+    def attempt(
+        self, worker: Any, part: KeyGroupRange, checkpoint_id: int, base_id: int, snapshot: bool
+    ) -> tuple[Any, Any, dict[int, list[Change]]]:
+        """Let a task do its work; return its log handle, its snapshot and what it changed."""
+        self.look(worker, part, base_id)
+        changes: dict[int, list[Change]] = {}
+        for key in range(KEYS):
+            if key % GROUPS in part and self.rng.random() < 0.4:
+                changes[key] = [
+                    draw_change(self.rng, key, self.mode.names)
+                    for _ in range(self.rng.randrange(1, 4))
+                ]
+        overlays = self.overlays(worker, changes)
+        handle = self.persist(part, checkpoint_id, overlays)
+        if handle is not None:
+            worker.stage(checkpoint_id, base_id, handle.state_handle_id, part, overlays)
+        materialized = None
+        if snapshot:
+            data = worker.snapshot(part, overlays, 0)
+            path = f"taskowned/{self.ids.new_id()}"
+            self.store.put(path, data)
+            where = FileStateHandle(path, len(data), checksum([data]))
+            materialized = MaterializedHandle(part, checkpoint_id, where)
+            worker.end_snapshot(materialized)
+        return handle, materialized, changes
+
+    def overlays(self, worker: Any, changes: Mapping[int, list[Change]]) -> dict[int, Any]:
+        by_group: dict[int, list[Any]] = {}
+        for key in changes:
+            by_group.setdefault(key % GROUPS, []).append((key,))
+        worker.prepare(by_group)
+        objects = Objects(self.codec, self.mode.names)
+        overlays: dict[int, Any] = {}
+        for key_group, keys in by_group.items():
+            overlay = overlays[key_group] = [{} for _ in self.codec.states]
+            objects.cursor.enter(worker.groups[key_group], overlay)
+            for key in keys:
+                objects.cursor.key = key
+                for change in changes[key[0]]:
+                    objects.apply(change)
+        return overlays
+
+    def persist(self, part: KeyGroupRange, checkpoint_id: int, overlays: dict[int, Any]) -> Any:
+        """Write the changes in up to two files, so that a replay can fail between them."""
+        encoded = self.codec.encode(overlays)
+        if not len(encoded):
+            return None
+        middle = self.rng.randrange(len(encoded) + 1)
+        with self.storage.create_writer("op", part) as writer:
+            start = writer.initial_sequence_number()
+            writer.append_meta(self.codec.metadata_change())
+            for piece in (slice(None, middle), slice(middle, None)):
+                if len(encoded.key_groups[piece]):
+                    writer.append_batch(encoded.key_groups[piece], encoded.values[piece])
+                    handle = writer.persist(start, checkpoint_id).result().job_manager_owned
+        return handle
+
+    def draw_range(self) -> KeyGroupRange:
+        first, last = sorted(self.rng.choices(range(GROUPS), k=2))
+        return KeyGroupRange(first, last)
+
+    # --- a micro-batch --------------------------------------------------------------------------
+
+    def ranges(self) -> Iterator[KeyGroupRange]:
+        cuts = sorted(self.rng.sample(range(1, GROUPS), self.rng.randrange(3)))
+        for start, stop in zip([0, *cuts], [*cuts, GROUPS], strict=True):
+            yield KeyGroupRange(start, stop - 1)
+
+    def micro_batch(self) -> None:
+        """Every task has one or two attempts, anywhere; one of them counts, or the batch fails."""
+        checkpoint_id, self.next_id = self.next_id, self.next_id + 1
+        log, snapshots, overlay = [], [], {}
+        for part in self.ranges():
+            snapshot = self.rng.random() < 0.15
+            attempts = [
+                self.attempt(
+                    self.rng.choice(self.workers), part, checkpoint_id, self.newest, snapshot
+                )
+                for _ in range(self.rng.choice([1, 1, 2]))
+            ]
+            handle, materialized, changes = self.rng.choice(attempts)
+            log += [] if handle is None else [handle]
+            snapshots += [] if materialized is None else [materialized]
+            overlay.update(changes)
+        if self.rng.random() < 0.15:
+            return
+        base = self.checkpoints.get(self.newest)
+        live = live_snapshots((*(base.materialized if base else ()), *snapshots), GROUPS)
+        self.checkpoints[checkpoint_id] = CompletedCheckpoint(
+            checkpoint_id=checkpoint_id,
+            parent_id=None,
+            created_at_ms=0,
+            epoch=1,
+            owner_id="",
+            max_parallelism=GROUPS,
+            materialized=live,
+            log=live_log((*(base.log if base else ()), *log), live, GROUPS),
+        )
+        self.oracle.commits[checkpoint_id] = Commit(self.newest, overlay)
+        self.newest = checkpoint_id
+
+    def zombie(self) -> None:
+        """Let a late task of an earlier micro-batch work once more; nobody commits it."""
+        line = self.oracle.line(self.newest)
+        if line:
+            checkpoint_id = self.rng.choice(line)
+            base_id = self.oracle.commits[checkpoint_id].parent
+            worker = self.rng.choice(self.workers)
+            self.attempt(worker, self.draw_range(), checkpoint_id, base_id, False)
+            self.seen["zombies"] += 1
+
+    def roll_back(self) -> None:
+        """Go on from an earlier checkpoint; living workers are asked for it before they go on."""
+        line = self.oracle.line(self.newest)
+        if line:
+            self.newest = self.rng.choice([-1, *line])
+            self.seen["rolled back"] += 1
+            for number, worker in enumerate(self.workers):
+                if self.rng.random() < 0.3:
+                    self.workers[number] = self.worker()
+                else:
+                    self.look(worker, KeyGroupRange(0, GROUPS - 1), self.newest)
+
+    def run(self, batches: int = 12) -> None:
+        for _ in range(batches):
+            event = self.rng.random()
+            if event < 0.08:
+                self.workers[self.rng.randrange(3)] = self.worker()
+            elif event < 0.2:
+                self.roll_back()
+            elif event < 0.4:
+                self.zombie()
+            elif event < 0.5:  # a reader of the past
+                past = self.rng.choice([-1, *self.oracle.line(self.newest)])
+                self.look(self.rng.choice(self.workers), self.draw_range(), past)
+            self.micro_batch()
+        for worker in self.workers:
+            self.look(worker, KeyGroupRange(0, GROUPS - 1), self.newest)

@@ -1,0 +1,164 @@
+"""
+The oracle finds what it is for: each mutant of `keyed_state` is caught within some seeds.
+
+A mutant is made from the source by replacing one piece of text, which must be there exactly once.
+`docs/mutants.md` says what each does.
+"""
+
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.unit.state.recovery_oracle import MODES, World
+
+from statelog.state import keyed_state
+
+SEEDS = 25
+SOURCE = Path(keyed_state.__file__)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """
+    One slip.
+
+    Args:
+        name: What is wrong.
+        text: What stands in the source.
+        instead: What stands in the mutant.
+        modes: Where it can show; all of them catch it.
+    """
+
+    name: str
+    text: str
+    instead: str
+    modes: tuple[str, ...] = ("dict",)
+
+
+MUTANTS = (
+    Mutant(
+        "an_overlay_is_folded_into_another_base",
+        "if group is None or group.version != staged.base_id:",
+        "if group is None:",
+    ),
+    Mutant(
+        "a_half_done_replay_stays",
+        "self._begin(key_group)\n                raise",
+        "pass\n                raise",
+    ),
+    Mutant(
+        "what_was_rolled_back_stays",
+        "if group is None or group.version > base_id:",
+        "if group is None:",
+    ),
+    Mutant(
+        "a_rollback_to_the_same_version_starts_anew_only_from_later_ones",
+        "group.version > base_id:",
+        "group.version > base_id + 1:",
+    ),
+    Mutant(
+        "an_attempt_that_was_not_committed_is_folded",
+        "if staged.checkpoint_id != base_id or staged.state_handle_id not in committed:",
+        "if staged.checkpoint_id != base_id:",
+    ),
+    Mutant(
+        "an_attempt_at_another_checkpoint_is_folded",
+        "if staged.checkpoint_id != base_id or staged.state_handle_id not in committed:",
+        "if not staged.checkpoint_id:",
+    ),
+    Mutant(
+        "a_folded_overlay_reaches_no_version",
+        "self._reached(key_group, base_id, staged.state_handle_id)\n",
+        "pass\n",
+    ),
+    Mutant(
+        "all_key_groups_of_a_batch_are_replayed",
+        "[change for change in part if change[0] in old]",
+        "list(part)",
+    ),
+    Mutant(
+        "a_log_handle_is_replayed_again",
+        "old = {kg for kg in wanted if groups[kg].version < log.checkpoint_id}",
+        "old = {kg for kg in wanted if groups[kg].version <= log.checkpoint_id}",
+    ),
+    Mutant(
+        "a_snapshot_is_skipped",
+        "                if key_group in tables:",
+        "                if not tables:",
+    ),
+    Mutant(
+        "runs_outlive_their_key_groups",
+        "self._runs.forget(key_group)",
+        "pass",
+        ("columns", "files", "replay"),
+    ),
+    Mutant(
+        "keys_in_columns_are_not_moved_before_a_fold",
+        "self.prepare({key_group: _keys(overlay)})",
+        "pass",
+        ("columns",),
+    ),
+    Mutant(
+        "keys_in_columns_are_not_moved_before_a_replay",
+        "self._state.prepare({kg: _keys(overlay) for kg, overlay in overlays.items()})",
+        "pass",
+        ("columns",),
+    ),
+    Mutant(
+        "a_fold_names_no_tip",
+        "self._runs.tips[key_group] = tip",
+        "pass",
+        ("files",),
+    ),
+    Mutant(
+        "what_was_collected_is_lost",
+        "if not self._reached and not self._pending:",
+        "if True:",
+        ("replay",),
+    ),
+    Mutant(
+        "the_tail_of_a_replay_is_not_flushed",
+        "        self._flush()\n        self._settle()",
+        "        self._settle()",
+        ("replay",),
+    ),
+)
+
+
+def mutated(mutant: Mutant) -> types.ModuleType:
+    source = SOURCE.read_text(encoding="utf-8")
+    assert source.count(mutant.text) == 1, f"{mutant.name}: the source has changed"
+    module = types.ModuleType("mutant")
+    module.__file__ = str(SOURCE)
+    # Dataclasses look their module up by name; the mutant's is the original's.
+    module.__dict__["__name__"] = keyed_state.__name__
+    exec(compile(source.replace(mutant.text, mutant.instead), SOURCE, "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
+    module = mutated(mutant)
+    for mode in (mode for mode in MODES if mode.name in mutant.modes):
+        size = -1 if mode.replays_columns else 1 << 60
+        module._COLUMNAR_REPLAY_BYTES = module._COLUMNAR_RESTORE_BYTES = size
+        assert caught(module, mode, tmp_path), f"not seen in {SEEDS} seeds of mode {mode.name}"
+
+
+def caught(module, mode, tmp_path: Path) -> bool:
+    for seed in range(SEEDS):
+        folder = tmp_path / f"{mode.name}-{seed}"
+        folder.mkdir(mode=0o700)
+        try:
+            World(seed, mode, folder, module).run()
+        except Exception:
+            return True
+    return False
+
+
+def test_the_source_as_it_is_is_not_caught(tmp_path: Path) -> None:
+    module = mutated(Mutant("nothing", "class KeyedState:", "class KeyedState:"))
+    folder = tmp_path / "local"
+    folder.mkdir(mode=0o700)
+    World(0, MODES[0], folder, module).run()
