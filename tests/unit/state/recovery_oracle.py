@@ -274,7 +274,9 @@ class World:
             job_id="",
             scheduler=DirectStateChangeUploadScheduler(
                 InlineStateChangeUploader(
-                    0, StateChangeFsUploader(self.store, LocationPaths(), self.ids), self.ids
+                    0,
+                    StateChangeFsUploader(self.store, paths=LocationPaths(), ids=self.ids),
+                    ids=self.ids,
                 )
             ),
         )
