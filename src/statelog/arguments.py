@@ -162,6 +162,23 @@ def instance(
     return value
 
 
+def acting(value: Any, name: str, methods: Sequence[str], wanted: str) -> Any:
+    """
+    Return *value* if it has the methods that a protocol asks for; *wanted* names the protocol.
+
+    Raises:
+        UsageError: A method is missing; the message names it.
+    """
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if missing:
+        raise UsageError(
+            f"{name} must be {wanted}, with the methods {', '.join(methods)}; {given(value)} has "
+            f"no {', '.join(missing)}",
+            fields=(name,),
+        )
+    return value
+
+
 def folder(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
     """
     Return a name that is one folder below a root, or "" for none.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.unit.changelog.helpers import ALL, ScriptedStore
 
@@ -206,3 +207,163 @@ def test_a_long_duration_is_no_overflow(tmp_path: Path) -> None:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"value")
         assert writer.persist(0).result(10).job_manager_owned is not None
+
+
+# --- every public constructor and method, with every wrong value ----------------------------------
+
+WRONG: list[Any] = [None, "x", 1.5, -1, NAN, True, b"b", object(), [], {}]
+
+
+def _call(make: Callable[..., Any], name: str, base: dict[str, Any]) -> Callable[[Any], object]:
+    return lambda value: make(**{**base, name: value})
+
+
+def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
+    """Name the calls, and those of the wrong values that each of them takes."""
+    store = ScriptedStore()
+    entry = {"handle": FileStateHandle("a", 1), "offset": 0}
+    handle = {
+        "key_group_range": ALL,
+        "handles_and_offsets": (),
+        "size_bytes": 0,
+        "incremental_size_bytes": 0,
+        "state_handle_id": "id",
+    }
+    task = {"change_sets": [], "on_success": print, "on_failure": print}
+    streams = {"store": store, "exclusive_directory": "a", "shared_directory": "b"}
+    cache = {"store": store, "directories": ["cache"]}
+    changes = {"log_id": 0, "sqn": 0, "changes": []}
+    classes: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = [
+        (
+            sl.HandleAndOffset,
+            entry,
+            {"handle": (), "offset": (), "size_bytes": (None,), "crc32c": (None,)},
+        ),
+        (
+            sl.FileStateHandle,
+            {"path": "a", "size_bytes": 1},
+            {"path": ("x",), "size_bytes": (-1,), "crc32c": (None,)},
+        ),
+        (sl.ByteStreamStateHandle, {"name": "a", "data": b""}, {"name": ("x",), "data": (b"b",)}),
+        (
+            sl.ChangelogStateHandle,
+            handle,
+            {"key_group_range": (), "handles_and_offsets": (), "checkpoint_id": ()}
+            | {"size_bytes": (-1,), "incremental_size_bytes": (-1,), "state_handle_id": ("x",)},
+        ),
+        (sl.UploadTask, task, {"change_sets": ([], {}), "on_success": (), "on_failure": ()}),
+        (sl.Entropy, {"marker": "m"}, {"marker": ("x",), "length": ()}),
+        (
+            sl.StateChangeFsUploader,
+            {"store": store},
+            {"store": (), "job_id": ("x",), "compress": (True,), "paths": (None,)},
+        ),
+        (
+            sl.InlineStateChangeUploader,
+            {"threshold_bytes": 1, "delegate": Quiet()},
+            {"threshold_bytes": (), "delegate": ()},
+        ),
+        (sl.DirectStateChangeUploadScheduler, {}, {"uploader": ()}),
+        (
+            sl.BatchingStateChangeUploadScheduler,
+            {"uploader": Quiet()},
+            {"uploader": (), "metrics": (None,)},
+        ),
+        (
+            sl.TaskChangelogRegistry,
+            {"store": store},
+            {"store": (), "copies": (None,), "discard_threads": ()},
+        ),
+        (
+            sl.LocalBackup,
+            {"folder": "copies"},
+            {"folder": ("x",), "patience_s": (1.5,), "num_threads": ()},
+        ),
+        (
+            sl.DownloadCache,
+            cache,
+            {"store": (), "directories": (), "max_bytes": (), "idle_timeout": ()},
+        ),
+        (
+            sl.FsStateChangelogStorage,
+            {"base_path": store},
+            {
+                "base_path": ("x",),
+                "options": (None,),
+                "job_id": ("x", None),
+                "metrics": (None,),
+                "scheduler": (None,),
+                "registry": (None,),
+                "local_recovery": (None,),
+                "cache_directories": ([],),
+            },
+        ),
+        (
+            FsCheckpointStreamFactory,
+            streams,
+            {
+                "store": (),
+                "exclusive_directory": ("x",),
+                "shared_directory": ("x",),
+                "task_owned_directory": ("x", None),
+                "entropy": (None,),
+            },
+        ),
+        (
+            sl.StateChangeSet.of,
+            changes,
+            {"log_id": (), "sqn": (), "changes": ([], {})},
+        ),
+    ]
+    calls: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {}
+    for make, base, arguments in classes:
+        for name, fine in arguments.items():
+            calls[f"{make.__qualname__}.{name}"] = (_call(make, name, base), fine)
+    storage, registry = sl.FsStateChangelogStorage(store), sl.TaskChangelogRegistry(store)
+    writer, copies = storage.create_writer("op", ALL), sl.LocalChangelogRegistry()
+    empty = sl.ChangelogStateHandle(**handle)
+    copy, one = FileStateHandle("/a", 1), pa.array([b"x"])
+    calls |= {
+        "append": (lambda value: writer.append(1, value), (b"b",)),
+        "append_meta": (writer.append_meta, (b"b",)),
+        "append_batch.values": (lambda value: writer.append_batch([1], value), ()),
+        "append_batch.key_groups": (lambda value: writer.append_batch(value, one), ()),
+        "read": (storage.read, ()),
+        "read_batches": (lambda value: storage.read_batches(empty, value), (None,)),
+        "registry.release": (registry.release, ()),
+        "registry.start_tracking": (lambda value: registry.start_tracking(value, 1), ()),
+        "copies.register": (lambda value: copies.register(copy, value), ()),
+        "copies.discard": (copies.discard_up_to_checkpoint, ()),
+        "availability.wait": (storage.scheduler.availability.wait, (None, 1.5)),
+        "from_mapping": (sl.ChangelogOptions.from_mapping, ({},)),
+        "load_options": (sl.load_options, (None, {})),
+        "operator": (lambda value: sl.key_group_range_for_operator(value, 1, 0), ()),
+        "split": (lambda value: sl.split_key_groups(128, value), ()),
+        "range": (lambda value: sl.KeyGroupRange.of(value, 5), ()),
+        "discard": (lambda value: sl.discard_local_copies(value, "job"), ()),
+    }
+    return calls
+
+
+SWEEP = _sweep()
+
+
+@pytest.mark.parametrize("name", SWEEP)
+def test_no_wrong_value_enters_a_public_call(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, fine = SWEEP[name]
+    entered, taken = [], []
+    for value in WRONG:
+        try:
+            call(value)
+            taken.append(value)
+            if not any(value is each or value == each for each in fine):
+                entered.append(repr(value))
+        except sl.UsageError:
+            pass
+        except Exception as error:
+            entered.append(f"{value!r}: {type(error).__name__}: {error}")
+    assert [] == entered
+    assert len(fine) == len(taken)  # what is fine is taken

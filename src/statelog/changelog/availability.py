@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Final
 
-from statelog.arguments import refused
+from statelog.arguments import number, refused
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
 from statelog.runtime.pool import HelpedFuture, Pool
+
+_LONGEST_WAIT_S: Final = 1e9
+"""Longer waits would overflow what the system takes."""
 
 
 def _completed() -> Future[None]:
@@ -65,7 +69,12 @@ class AvailabilityProvider:
         Wait until there is room (or the scheduler is closed) and return whether it came in time.
 
         Blocks: At most *timeout_s*, or without bound for None.
+
+        Raises:
+            UsageError: *timeout_s* is no finite number of at least 0.
         """
+        if timeout_s is not None:
+            timeout_s = min(number(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
         try:
             self._future.result(timeout_s)
         except FutureTimeoutError:

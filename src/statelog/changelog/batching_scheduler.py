@@ -31,7 +31,11 @@ from statelog.changelog.upload_task import (
     ends_of,
     fail_tasks,
 )
-from statelog.changelog.uploader import StateChangeFsUploader, StateChangeUploader
+from statelog.changelog.uploader import (
+    UPLOADER_METHODS,
+    StateChangeFsUploader,
+    StateChangeUploader,
+)
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_batcher import (
     Action,
@@ -110,6 +114,7 @@ class BatchingStateChangeUploadScheduler:
         metrics: Metrics | None = None,
         runtime: Runtime | None = None,
     ) -> None:
+        arguments.acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
         policy = RetryPolicy.fixed() if policy is None else policy
         for name, value, low in (
             ("batch_delay_ns", batch_delay_ns, 0),
@@ -135,6 +140,8 @@ class BatchingStateChangeUploadScheduler:
             fixed_delay=fixed_delay,
         )
         self._uploader = uploader
+        if metrics is not None:
+            arguments.instance(metrics, "metrics", Metrics, "a Metrics")
         self._runtime = runtime
         self._metrics = metrics if metrics is not None else Metrics()
         self._uploads = RetryingUploads(uploader, policy, runtime, self._metrics)

@@ -97,6 +97,7 @@ class DownloadCache:
         metrics: Metrics | None = None,
         runtime: Runtime | None = None,
     ) -> None:
+        arguments.acting(store, "store", ("get", "get_range"), "an ObjectStore")
         arguments.paths(directories, "directories", error=InvalidOptionsError)
         arguments.whole_number(max_bytes, "max_bytes", error=InvalidOptionsError)
         arguments.duration(idle_timeout, "idle_timeout", error=InvalidOptionsError)

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from statelog.arguments import paths, switch, whole_number
+from statelog import arguments
+from statelog.arguments import instance, number, path, switch, whole_number
 from statelog.changelog.local_files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
@@ -66,7 +67,7 @@ class LocalRecoveryConfig:
     recovery: bool = True
 
     def __post_init__(self) -> None:
-        paths(self.directories, "directories", error=InvalidOptionsError)
+        arguments.paths(self.directories, "directories", error=InvalidOptionsError)
         switch(self.backup, "backup", error=InvalidOptionsError)
         switch(self.recovery, "recovery", error=InvalidOptionsError)
         if not self.directories and (self.backup or self.recovery):
@@ -121,6 +122,7 @@ def discard_local_copies(
     Blocks: For the disk.   Thread: Any.
     Source: Flink, TaskLocalStateStore.dispose.
     """
+    instance(config, "config", LocalRecoveryConfig, "a LocalRecoveryConfig")
     disk = LocalFiles()
     kept = {
         entry.handle.path
@@ -133,8 +135,8 @@ def discard_local_copies(
         paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
     except OSError:
         return 0  # no folder, no copies
-    for path in paths:
-        removed += path not in kept and remove_quietly(disk, path)
+    for one in paths:
+        removed += one not in kept and remove_quietly(disk, one)
     return removed
 
 
@@ -214,7 +216,7 @@ class LocalBackup:
 
     def __init__(
         self,
-        folder: str,
+        folder: str | os.PathLike[str],
         *,
         patience_s: float = _PATIENCE_S,
         num_threads: int = 5,
@@ -224,7 +226,8 @@ class LocalBackup:
         pool: Pool | None = None,
     ) -> None:
         whole_number(num_threads, "num_threads", low=1)
-        self._folder = folder
+        number(patience_s, "patience_s", low=0)
+        self._folder = path(folder, "folder")
         self._runtime = system_runtime() if runtime is None else runtime
         self._owns_pool = pool is None
         self._pool = ThreadPool(num_threads, "statelog-local") if pool is None else pool

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from statelog.arguments import instance, whole_number
 from statelog.changelog.local_files import LocalDisk, LocalFiles
 from statelog.core.local_copies import (
     CheckpointAborted,
@@ -26,7 +27,7 @@ from statelog.core.local_copies import (
     LocalCopies,
 )
 from statelog.errors import ClosedError, UsageError
-from statelog.model import FileStateHandle, StreamStateHandle
+from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 
@@ -63,6 +64,8 @@ class LocalChangelogRegistry:
 
         Thread: Any.
         """
+        checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
+        instance(handle, "handle", (FileStateHandle, ByteStreamStateHandle), "a state handle")
         if isinstance(handle, FileStateHandle):
             self._post(CopyUsed(_absolute(handle), checkpoint_id))
 
@@ -96,7 +99,7 @@ class LocalChangelogRegistry:
 
         Thread: Any.
         """
-        self._post(CheckpointConfirmed(checkpoint_id))
+        self._post(CheckpointConfirmed(whole_number(checkpoint_id, "checkpoint_id", low=0)))
 
     def abort(self, checkpoint_id: int) -> None:
         """
@@ -106,7 +109,7 @@ class LocalChangelogRegistry:
         Source: Flink, FsStateChangelogWriter.reset, which discards up to *checkpoint_id* + 1 and
         with it the copies of the last good checkpoint (H9).
         """
-        self._post(CheckpointAborted(checkpoint_id))
+        self._post(CheckpointAborted(whole_number(checkpoint_id, "checkpoint_id", low=0)))
 
     def track(self, handle: FileStateHandle) -> None:
         """

@@ -10,9 +10,9 @@ takes its local copy with it (H6).
 from __future__ import annotations
 
 import logging
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
-from statelog.arguments import whole_number
+from statelog.arguments import acting, instance, refused, whole_number
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.core.file_ownership import (
     DeleteFile,
@@ -28,7 +28,7 @@ from statelog.core.file_ownership import (
     SetReleased,
 )
 from statelog.errors import ClosedError
-from statelog.model import FileStateHandle, StreamStateHandle
+from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
@@ -56,6 +56,9 @@ class TaskChangelogRegistry:
         runtime: Runtime | None = None,
     ) -> None:
         whole_number(discard_threads, "discard_threads", low=1)
+        acting(store, "store", ("delete",), "an ObjectStore")
+        if copies is not None:
+            instance(copies, "copies", LocalChangelogRegistry, "a LocalChangelogRegistry")
         self._store = store
         self._owns_runtime = runtime is None
         self._runtime = (
@@ -86,7 +89,7 @@ class TaskChangelogRegistry:
             UsageError: *num_sets* is not above zero, or the file is tracked already.
         """
         num_sets = whole_number(num_sets, "num_sets", low=1)
-        if isinstance(handle, FileStateHandle):
+        if _is_file(handle):
             if copy is None or self._copies is None:
                 self._post(FileTracked(handle.path, num_sets))
             else:
@@ -95,27 +98,27 @@ class TaskChangelogRegistry:
 
     def offer(self, handle: StreamStateHandle) -> None:
         """Note that a handle naming the file has left its writer."""
-        if isinstance(handle, FileStateHandle):
+        if _is_file(handle):
             self._post(FileOffered(handle.path))
 
     def stop_tracking(self, handle: StreamStateHandle) -> None:
         """Hand the file over to a checkpoint; this registry never deletes it any more."""
-        if isinstance(handle, FileStateHandle):
+        if _is_file(handle):
             self._post(FileConfirmed(handle.path))
 
     def release(self, handle: StreamStateHandle) -> None:
         """Give one set of the file up; the last one deletes the file unless a checkpoint has it."""
-        if isinstance(handle, FileStateHandle):
+        if _is_file(handle):
             self._post(SetReleased(handle.path))
 
     def discard(self, handle: StreamStateHandle) -> None:
         """Delete a file that is in nobody's result."""
-        if isinstance(handle, FileStateHandle):
+        if _is_file(handle):
             self._post(FileDiscarded(handle.path))
 
     def owner(self, handle: StreamStateHandle) -> FileOwner | None:
         """Return who owns the file, or None if it is not tracked."""
-        if not isinstance(handle, FileStateHandle):
+        if not _is_file(handle):
             return None
         with self._runtime.lock:
             return self._ownership.owner(handle.path)
@@ -164,3 +167,12 @@ class TaskChangelogRegistry:
                 )
 
         self._runtime.discard_pool.submit(lambda: self._store.delete([path]), deleted)
+
+
+def _is_file(handle: object) -> TypeGuard[FileStateHandle]:
+    """Return whether there is a file to track; inline state has none."""
+    if isinstance(handle, FileStateHandle):
+        return True
+    if not isinstance(handle, ByteStreamStateHandle):
+        raise refused("handle", "a FileStateHandle or ByteStreamStateHandle", handle)
+    return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from statelog.arguments import acting
 from statelog.changelog.availability import AvailabilityProvider
 from statelog.changelog.upload_task import (
     UploadTask,
@@ -17,7 +18,7 @@ from statelog.changelog.upload_task import (
     ends_of,
     fail_tasks,
 )
-from statelog.changelog.uploader import StateChangeUploader
+from statelog.changelog.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
 from statelog.runtime.interrupts import interruptible, uninterrupted
 
@@ -58,7 +59,7 @@ class DirectStateChangeUploadScheduler:
     """
 
     def __init__(self, uploader: StateChangeUploader) -> None:
-        self._uploader = uploader
+        self._uploader = acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
         self._availability = AvailabilityProvider()
         self._closed = False
 

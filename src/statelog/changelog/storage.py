@@ -84,6 +84,7 @@ class FsStateChangelogStorage:
     ) -> None:
         self._options = checked_options(options)
         _check_places(local_recovery, cache_directories)
+        _check_parts(metrics, scheduler, registry)
         self._store = store_of(base_path, self._options)
         self._metrics = metrics if metrics is not None else Metrics()
         if runtime is None:
@@ -220,6 +221,7 @@ class FsStateChangelogStorage:
         Blocks: For the store.   Thread: Any.
         """
         self._process.check()
+        _check_handle(handle)
         source = self._store if self._cache is None else self._cache
         return read_changes(
             source, handle, local=self._readable(local), report=report, metrics=self._metrics
@@ -249,6 +251,9 @@ class FsStateChangelogStorage:
         Blocks: For the store.   Thread: Any.
         """
         self._process.check()
+        _check_handle(handle)
+        if key_group_range is not None:
+            arguments.instance(key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
         source = self._store if self._cache is None else self._cache
         return read_change_batches(
             source,
@@ -307,6 +312,24 @@ class FsStateChangelogStorage:
     def _forget(self, log_id: int) -> None:
         with self._runtime.lock:
             self._writers.pop(log_id, None)
+
+
+def _check_handle(handle: object) -> None:
+    """Raise `UsageError` for what is not the handle of a log, such as a whole snapshot result."""
+    wanted = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
+    arguments.instance(handle, "handle", ChangelogStateHandle, wanted)
+
+
+def _check_parts(metrics: object, scheduler: object, registry: object) -> None:
+    """Raise `UsageError` where a part of a storage is of another class than it must be."""
+    if metrics is not None:
+        arguments.instance(metrics, "metrics", Metrics, "a Metrics")
+    if scheduler is not None:
+        methods, wanted = ("upload", "close"), "a StateChangeUploadScheduler"
+        arguments.acting(scheduler, "scheduler", methods, wanted)
+    if registry is not None:
+        wanted = "a TaskChangelogRegistry"
+        arguments.instance(registry, "registry", TaskChangelogRegistry, wanted)
 
 
 def _check_places(local_recovery: object, cache_directories: object) -> None:

@@ -9,10 +9,11 @@ other tasks of the file from theirs (H4).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from statelog.arguments import given, refused
 from statelog.core.change_log import UploadResult
 from statelog.errors import UploadFailedError, UsageError
 from statelog.format.change_set import EncodedChangeSet, encode_change_set
@@ -49,7 +50,17 @@ class UploadTask:
         quick: bool = False,
     ) -> None:
         self.quick = quick
+        if isinstance(change_sets, str | bytes) or not isinstance(change_sets, Iterable):
+            raise refused("change_sets", "a sequence of StateChangeSet", change_sets)
         self.change_sets = tuple(change_sets)
+        for each in self.change_sets:
+            if not isinstance(each, StateChangeSet):
+                raise refused("each of change_sets", "a StateChangeSet", each)
+        if not callable(on_success) or not callable(on_failure):
+            raise UsageError(
+                "on_success and on_failure must be functions, not "
+                f"{given(on_success)} and {given(on_failure)}"
+            )
         self.size_bytes = sum(change_set.size_bytes for change_set in self.change_sets)
         self._on_success = on_success
         self._on_failure = on_failure

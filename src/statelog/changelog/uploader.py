@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, overload, runtime_checkable
 
-from statelog.arguments import whole_number
+from statelog.arguments import acting, instance, switch, whole_number
 from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
@@ -37,6 +37,7 @@ from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
 from statelog.store.paths import LocationPaths
 
+UPLOADER_METHODS = ("upload", "discard", "close")
 _PREFIX_SIZE = 4
 """Encoded bytes of a change beyond its value, at least."""
 
@@ -115,6 +116,10 @@ class StateChangeFsUploader:
         metrics: Metrics | None = None,
         clock: Clock | None = None,
     ) -> None:
+        acting(store, "store", ("put", "delete"), "an ObjectStore")
+        switch(compress, "compress")
+        if paths is not None:
+            instance(paths, "paths", LocationPaths, "a LocationPaths")
         self._metrics = metrics if metrics is not None else Metrics()
         self._clock = clock if clock is not None else SystemClock()
         self._store = store
@@ -283,7 +288,9 @@ class InlineStateChangeUploader:
         ids: IdSource | None = None,
     ) -> None:
         self._threshold_bytes = whole_number(threshold_bytes, "threshold_bytes", low=0)
-        self._delegate = delegate
+        self._delegate: StateChangeUploader = acting(
+            delegate, "delegate", UPLOADER_METHODS, "a StateChangeUploader"
+        )
         self._ids = ids if ids is not None else RandomIds()
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
-from statelog.arguments import instance, whole_number
+from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
 from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.format.change_set import checksum
@@ -66,6 +66,8 @@ class Entropy:
     length: int = 4
 
     def __post_init__(self) -> None:
+        text(self.marker, "marker")
+        whole_number(self.length, "length")
         if not self.marker or self.length < 1:
             raise UsageError(f"entropy needs a marker and a length >= 1, not {self!r}")
 
@@ -125,6 +127,13 @@ class FsCheckpointStreamFactory:
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
     ) -> None:
+        acting(store, "store", ("put_if_absent", "get", "delete"), "an ObjectStore")
+        text(exclusive_directory, "exclusive_directory")
+        text(shared_directory, "shared_directory")
+        if task_owned_directory is not None:
+            text(task_owned_directory, "task_owned_directory")
+        if entropy is not None:
+            instance(entropy, "entropy", Entropy, "an Entropy")
         whole_number(threshold_bytes, "threshold_bytes")
         whole_number(write_buffer_bytes, "write_buffer_bytes")
         if threshold_bytes < 0:

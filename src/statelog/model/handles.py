@@ -15,6 +15,7 @@ import base64
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model.key_group import KeyGroupRange
 
@@ -37,6 +38,13 @@ class FileStateHandle:
     size_bytes: int = field(compare=False)
     crc32c: int | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        if self.path.__class__ is not str:
+            text(self.path, "path")
+        _check_count(self, "size_bytes", -1)
+        if self.crc32c is not None:
+            _check_count(self, "crc32c", 0)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {"file": self.path, "size": self.size_bytes, "crc32c": self.crc32c}
@@ -55,6 +63,10 @@ class ByteStreamStateHandle:
     name: str
     data: bytes = field(compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        text(self.name, "name")
+        instance(self.data, "data", (bytes, bytearray, memoryview), "bytes")
+
     @property
     def size_bytes(self) -> int:
         """Length of the data."""
@@ -63,6 +75,13 @@ class ByteStreamStateHandle:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; the bytes become base64."""
         return {"inline": self.name, "data": base64.b64encode(self.data).decode("ascii")}
+
+
+def _check_count(value: object, name: str, low: int) -> None:
+    """Make the field *name* of a handle a plain `int` >= *low*; raises `UsageError`."""
+    count = getattr(value, name)
+    if count.__class__ is not int or count < low:
+        object.__setattr__(value, name, whole_number(count, name, low=low))
 
 
 StreamStateHandle = FileStateHandle | ByteStreamStateHandle
@@ -100,6 +119,15 @@ class HandleAndOffset:
     size_bytes: int | None = None
     crc32c: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.handle, FileStateHandle | ByteStreamStateHandle):
+            raise refused("handle", "a FileStateHandle or ByteStreamStateHandle", self.handle)
+        _check_count(self, "offset", 0)
+        if self.size_bytes is not None:
+            _check_count(self, "size_bytes", 0)
+        if self.crc32c is not None:
+            _check_count(self, "crc32c", 0)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {
@@ -127,7 +155,7 @@ class ChangelogStateHandle:
     Args:
         key_group_range: Key groups whose changes it holds.
         handles_and_offsets: The sets in the order of their sequence numbers.
-        size_bytes: Summed value bytes of all sets.
+        size_bytes: Summed value bytes of all sets; -1 if unknown.
         incremental_size_bytes: The part of it that this checkpoint newly uploaded.
         state_handle_id: Unique name of this handle.
         checkpoint_id: The checkpoint that asked for it; 0 if none did.
@@ -141,6 +169,17 @@ class ChangelogStateHandle:
     state_handle_id: str
     checkpoint_id: int = 0
     storage_identifier: str = "filesystem"
+
+    def __post_init__(self) -> None:
+        instance(self.key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
+        entries = instance(self.handles_and_offsets, "handles_and_offsets", tuple, "a tuple")
+        for entry in entries:
+            if not isinstance(entry, HandleAndOffset):
+                raise refused("each of handles_and_offsets", "a HandleAndOffset", entry)
+        for name, low in (("size_bytes", -1), ("incremental_size_bytes", -1), ("checkpoint_id", 0)):
+            _check_count(self, name, low)
+        text(self.state_handle_id, "state_handle_id")
+        text(self.storage_identifier, "storage_identifier")
 
     def intersection(self, key_group_range: KeyGroupRange) -> ChangelogStateHandle | None:
         """

@@ -58,6 +58,7 @@ class KeyGroupRange:
     @classmethod
     def of(cls, start: int, end: int) -> KeyGroupRange:
         """Return [start, end], or the empty range if *start* lies above *end*."""
+        start, end = whole_number(start, "start"), whole_number(end, "end")
         return cls(start, end) if start <= end else cls.empty()
 
     def __len__(self) -> int:
@@ -91,6 +92,12 @@ def key_group_range_for_operator(
     Raises:
         UsageError: An argument is out of its range.
     """
+    for name, value in (
+        ("max_parallelism", max_parallelism),
+        ("parallelism", parallelism),
+        ("operator_index", operator_index),
+    ):
+        whole_number(value, name)
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise UsageError(f"max_parallelism {max_parallelism} is outside 1..{MAX_PARALLELISM_LIMIT}")
     if not 1 <= parallelism <= max_parallelism:
@@ -106,6 +113,7 @@ def key_group_range_for_operator(
 
 def split_key_groups(max_parallelism: int, parallelism: int) -> tuple[KeyGroupRange, ...]:
     """Return the ranges of all *parallelism* tasks, in order; together they cover every group."""
+    parallelism = whole_number(parallelism, "parallelism", low=1)
     return tuple(
         key_group_range_for_operator(max_parallelism, parallelism, index)
         for index in range(parallelism)

@@ -142,6 +142,8 @@ class StateChangeSet:
         Raises:
             UsageError: A number is out of its range, or a change is no such pair.
         """
+        if not isinstance(changes, Iterable):
+            raise refused("changes", "changes, one after another", changes)
         pairs = [_checked_pair(each) for each in changes]
         size_bytes = sum(len(value) for _, value in pairs)
         kind = pa.large_binary() if size_bytes > _BINARY_MAX_BYTES else pa.binary()

@@ -113,6 +113,8 @@ class ChangelogOptions:
         Raises:
             InvalidOptionsError: A key is unknown or given twice, or a value cannot be understood.
         """
+        wanted = "a mapping of keys to values"
+        arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
         values: dict[str, Any] = {}
         for key, value in settings.items():
             spec = find_option(key, "changelog")

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from statelog import arguments
 from statelog.errors import InvalidOptionsError
 from statelog.options.sections import (
     ChangelogOptions,
@@ -63,6 +64,9 @@ def load_options(
             understood or is out of range, or values contradict each other; the message names the
             place.
     """
+    if settings is not None:
+        wanted = "a mapping of keys to values"
+        arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
     if yaml_file is not None and yaml_text is not None:
         raise InvalidOptionsError("give YAML as a file or as text, not both")
     found: _Found = {}
