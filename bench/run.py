@@ -13,6 +13,7 @@ BENCHES = {
     "pipeline": "pipeline.py",
     "state": "state.py",
     "restart": "restart.py",
+    "large_batch": "large_batch.py",
 }
 
 

@@ -7,6 +7,7 @@ changelog, no checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -19,9 +20,12 @@ from statelog.spark.failures import reported_to_driver
 from statelog.spark.grouping import partition_of
 from statelog.spark.initial_state import with_initial_rows
 from statelog.spark.location import now_ms
+from statelog.spark.output_parts import DirectOutput
 from statelog.spark.run import ProcessorRun
 from statelog.spark.spec import TaskSpec
-from statelog.spark.task import read_input
+from statelog.spark.spill import SpillFile
+from statelog.spark.task_input import TaskInput
+from statelog.spark.task_log import encoded
 from statelog.spark.types import make_row
 from statelog.state.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
@@ -65,6 +69,8 @@ def batch_frame(frame: DataFrame, config: EngineConfig, tasks: int | None) -> Da
         snapshots={},
         inline_bytes=0,
         staged=False,
+        backend=config.backend,
+        input_bytes=config.backend.input_bytes,
         flavour=config.flavour,
         initial=None if config.initial is None else config.initial.task_layout,
     )
@@ -86,18 +92,30 @@ def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     Raises:
         ProcessorError: The processor failed, or what it yielded or kept does not fit.
     """
+    with contextlib.closing(SpillFile(spec.backend.folder)) as file:
+        yield from _run(spec, batches, file)
+
+
+def _run(
+    spec: TaskSpec, batches: Iterable[pa.RecordBatch], file: SpillFile
+) -> Iterator[pa.RecordBatch]:
     (every_group,) = spec.ranges
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
     state = KeyedState(codec)
     state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
-    rows, initial = read_input(spec, codec, batches)
-    output_rows = spec.flavour.output(spec.output, spec.batch_id)
-    run = ProcessorRun(spec, state, every_group, rows, output_rows, initial)
-    run.process()
-    try:
-        codec.encode(run.overlays)  # as in a stream, a value that does not fit is an error
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise run.explain_unfit(error) from error
-    output = run.output.batch()
-    if output.num_rows:
-        yield output
+    rows = TaskInput(spec, codec.key, every_group, batches, file)
+    output = DirectOutput(
+        spec.flavour.output(spec.output, spec.batch_id), lambda _batch: None, spec.output, file
+    )
+    run = ProcessorRun(spec, state, every_group, output)
+    run.begin()
+    in_parts = rows.is_large and run.in_parts(file)
+    for part in rows.parts():
+        run.take(part.rows, part.initial)
+        if in_parts:
+            run.retire(encoded(run, codec))
+            yield from output.batches()
+    run.end()
+    encoded(run, codec)  # as in a stream, a value that does not fit is an error
+    output.flush()
+    yield from output.batches()

@@ -28,7 +28,8 @@ from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.spark.failures import reported_to_driver
 from statelog.spark.outputs import from_ipc
 from statelog.spark.spec import TaskAck, TaskSpec
-from statelog.spark.task import changed_partitions, run_task
+from statelog.spark.task import run_task
+from statelog.spark.task_input import changed_partitions
 from statelog.store import open_store
 
 OUTPUT_SECTION = b"OUTP"
@@ -114,7 +115,7 @@ def inline_outputs(acks: Sequence[TaskAck]) -> list[bytes]:
 def pack_outputs(acks: Sequence[TaskAck]) -> tuple[bytes | None, list[FileStateHandle]]:
     """Return the rows that travelled inline as a trailer section, and the files of the others."""
     inline = inline_outputs(acks)
-    files = [ack.output for ack in acks if isinstance(ack.output, FileStateHandle)]
+    files = [handle for ack in acks if isinstance(ack.output, tuple) for handle in ack.output]
     return (msgspec.msgpack.encode(inline) if inline else None), files
 
 

@@ -213,6 +213,7 @@ class MicroBatchEngine:
             snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(config.inline_bytes, _MAX_INLINE_BYTES // tasks),
             backend=config.backend,
+            input_bytes=config.backend.input_bytes,
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,
             initial=None

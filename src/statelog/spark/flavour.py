@@ -25,8 +25,21 @@ if TYPE_CHECKING:
 class Flavour(Protocol):
     """Makes the input and the output of one task; travels to it pickled."""
 
-    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
-        """Return an input that has read nothing yet."""
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows of one key the processor sees as one piece; 0 where it sees each alone."""
+
+    def input(
+        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
+    ) -> KeyedInput:
+        """
+        Return an input that has read nothing yet.
+
+        Args:
+            layout: The layout of the input.
+            key_codec: The operator's key.
+            nulls: Columns that have a null in rows of the task which this input does not read.
+        """
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an output that holds nothing yet."""
@@ -36,7 +49,14 @@ class Flavour(Protocol):
 class RowFlavour:
     """Rows as `pyspark.sql.Row`."""
 
-    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
+    @property
+    def rows_at_once(self) -> int:
+        """Return 0: a processor takes row by row."""
+        return 0
+
+    def input(
+        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
+    ) -> KeyedInput:
         """Return an input that has read nothing yet."""
         return RowInput(layout, key_codec)
 
@@ -58,12 +78,19 @@ class PandasFlavour:
     settings: PandasSettings
     columns: StructType
 
+    @property
+    def rows_at_once(self) -> int:
+        """Return the most rows of a frame."""
+        return self.settings.max_records
+
     # pandas is imported where it is needed: its import takes longer than a task.
-    def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
+    def input(
+        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
+    ) -> KeyedInput:
         """Return an input that has read nothing yet."""
         from statelog.spark.pandas_rows import FrameInput
 
-        return FrameInput(layout, key_codec, self.settings)
+        return FrameInput(layout, key_codec, self.settings, nulls)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an output that holds nothing yet."""

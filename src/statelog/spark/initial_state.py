@@ -124,14 +124,22 @@ def split_batches(
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
     """Return the input rows and the initial rows of `with_initial_rows`, each as they were."""
     inputs, initials = [], []
-    middle = _FIRST_COLUMN + len(layout.input_names)
     for batch in batches:
-        mark = batch.column(1)
-        inputs.append(
-            _part(batch.filter(pc.invert(mark)), slice(_FIRST_COLUMN, middle), layout.input_names)
-        )
-        initials.append(_part(batch.filter(mark), slice(middle, None), layout.initial_names))
+        inputs.append(input_part(batch, layout))
+        initials.append(initial_part(batch, layout))
     return inputs, initials
+
+
+def input_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
+    """Return the input rows of one batch of `with_initial_rows`, as they were."""
+    columns = slice(_FIRST_COLUMN, _FIRST_COLUMN + len(layout.input_names))
+    return _part(batch.filter(pc.invert(batch.column(1))), columns, layout.input_names)
+
+
+def initial_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
+    """Return the initial rows of one batch of `with_initial_rows`, as they were."""
+    columns = slice(_FIRST_COLUMN + len(layout.input_names), None)
+    return _part(batch.filter(batch.column(1)), columns, layout.initial_names)
 
 
 def _part(batch: pa.RecordBatch, columns: slice, names: tuple[str, ...]) -> pa.RecordBatch:

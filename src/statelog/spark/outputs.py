@@ -30,6 +30,15 @@ class RowOutput:
         self._rows: list[Any] = []
         self.extend = self._rows.extend  # called once a key: no method of ours in between
 
+    @property
+    def pending(self) -> int:
+        """The number of rows that the next batch will have."""
+        return len(self._rows)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._rows.clear()
+
     def batch(self) -> pa.RecordBatch:
         """
         Return all rows as one batch.

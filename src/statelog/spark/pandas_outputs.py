@@ -81,6 +81,8 @@ class FrameOutput:
         self._settings = settings
         self._forms: dict[tuple[Any, ...], _Frames] = {}
         self._count = 0
+        self.pending = 0
+        """The number of rows that the next batch will have."""
 
     def extend(self, produced: Iterable[Any]) -> None:
         """
@@ -111,11 +113,16 @@ class FrameOutput:
                 frames = forms[form] = _Frames(frame)
             frames.ordinals.append(self._count)
             frames.lengths.append(len(rows))
+            self.pending += len(rows)
             self._count += 1
             if frames.in_blocks:
                 frames.parts.append([block.values.copy() for block in blocks])
             else:
                 frames.parts.append(frame.copy())
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._forms, self._count, self.pending = {}, 0, 0
 
     def batch(self) -> pa.RecordBatch:
         """
@@ -127,15 +134,16 @@ class FrameOutput:
         Raises:
             ProcessorError: A column is missing, or a value does not fit its column.
         """
-        tables = [table for frames in self._forms.values() for table in self._tables(frames)]
+        forms = self._forms
+        tables = [table for frames in forms.values() for table in self._tables(frames)]
         if not tables:
             return pa.RecordBatch.from_arrays(
                 [pa.array([], field.type) for field in self._schema], schema=self._schema
             )
         table = pa.concat_tables(tables)
-        if len(self._forms) > 1:
+        if len(forms) > 1:
             ordinals = np.concatenate(
-                [np.repeat(frames.ordinals, frames.lengths) for frames in self._forms.values()]
+                [np.repeat(frames.ordinals, frames.lengths) for frames in forms.values()]
             )
             table = table.take(np.argsort(ordinals, kind="stable"))
         arrays = [

@@ -103,11 +103,19 @@ class FrameInput(KeyedRows):
         layout: The layout of the input.
         key_codec: The operator's key.
         settings: How frames look.
+        nulls: Columns that have a null in rows of the task that this input does not read.
     """
 
-    def __init__(self, layout: InputLayout, key_codec: KeyCodec, settings: PandasSettings) -> None:
+    def __init__(
+        self,
+        layout: InputLayout,
+        key_codec: KeyCodec,
+        settings: PandasSettings,
+        nulls: frozenset[int] = frozenset(),
+    ) -> None:
         super().__init__(key_codec)
         self._layout = layout
+        self._nulls = frozenset(at - layout.first_input for at in nulls)
         self._settings = settings
         self._frames: _SortedFrame | None = None
 
@@ -120,7 +128,7 @@ class FrameInput(KeyedRows):
         key_columns = [table.column(at).combine_chunks() for at in self._layout.key_positions]
         self._show_times(self._bring_in_order(table.column(0).to_numpy(), key_columns))
         inputs = table.select(range(self._layout.first_input, table.num_columns))
-        self._frames = _SortedFrame(inputs, self._order.rows, self._settings)
+        self._frames = _SortedFrame(inputs, self._order.rows, self._settings, self._nulls)
 
     def _show_times(self, columns: list[pa.Array[Any]]) -> None:
         """Show the timestamps in keys as frames show them."""
@@ -161,9 +169,12 @@ class _SortedFrame:
         table: The input columns.
         order: The order of rows in the frame.
         settings: How frames look.
+        nulls: Columns that have a null in other rows of the task.
     """
 
-    def __init__(self, table: pa.Table, order: Any, settings: PandasSettings) -> None:
+    def __init__(
+        self, table: pa.Table, order: Any, settings: PandasSettings, nulls: frozenset[int]
+    ) -> None:
         # As pandas names the fields of the tuples that PySpark builds its frames from.
         shape: Any = namedtuple("shape", table.column_names, rename=True)  # type: ignore[misc]
         self._inferred: list[tuple[int, Any, Any]] = []
@@ -172,7 +183,10 @@ class _SortedFrame:
             table, timezone=settings.timezone, prefer_int_ext_dtype=settings.int_extension
         )
         for position, (field, one) in enumerate(zip(table.schema, series, strict=True)):
-            columns[position] = self._column(position, field.type, one, order)
+            cells = self._column(position, field.type, one, order)
+            if position in nulls and cells.dtype.kind == "i" and not settings.int_extension:
+                cells = cells.astype("float64")  # as where the null is in these rows
+            columns[position] = cells
         whole = pd.DataFrame(columns, copy=True)  # copied into one block for each type
         self._columns = pd.Index(shape._fields)
         self._blocks = whole._mgr

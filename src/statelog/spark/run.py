@@ -12,7 +12,7 @@ Deviation: a timer that another timer's call deleted does not fire (Spark has fe
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Protocol
@@ -22,16 +22,18 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from statelog.errors import ProcessorError
-from statelog.model import KeyGroupRange
+from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.failures import described, ends_of_process_are_errors
 from statelog.spark.handle import TaskHandle
+from statelog.spark.retired import RetiredChanges
 from statelog.spark.spec import NEVER_MS, TaskSpec
+from statelog.spark.spill import SpillFile
 from statelog.spark.types import make_row, row_factory
 from statelog.state.api import Cursor, Timers
 from statelog.state.codec import StructCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema import TIMERS_NAME
-from statelog.state.tables import Key, Overlay, nothing
+from statelog.state.tables import Key, KeyGroupState, Overlay, nothing
 
 _BY_TIME = itemgetter(0)
 
@@ -57,24 +59,49 @@ class KeyedInput(Protocol):
 class Output(Protocol):
     """Gathers what a processor yields."""
 
+    @property
+    def pending(self) -> int:
+        """The number of rows that the next batch will have."""
+
     def extend(self, produced: Iterable[Any]) -> None:
         """Take what one call of the processor yields; runs its generator."""
 
     def batch(self) -> pa.RecordBatch:
         """Return everything as one batch; raises `ProcessorError` if something does not fit."""
 
+    def clear(self) -> None:
+        """Forget everything."""
+
+
+class Yielded(Protocol):
+    """Takes what a processor yields while it runs."""
+
+    @property
+    def extend(self) -> Callable[[Iterable[Any]], None]:
+        """Takes what one call of the processor yields; runs its generator."""
+
+    def bound_each_call(self) -> None:
+        """Expect much: a single call of the processor may yield more than memory holds."""
+
+    def settle(self) -> None:
+        """Move rows out of memory where they are many; called between key groups."""
+
+    def flush(self) -> None:
+        """Convert all rows; raises `ProcessorError` if one does not fit."""
+
 
 class ProcessorRun:
     """
-    One run of a processor over the keys of one task.
+    One run of a processor over the keys of one task, at once (`process`) or in parts.
+
+    In parts: `begin`, then for each part `take` and, once its overlays are appended to the log,
+    `retire`, then `end`.
 
     Args:
         spec: What to do.
         state: The state, brought to the base checkpoint.
         key_group_range: The task's key groups.
-        rows: The task's input.
         output: Takes what the processor yields.
-        initial: Initial state by key; None for none.
     """
 
     def __init__(
@@ -82,15 +109,11 @@ class ProcessorRun:
         spec: TaskSpec,
         state: KeyedState,
         key_group_range: KeyGroupRange,
-        rows: KeyedInput,
-        output: Output,
-        initial: KeyedInput | None = None,
+        output: Yielded,
     ) -> None:
         self._spec = spec
         self._state = state
         self._range = key_group_range
-        self._rows = rows
-        self._initial = initial
         self._codec = state.codec
         self._cursor = Cursor(spec.now_ms)
         self._timers_id: int | None = None
@@ -104,15 +127,28 @@ class ProcessorRun:
         self.output = output
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
+        self._in_parts = False
+        self._retired: RetiredChanges | None = None
+        self._shadows: dict[int, KeyGroupState] = {}
 
-    @ends_of_process_are_errors
-    def process(self) -> None:
+    def process(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
         """
         Run the processor over all keys, then over the timers that are due.
+
+        Args:
+            rows: The task's input.
+            initial: Initial state by key; None for none.
 
         Raises:
             ProcessorError: It failed; the message names the key and the batch.
         """
+        self.begin()
+        self.take(rows, initial)
+        self.end()
+
+    @ends_of_process_are_errors
+    def begin(self) -> None:
+        """Initialize the processor; raises `ProcessorError` if that fails."""
         processor = self._spec.processor
         handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop)
         try:
@@ -120,29 +156,63 @@ class ProcessorRun:
             handle.initialized()
         except (Exception, SystemExit) as error:
             raise self._failed("init", None, error) from error
+
+    def in_parts(self, file: SpillFile) -> bool:
+        """
+        Prepare for parts whose changes leave memory; `begin` comes before.
+
+        Args:
+            file: Keeps the changes that timers need again.
+
+        Returns:
+            Whether `retire` may be called: not where `init` deleted a variable of all keys, whose
+            changes are in memory until the end.
+        """
+        self.output.bound_each_call()
+        self._in_parts = not self.overlays
+        if self._in_parts and self._timers_id is not None:
+            until = self._spec.due_until_ms
+            self._retired = RetiredChanges(self._codec, self._timers_id, until, file)
+        return self._in_parts
+
+    @ends_of_process_are_errors
+    def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """Run the processor over keys with all their rows; raises as `process`."""
         if self._state.is_columnar:
-            rows = self._rows
-            self._state.prepare({group: rows.table_keys(group) for group in rows.key_groups()})
-        if self._initial is not None:
-            self._initialize_groups(self._initial)
-        for key_group in self._rows.key_groups():
+            keys = {group: rows.table_keys(group) for group in rows.key_groups()}
+            (self._state.borrow if self._in_parts else self._state.prepare)(keys)
+        if initial is not None:
+            self._initialize_groups(initial, rows)
+        for key_group in rows.key_groups():
             self._enter(key_group)
-            self._process_group(key_group)
+            self._process_group(key_group, rows)
+
+    def retire(self, changes: ChangeBatch) -> None:
+        """Forget the overlays; *changes* are the same, encoded and appended to the log."""
+        if self._retired is not None:
+            self._retired.add(self._state.groups, self.overlays, changes)
+        self._cursor.leave()
+        self.overlays = {}
+        self._state.give_back()
+
+    @ends_of_process_are_errors
+    def end(self) -> None:
+        """Run the processor over the timers that are due, and close it; raises as `process`."""
         if self._timers_id is not None:
             self._fire_timers(self._timers_id)
         self._cursor.leave()
         try:
-            processor.close()
+            self._spec.processor.close()
         except (Exception, SystemExit) as error:
             raise self._failed("close", None, error) from error
 
-    def _initialize_groups(self, initial: KeyedInput) -> None:
+    def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
         """Hand the initial state over, key by key; keys without input rows count as well."""
         initialize = self._spec.processor.handleInitialState
         key: Key = ()
         for key_group in initial.key_groups():
             self._enter(key_group)
-            with_rows = {key for key, _, _ in self._rows.keys(key_group)}
+            with_rows = set(rows_of.table_keys(key_group))
             try:
                 for key, shown, rows in initial.keys(key_group):
                     self._cursor.key = key
@@ -152,13 +222,13 @@ class ProcessorRun:
             except (Exception, SystemExit) as error:
                 raise self._failed("handleInitialState", key, error) from error
 
-    def _process_group(self, key_group: int) -> None:
+    def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
         handle_rows = self._spec.processor.handleInputRows
         cursor, times, extend = self._cursor, self._times, self.output.extend
         count = 0
         key: Key = ()
         try:
-            for key, shown, rows in self._rows.keys(key_group):
+            for key, shown, rows in rows_of.keys(key_group):
                 cursor.key = key
                 produced = handle_rows(shown, rows, times)
                 if produced is not None:
@@ -167,6 +237,7 @@ class ProcessorRun:
         except (Exception, SystemExit) as error:
             raise self._failed("handleInputRows", key, error) from error
         self.key_count += count
+        self.output.settle()
 
     def _overlay(self, key_group: int) -> Overlay:
         overlay = self.overlays.get(key_group)
@@ -175,25 +246,42 @@ class ProcessorRun:
         return overlay
 
     def _enter(self, key_group: int) -> None:
-        self._cursor.enter(self._state.groups[key_group], self._overlay(key_group))
+        group = self._shadows.get(key_group) or self._state.groups[key_group]
+        self._cursor.enter(group, self._overlay(key_group))
 
-    def _fire_timers(self, timers_id: int) -> None:
+    def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
+        """Return the timers that are due as (time, key group, key), in the order of time."""
         until = self._spec.due_until_ms
         self._state.prepare_due(self._range, timers_id, until)
-        due = []
+        retired = self._retired
+        due = [] if retired is None else retired.due
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
             changed = overlay[timers_id] if overlay is not None else {}
+            gone = changed if retired is None else retired.superseded(key_group)
             for time, key in self._state.groups[key_group].timers_due(timers_id, until):
-                if key not in changed:
+                if key not in gone:
                     due.append((time, key_group, key))
             for key, times in changed.items():
                 due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
         due.sort(key=_BY_TIME)
+        return due
+
+    def _fire_timers(self, timers_id: int) -> None:
+        due = self._due(timers_id)
+        if self._retired is not None:
+            keys: dict[int, set[Key]] = {}
+            for _, key_group, key in due:
+                keys.setdefault(key_group, set()).add(key)
+            self._state.prepare(keys)
+            for key_group, some in keys.items():
+                group = self._state.groups[key_group]
+                self._shadows[key_group] = self._retired.brought_forward(key_group, group, some)
         for time, key_group, key in due:
             self._enter(key_group)
             self._cursor.key = key
             self._fire(time, key)
+            self.output.settle()
 
     def _fire(self, time: int, key: Key) -> None:
         timers = self._timers
@@ -228,10 +316,15 @@ class ProcessorRun:
             self._range, timers_id, self._spec.due_until_ms
         )
         first = NEVER_MS if in_columns is None else in_columns
+        if self._retired is not None:  # may name a timer that is gone, which is only too early
+            first = min(first, self._retired.first_ms)
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
             changed = overlay[timers_id] if overlay is not None else {}
-            folded = self._state.groups[key_group].first_timer(timers_id, changed)
+            gone: Collection[Key] = changed
+            if self._retired is not None:
+                gone = {*changed, *self._retired.superseded(key_group)}
+            folded = self._state.groups[key_group].first_timer(timers_id, gone)
             if folded is not None:
                 first = min(first, folded)
             for times in changed.values():

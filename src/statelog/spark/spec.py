@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialLayout
 from statelog.state.backend import StateBackend
 from statelog.state.keyed_state import CatchUp
+
+StagedOutput = bytes | tuple[FileStateHandle, ...] | None
+"""Staged rows: an Arrow IPC stream, the files that hold such streams, or no rows."""
 
 NEVER_MS = (1 << 63) - 1
 """A time that does not come."""
@@ -51,6 +55,7 @@ class TaskSpec:
         event_time_output: The output column that may not be older than the watermark, or None.
         reads_input: Whether the partitions carry input rows (else the batch has no data).
         backend: Where the worker keeps the state.
+        input_bytes: Rows of a task up to this size, as Python objects, are processed at once.
     """
 
     location: str
@@ -78,6 +83,7 @@ class TaskSpec:
     event_time_output: str | None = None
     reads_input: bool = True
     backend: StateBackend = field(default_factory=StateBackend)
+    input_bytes: int = sys.maxsize
 
     @property
     def due_until_ms(self) -> int:
@@ -96,7 +102,7 @@ class TaskAck:
         log: Handle of what it appended; None for no change.
         materialized: Handle of its snapshot, if it was asked for one and could write it.
         snapshot_error: Why it could not.
-        output: Staged rows as an Arrow IPC stream, or a handle of the file that holds it.
+        output: Staged rows.
         rows, keys, entries, output_rows: Counts: input rows, keys touched, state entries, rows out.
         group_entries: State entries of each of its key groups.
         top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
@@ -113,7 +119,7 @@ class TaskAck:
     log: ChangelogStateHandle | None = None
     materialized: MaterializedHandle | None = None
     snapshot_error: str = ""
-    output: bytes | FileStateHandle | None = None
+    output: StagedOutput = None
     rows: int = 0
     keys: int = 0
     entries: int = 0

@@ -13,9 +13,9 @@ class Stopwatch:
         self._last = self._start = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """End a phase; the next one begins."""
+        """End a phase, or one more piece of it; the next one begins."""
         now = time.perf_counter()
-        self.milliseconds[phase] = (now - self._last) * 1e3
+        self.milliseconds[phase] = self.milliseconds.get(phase, 0.0) + (now - self._last) * 1e3
         self._last = now
 
     def with_total(self) -> dict[str, float]:

@@ -11,8 +11,10 @@ cached; it only makes things faster.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,20 +24,19 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
-from statelog.errors import InvariantError, UsageError
-from statelog.format.change_set import checksum
+from statelog.errors import InvariantError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
-from statelog.spark.initial_state import split_batches
-from statelog.spark.outputs import to_ipc
-from statelog.spark.rows import InputLayout
-from statelog.spark.run import KeyedInput, ProcessorRun
+from statelog.spark.output_parts import DirectOutput, StagedOutputParts
+from statelog.spark.run import ProcessorRun
 from statelog.spark.skew import RowCounter
 from statelog.spark.spec import TaskAck, TaskSpec
+from statelog.spark.spill import SpillFile
 from statelog.spark.stopwatch import Stopwatch
+from statelog.spark.task_input import TaskInput, changed_partitions
+from statelog.spark.task_log import TaskLog, files_only
 from statelog.spark.types import make_row
 from statelog.spark.watermark import check_event_times
 from statelog.state.changes import OperatorCodec
@@ -61,6 +62,7 @@ class _Worker:
         self.ids = RandomIds()
         backend = spec.backend
         self.state = KeyedState(codec, backend.limits(), backend.opener(spec.location, self.ids))
+        self.budget_bytes = backend.budget_bytes
         self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
         self.storage = FsStateChangelogStorage(
@@ -70,6 +72,11 @@ class _Worker:
                 InlineStateChangeUploader(spec.inline_bytes, uploader, ids=self.ids)
             ),
         )
+
+    @cached_property
+    def large_storage(self) -> FsStateChangelogStorage:
+        """Where the changes of a task with much input go."""
+        return files_only(self.store, self.paths, self.ids, self.budget_bytes)
 
 
 _workers: dict[str, _Worker] = {}
@@ -106,18 +113,22 @@ def run_task(
     # collects after every task.
     collecting = gc.isenabled()
     gc.disable()
-    try:
-        output = _run(spec, batches, acknowledge)
-    finally:
-        if collecting:
-            gc.enable()
-    if not spec.staged and output.num_rows:
-        yield output
+    with contextlib.closing(SpillFile(spec.backend.folder)) as file:
+        try:
+            output = _run(spec, batches, file, acknowledge)
+        finally:
+            if collecting:
+                gc.enable()
+        yield from output
 
 
 def _run(
-    spec: TaskSpec, batches: Iterable[pa.RecordBatch], acknowledge: Callable[[TaskAck], None]
-) -> pa.RecordBatch:
+    spec: TaskSpec,
+    batches: Iterable[pa.RecordBatch],
+    file: SpillFile,
+    acknowledge: Callable[[TaskAck], None],
+) -> Iterator[pa.RecordBatch]:
+    """Process a partition; return its output rows, none where they are staged."""
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     if partition >= len(spec.ranges):
@@ -135,30 +146,17 @@ def _run(
     counter = RowCounter(key_group_range, spec.key_positions)
     read = spec.reads_input and spec.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
-    rows, initial = read_input(spec, worker.state.codec, counted)
-    _check_range(partition, spec, rows)
-    ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
+    rows = TaskInput(spec, worker.state.codec.key, key_group_range, counted, file)
+    ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
-    output_rows = spec.flavour.output(spec.output, spec.batch_id)
-    run = ProcessorRun(spec, worker.state, key_group_range, rows, output_rows, initial)
-    run.process()
-    ack.rows, ack.keys, ack.next_due_ms = rows.row_count, run.key_count, run.next_due_ms()
-    watch.lap("process")
-    output = run.output.batch()
-    if spec.event_time_output is not None:
-        check_event_times(output, spec.event_time_output, spec.watermark_ms, spec.batch_id)
-    ack.output_rows = output.num_rows
-    watch.lap("output")
-    _append(worker, spec, run.overlays, run, ack)
-    fail_point("between-uploads")
-    watch.lap("append")
-    if partition in spec.snapshots:
-        _snapshot(worker, spec, spec.snapshots[partition], run.overlays, ack)
-        watch.lap("snapshot")
-    if spec.staged:
-        ack.output = _stage_output(worker, spec, output)
+    output = _output(worker, spec, file)
+    run = ProcessorRun(spec, worker.state, key_group_range, output)
+    _process(worker, spec, rows, run, file, ack, watch)
+    if isinstance(output, StagedOutputParts):
+        ack.output = output.staged()
         watch.lap("stage")
+    ack.output_rows = output.row_count
     ack.group_entries = [
         worker.state.entry_count(KeyGroupRange(one, one)) for one in key_group_range
     ]
@@ -169,42 +167,64 @@ def _run(
     ack.milliseconds = watch.milliseconds
     fail_point("before-acknowledge")
     acknowledge(ack)
-    return output
+    return output.batches() if isinstance(output, DirectOutput) else iter(())
 
 
-def _check_range(partition: int, spec: TaskSpec, rows: KeyedInput) -> None:
-    """
-    Check that the task has the rows of its own key groups, and no others.
+def _output(worker: _Worker, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:
+    def check(batch: pa.RecordBatch) -> None:
+        if spec.event_time_output is not None:
+            check_event_times(batch, spec.event_time_output, spec.watermark_ms, spec.batch_id)
 
-    Raises:
-        UsageError: A sink of direct delivery has changed the partitions.
-    """
-    key_group_range = spec.ranges[partition]
-    if any(key_group not in key_group_range for key_group in rows.key_groups()):
-        raise changed_partitions()
-
-
-def changed_partitions() -> UsageError:
-    """Return the error for a sink of direct delivery that tears the tasks apart."""
-    return UsageError(
-        "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
-        "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
-        "Nothing of this batch was committed"
+    output = spec.flavour.output(spec.output, spec.batch_id)
+    if not spec.staged:
+        return DirectOutput(output, check, spec.output, file)
+    return StagedOutputParts(
+        output, check, spec.output, worker.store, worker.paths, worker.ids, spec.inline_bytes
     )
 
 
-def read_input(
-    spec: TaskSpec, codec: OperatorCodec, batches: Iterable[pa.RecordBatch]
-) -> tuple[KeyedInput, KeyedInput | None]:
-    """Return the input rows and, in a first batch that carries them, those of initial state."""
-    initial = None
-    if spec.initial is not None:
-        batches, initial_batches = split_batches(batches, spec.initial)
-        initial = spec.flavour.input(spec.initial.layout, codec.key)
-        initial.read(initial_batches)
-    rows = spec.flavour.input(InputLayout(spec.key_positions, spec.first_input), codec.key)
-    rows.read(batches)
-    return rows, initial
+def _process(
+    worker: _Worker,
+    spec: TaskSpec,
+    rows: TaskInput,
+    run: ProcessorRun,
+    file: SpillFile,
+    ack: TaskAck,
+    watch: Stopwatch,
+) -> None:
+    """Run the processor, and append what it changes; all rows at once, or part by part."""
+    state = worker.state
+    run.begin()
+    in_parts = rows.is_large and run.in_parts(file)
+    if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
+        # The changes of this micro-batch will not be in memory together: a snapshot without them.
+        _snapshot(worker, spec, spec.base_id, {}, ack)
+        watch.lap("snapshot")
+    storage = worker.large_storage if in_parts else worker.storage
+    log = TaskLog(storage, state.codec, ack.key_group_range, spec.checkpoint_id)
+    with contextlib.closing(log):
+        for part in rows.parts():
+            watch.lap("input")
+            run.take(part.rows, part.initial)
+            watch.lap("process")
+            if in_parts:
+                run.retire(log.append(run))
+                watch.lap("append")
+        run.end()
+        ack.keys, ack.next_due_ms = run.key_count, run.next_due_ms()
+        watch.lap("process")
+        run.output.flush()
+        watch.lap("output")
+        log.append(run)
+        ack.log, ack.delta_bytes = log.persist(), log.delta_bytes
+    if ack.log is not None and not in_parts:
+        handle_id = ack.log.state_handle_id
+        state.stage(spec.checkpoint_id, spec.base_id, handle_id, ack.key_group_range, run.overlays)
+    fail_point("between-uploads")
+    watch.lap("append")
+    if ack.partition in spec.snapshots and not in_parts:
+        _snapshot(worker, spec, spec.checkpoint_id, run.overlays, ack)
+        watch.lap("snapshot")
 
 
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
@@ -223,48 +243,18 @@ def _load(
     return worker.store, stored.record.checkpoint.for_range(key_group_range)
 
 
-def _append(
-    worker: _Worker, spec: TaskSpec, overlays: dict[int, Overlay], run: ProcessorRun, ack: TaskAck
-) -> None:
-    """Append the deltas to the changelog and make them durable, inline or in a file."""
-    codec = worker.state.codec
-    try:
-        changes = codec.encode(overlays)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise run.explain_unfit(error) from error
-    if not len(changes):
-        return
-    writer = worker.storage.create_writer(codec.schema.operator_id, ack.key_group_range)
-    with writer:
-        writer.append_meta(codec.metadata_change())
-        writer.append_batch(changes.key_groups, changes.values)
-        persisted = writer.persist(
-            writer.initial_sequence_number(), checkpoint_id=spec.checkpoint_id
-        )
-        handle = persisted.result().job_manager_owned
-        ack.log = handle
-        ack.delta_bytes = changes.size_bytes
-        if handle is not None:
-            worker.state.stage(
-                spec.checkpoint_id,
-                spec.base_id,
-                handle.state_handle_id,
-                ack.key_group_range,
-                overlays,
-            )
-
-
 def _snapshot(
     worker: _Worker,
     spec: TaskSpec,
-    key_group_range: KeyGroupRange,
+    checkpoint_id: int,
     overlays: dict[int, Overlay],
     ack: TaskAck,
 ) -> None:
-    """Write a snapshot; a failure is only told, because the log has everything."""
+    """Write a snapshot of *checkpoint_id*; a failure is only told, the log has everything."""
     try:
         fail_point("before-snapshot")
-        ack.materialized = _materialize(worker, spec, key_group_range, overlays)
+        key_group_range = spec.snapshots[ack.partition]
+        ack.materialized = _materialize(worker, spec, key_group_range, checkpoint_id, overlays)
     except Exception as error:
         ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
 
@@ -273,6 +263,7 @@ def _materialize(
     worker: _Worker,
     spec: TaskSpec,
     key_group_range: KeyGroupRange,
+    checkpoint_id: int,
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
     # Always a file: in the handle it would travel in every later checkpoint too.
@@ -285,22 +276,9 @@ def _materialize(
         handle = stream.close_and_get_handle()
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
-    materialized = MaterializedHandle(key_group_range, spec.checkpoint_id, handle)
+    materialized = MaterializedHandle(key_group_range, checkpoint_id, handle)
     worker.state.end_snapshot(materialized)
     return materialized
-
-
-def _stage_output(
-    worker: _Worker, spec: TaskSpec, output: pa.RecordBatch
-) -> bytes | FileStateHandle | None:
-    if not output.num_rows:
-        return None
-    data = to_ipc([output], spec.output)
-    if len(data) <= spec.inline_bytes:
-        return data
-    path = worker.paths.output(worker.ids.new_id())
-    worker.store.put(path, data)
-    return FileStateHandle(path, len(data), checksum([data]))
 
 
 def _freeze(worker: _Worker) -> None:

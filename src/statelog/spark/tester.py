@@ -91,9 +91,10 @@ class _Collected:
         """Take what one call of the processor yields."""
         self.rows.extend(produced)
 
-    def batch(self) -> pa.RecordBatch:
-        """Return a batch without columns: the rows stay objects."""
-        return pa.RecordBatch.from_arrays([], names=[])
+    def bound_each_call(self) -> None:
+        """Do nothing: the rows of a test fit into memory."""
+
+    settle = flush = bound_each_call
 
 
 class ProcessorTester:
@@ -332,8 +333,8 @@ class ProcessorTester:
         state = self._log.current()
         output = _Collected()
         spec = self._spec()
-        run = ProcessorRun(spec, state, self._range, rows, output, initial)
-        run.process()
+        run = ProcessorRun(spec, state, self._range, output)
+        run.process(rows, initial)
         if self._output is not None and not self._in_pandas:
             typed = RowOutput(self._output, self._batch_id)
             typed.extend(output.rows)

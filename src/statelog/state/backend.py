@@ -46,6 +46,11 @@ class StateBackend:
             )
         MemoryLimits(self.budget_bytes)
 
+    @property
+    def input_bytes(self) -> int:
+        """Rows of a task up to this size, as Python objects, are processed at once."""
+        return self.limits().input_bytes
+
     def limits(self) -> MemoryLimits:
         """Return what the state may take in memory."""
         if self.kind == "disk":

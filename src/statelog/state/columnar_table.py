@@ -161,6 +161,24 @@ class ColumnarRun:
         due: Rows = present[first <= until_ms]
         return due
 
+    def put_back(self, rows: Rows) -> None:
+        """Let rows that were moved count again."""
+        self.moved[rows] = False
+        self._earliest = None
+
+
+class Moved(NamedTuple):
+    """
+    What was moved.
+
+    Args:
+        rows: Positions of rows, by run.
+        keys: Key group and key of each.
+    """
+
+    rows: list[tuple[ColumnarRun, Rows]]
+    keys: list[tuple[int, Key]]
+
 
 class _Part(NamedTuple):
     run: ColumnarRun
@@ -174,9 +192,9 @@ def move_keys(
     groups: Mapping[int, KeyGroupState],
     runs: Mapping[int, ColumnarRun],
     keys: Mapping[int, Iterable[Key]],
-) -> None:
+) -> Moved:
     """
-    Move keys from the runs into the dict tables, as far as they are there.
+    Move keys from the runs into the dict tables, as far as they are there; return which were.
 
     Args:
         layout: The columns.
@@ -187,7 +205,7 @@ def move_keys(
     wanted = {kg: list(part) for kg, part in keys.items() if kg in runs}
     flat = [key for part in wanted.values() for key in part]
     if not flat:
-        return
+        return Moved([], [])
     hashes = layout.hashes(layout.codec.key.encode(flat))
     parts = []
     end = 0
@@ -197,7 +215,7 @@ def move_keys(
         rows, asked = run.candidates(key_group, hashes[start:end])
         if len(rows):
             parts.append(_Part(run, rows, [part[index] for index in asked.tolist()]))
-    _move(layout, groups, parts)
+    return _move(layout, groups, parts)
 
 
 def move_rows(
@@ -209,9 +227,10 @@ def move_rows(
     _move(layout, groups, [_Part(run, part, None) for run, part in rows if len(part)])
 
 
-def _move(layout: RowLayout, groups: Mapping[int, KeyGroupState], parts: Sequence[_Part]) -> None:
+def _move(layout: RowLayout, groups: Mapping[int, KeyGroupState], parts: Sequence[_Part]) -> Moved:
+    moved = Moved([], [])
     if not parts:
-        return
+        return moved
     taken = pa.Table.from_batches([part.run.rows.take(pa.array(part.rows)) for part in parts])
     batch = one_batch(taken)
     keys = layout.keys(batch)
@@ -221,12 +240,15 @@ def _move(layout: RowLayout, groups: Mapping[int, KeyGroupState], parts: Sequenc
         asked = keys[position : position + len(part.rows)] if part.keys is None else part.keys
         same = [index for index, key in enumerate(asked) if key == keys[position + index]]
         part.run.moved[part.rows[same]] = True
+        moved.rows.append((part.run, part.rows[same]))
         chosen += [position + index for index in same]
         position += len(part.rows)
     if len(chosen) < len(keys):  # other keys with the same hash
         batch = batch.take(pa.array(chosen, pa.int64()))
         keys = [keys[index] for index in chosen]
+    moved.keys.extend(zip(batch.column(0).to_pylist(), keys, strict=True))
     _admit(layout, groups, batch, keys)
+    return moved
 
 
 def _admit(

@@ -43,6 +43,8 @@ from statelog.store import ObjectStore
 _COLUMNAR_REPLAY_BYTES = 16 * 1024 * 1024
 _COLUMNAR_RESTORE_BYTES = 2 * 1024 * 1024
 """So much log is replayed in columns: into state at hand, and into state just restored."""
+_FOLDED_SHARE = 0.125
+"""Changes folded one by one into dicts take so many times the bytes that they take in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,20 @@ class KeyedState:
         if self._runs is not None:
             self._runs.move(keys)
 
+    def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
+        """
+        Make keys ready as `prepare` does, until `give_back`.
+
+        For a task that has more keys than memory: what it holds of them is dropped in between.
+        """
+        if self._runs is not None:
+            self._runs.borrow(keys)
+
+    def give_back(self) -> None:
+        """Hold the keys that were borrowed in columns again; they must not have been folded."""
+        if self._runs is not None:
+            self._runs.give_back()
+
     def prepare_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
         """Make the keys ready that have a timer at or before *until_ms*."""
         if self._runs is not None:
@@ -221,6 +237,8 @@ class KeyedState:
         Blocks: While objects are read.
         """
         done = CatchUp()
+        if self._runs is not None:
+            self._runs.keep_borrowed()
         self._fold_staged(base_id, committed, done)
         missing = []
         for key_group in key_group_range:
@@ -234,6 +252,8 @@ class KeyedState:
             try:
                 self._bring_forward(key_group_range, base_id, missing, load, done)
             except BaseException:
+                if self._runs is not None:
+                    self._runs.drop_files()
                 for key_group in missing:  # half brought forward: append twice would be wrong
                     self._begin(key_group)
                 raise
@@ -355,6 +375,7 @@ class _Replay:
         self._done = done
         self._pending: dict[int, Changes] = {}
         self._pending_bytes = 0
+        self._folded_bytes = 0
         self._reached: dict[int, tuple[int, str]] = {}
         self._rows = 0
         self._light: list[ColumnarRun] = []
@@ -380,12 +401,28 @@ class _Replay:
             for batch in read_change_batches(store, log, key_group_range=wanted):
                 self._done.replayed += 1
                 self._take(reader, batch, old, in_columns)
+                self._bound(old)
             for key_group in old:
                 self._reached[key_group] = log.checkpoint_id, log.state_handle_id
             if not in_columns or self._pending_bytes > self._limit:
                 self._flush()
         self._flush()
         self._settle()
+        if self._runs is not None:
+            self._runs.name_files()
+
+    def _bound(self, key_groups: Collection[int]) -> None:
+        """Apply what is pending in the middle of a log handle, where it is too much for memory."""
+        runs = self._runs
+        if runs is None:
+            return
+        if self._pending_bytes > self._limit:
+            runs.goes_ahead(key_groups)
+            self._flush()
+        if self._folded_bytes > self._limit * _FOLDED_SHARE:
+            runs.goes_ahead(key_groups)
+            self._folded_bytes = 0
+            self._done.compacted += runs.bound()
 
     def _take(
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
@@ -401,6 +438,7 @@ class _Replay:
         else:
             self._flush()  # what stands before this in the log
             self._fold(reader, kept)
+            self._folded_bytes += batch.nbytes
 
     @property
     def _limit(self) -> int:

@@ -180,12 +180,17 @@ class LocalRuns:
 
         Blocks: For the disk.
         """
-        file = self.publish(self.begin(run), tips, version, committed=True)
-        with pa.memory_map(str(file.path)) as source:
+        pending = self.begin(run)
+        mapped = self.mapped(pending)
+        self.publish(pending, tips, version, committed=True)
+        return mapped
+
+    def mapped(self, pending: PendingRun) -> ColumnarRun:
+        """Return a run that was begun from its file; raises `OSError` if that cannot be read."""
+        with pa.memory_map(str(pending.path)) as source:
             data = source.read_buffer()
-        (_, _, size, _) = _TAIL.unpack(memoryview(data)[-_TAIL.size :])
-        rows = pa.ipc.read_record_batch(data.slice(0, size), self._layout.schema)
-        return ColumnarRun(run.key_group_range, rows)
+        rows = pa.ipc.read_record_batch(data.slice(0, pending.size), self._layout.schema)
+        return ColumnarRun(pending.key_group_range, rows)
 
     def begin(self, run: ColumnarRun) -> PendingRun:
         """Write the rows of a run whose tips are not known yet; see `publish`."""

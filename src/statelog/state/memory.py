@@ -21,6 +21,7 @@ BLOCK: Final = 4
 
 _RECENT_SHARE: Final = 0.3
 _PENDING_SHARE: Final = 0.1
+_INPUT_SHARE: Final = 0.3
 _SLOT_BYTES: Final = 100
 """What an entry takes in a dict's arrays, with the room it keeps for growth."""
 _SAMPLES: Final = 48
@@ -33,8 +34,8 @@ class MemoryLimits:
     """
     What the state of one worker may take.
 
-    The dict tables get 30 % of the budget, changes waiting to be replayed 10 %; the rest is for
-    the interpreter, the rows of a micro-batch and what its processing makes.
+    The dict tables get 30 % of the budget, changes waiting to be replayed 10 %, and the rows of a
+    micro-batch, with what their processing makes, 30 %; the rest is for the interpreter.
 
     Args:
         budget_bytes: For the whole process, >= 64 MiB; what is mapped from files is not counted.
@@ -59,6 +60,11 @@ class MemoryLimits:
     def pending_bytes(self) -> int:
         """Changes that are collected before they are replayed."""
         return int(self.budget_bytes * _PENDING_SHARE)
+
+    @property
+    def input_bytes(self) -> int:
+        """Rows that are processed at once, by their estimated size as Python objects."""
+        return int(self.budget_bytes * _INPUT_SHARE)
 
 
 def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:

@@ -18,6 +18,7 @@ from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.columnar_table import (
     ColumnarRun,
+    Moved,
     RowLayout,
     build_run,
     move_keys,
@@ -57,6 +58,9 @@ class Runs:
         self._groups = groups
         self._local = local
         self._pending: list[PendingRun] = []
+        self._borrowed: list[Moved] = []
+        self._ahead: set[int] = set()
+        self._unnamed: list[tuple[PendingRun, ColumnarRun]] = []
 
     def forget(self, key_group: int) -> None:
         """Drop what is known of a key group."""
@@ -71,6 +75,24 @@ class Runs:
         """Move keys, by key group, into the dict tables."""
         if self.by_group:
             move_keys(self.layout, self._groups, self.by_group, keys)
+
+    def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
+        """Move keys, by key group, into the dict tables until `give_back`."""
+        if self.by_group:
+            self._borrowed.append(move_keys(self.layout, self._groups, self.by_group, keys))
+
+    def give_back(self) -> None:
+        """Take what was borrowed out of the dict tables, which nobody has changed meanwhile."""
+        for moved in self._borrowed:
+            for run, rows in moved.rows:
+                run.put_back(rows)
+            for key_group, key in moved.keys:
+                self._groups[key_group].remove(key)
+        self._borrowed = []
+
+    def keep_borrowed(self) -> None:
+        """Leave what a task that failed had borrowed in the dict tables."""
+        self._borrowed = []
 
     def move_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
         """Move every key that has a timer at or before *until_ms* into the dict tables."""
@@ -128,10 +150,45 @@ class Runs:
             tips = [self.tips.get(key_group, "") for key_group in run.key_group_range]
             version = max(self._groups[key_group].version for key_group in run.key_group_range)
             try:
-                run = self._local.write(run, tips, version)
+                if self._ahead.isdisjoint(run.key_group_range):
+                    run = self._local.write(run, tips, version)
+                else:
+                    pending = self._local.begin(run)
+                    run = self._local.mapped(pending)
+                    self._unnamed.append((pending, run))
             except OSError as error:
                 self._without_files(error)
         self.place_in_memory(run)
+
+    def goes_ahead(self, key_groups: Iterable[int]) -> None:
+        """Note that the state of key groups is ahead of its tip, until `name_files`."""
+        self._ahead.update(key_groups)
+
+    def name_files(self) -> None:
+        """Name the files of key groups that were ahead, now that their tips are right."""
+        unnamed, self._unnamed = self._unnamed, []
+        self._ahead.clear()
+        for pending, run in unnamed:
+            part = run.key_group_range
+            superseded = any(self.by_group.get(key_group) is not run for key_group in part)
+            # A row that was moved may have changed since, and what is in dicts is not in the file.
+            changed = run.moved.any() or any(any(self._groups[kg].tables) for kg in part)
+            if self._local is None or superseded or changed:
+                pending.path.unlink(missing_ok=True)
+                continue
+            tips = [self.tips.get(key_group, "") for key_group in part]
+            version = max(self._groups[key_group].version for key_group in part)
+            try:
+                self._local.publish(pending, tips, version, committed=True)
+            except OSError as error:
+                self._without_files(error)
+
+    def drop_files(self) -> None:
+        """Remove the files that have no name: the replay that made them has failed."""
+        unnamed, self._unnamed = self._unnamed, []
+        self._ahead.clear()
+        for pending, _ in unnamed:
+            pending.path.unlink(missing_ok=True)
 
     def place_in_memory(self, run: ColumnarRun) -> None:
         """Let *run* as it is be all state of its key groups."""

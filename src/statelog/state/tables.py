@@ -109,6 +109,15 @@ class KeyGroupState:
                 self.folded += len(deltas)
                 self._fold_one(state_id, deltas)
 
+    def remove(self, key: Key) -> None:
+        """Take all that a key has out of the tables."""
+        for state_id, table in enumerate(self.tables):
+            if key in table:
+                if self.kinds[state_id] is StateKind.TIMER:
+                    self._fold_timers(table, {key: ()})
+                else:
+                    del table[key]
+
     def _fold_one(self, state_id: int, deltas: dict[Key, Any]) -> None:
         table = self.tables[state_id]
         match self.kinds[state_id]:
