@@ -120,12 +120,16 @@ class HandleAndOffset:
     crc32c: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.handle, FileStateHandle | ByteStreamStateHandle):
+        # There is one for each change set: without a call where all is well.
+        kind, offset = self.handle.__class__, self.offset
+        if kind is not FileStateHandle and kind is not ByteStreamStateHandle:
             raise refused("handle", "a FileStateHandle or ByteStreamStateHandle", self.handle)
-        _check_count(self, "offset", 0)
-        if self.size_bytes is not None:
+        if offset.__class__ is not int or offset < 0:
+            _check_count(self, "offset", 0)
+        size, crc = self.size_bytes, self.crc32c
+        if size is not None and (size.__class__ is not int or size < 0):
             _check_count(self, "size_bytes", 0)
-        if self.crc32c is not None:
+        if crc is not None and (crc.__class__ is not int or crc < 0):
             _check_count(self, "crc32c", 0)
 
     def to_json(self) -> dict[str, Any]:
