@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,10 +14,13 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of
 from tests.unit.changelog.interrupting import SIGNAL, in_time, interrupted
 
 import statelog as sl
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.uploader import StateChangeFsUploader
 from statelog.model import StateChange
 from statelog.runtime import interrupts
 from statelog.runtime.driver import system_runtime
 from statelog.runtime.interrupts import interruptible, uninterrupted
+from statelog.store.paths import LocationPaths
 
 START = sl.SequenceNumber(0)
 
@@ -139,6 +143,64 @@ def test_an_interrupt_anywhere_in_a_call_loses_and_blocks_nothing(name: str) -> 
                 in_time(partial(result.exception, 5))
             in_time(storage.close)
     assert tried > 3
+
+
+def directly(folder: Path) -> sl.FsStateChangelogStorage:
+    store, runtime = NearStore(), system_runtime(upload_threads=0)
+    registry = TaskChangelogRegistry(store, runtime)
+    uploader = StateChangeFsUploader(store, LocationPaths("job"), runtime.ids, registry=registry)
+    return sl.FsStateChangelogStorage(
+        store,
+        job_id="job",
+        runtime=runtime,
+        registry=registry,
+        scheduler=sl.DirectStateChangeUploadScheduler(uploader),
+    )
+
+
+def with_copies(folder: Path) -> sl.FsStateChangelogStorage:
+    return sl.FsStateChangelogStorage(
+        NearStore(),
+        job_id="job",
+        runtime=system_runtime(upload_threads=0),
+        local_recovery=sl.LocalRecoveryConfig((str(folder),)),
+    )
+
+
+@pytest.mark.parametrize("opened_as", [directly, with_copies])
+def test_an_interrupt_anywhere_in_an_upload_loses_nothing(
+    opened_as: Callable[[Path], sl.FsStateChangelogStorage], tmp_path: Path
+) -> None:
+    for at in moments(29):
+        with opened_as(tmp_path) as storage:
+            writer = storage.create_writer("op", ALL)
+            writer.append(1, b"a")
+            fired, _, _ = interrupted(at, lambda writer=writer: writer.persist(START).result())
+            if not fired:
+                return
+            writer.append(3, b"c")
+            expected = [StateChange(1, b"a"), StateChange(3, b"c")]
+            assert expected == everything(storage, writer), f"moment {at}"
+            in_time(storage.close)
+
+
+def test_an_interrupted_read_keeps_no_other_from_the_download_cache(tmp_path: Path) -> None:
+    store = NearStore()
+    with sl.FsStateChangelogStorage(store, job_id="job") as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"a")
+        handle = handle_of(writer.persist(START).result())
+        for at in moments(19):
+            cached = sl.FsStateChangelogStorage(
+                store, job_id="job", cache_directories=[tmp_path / str(at)]
+            )
+            with cached:
+                fired, _, _ = interrupted(at, lambda cached=cached: list(cached.read(handle)))
+                assert [StateChange(1, b"a")] == in_time(
+                    lambda cached=cached: list(cached.read(handle))
+                ), f"moment {at}"
+            if not fired:
+                return
 
 
 def test_an_interrupted_close_ends_everything_and_may_be_repeated() -> None:
