@@ -39,6 +39,10 @@ def _state(*names: str) -> list[str]:
     return [f"tests/unit/state/test_{name}.py" for name in names]
 
 
+def _checkpoint(*names: str) -> list[str]:
+    return [f"tests/unit/checkpoint/test_{name}.py" for name in names]
+
+
 _RECOVERY = [*_state("recovery", "columnar_state", "state_model", "snapshot_files", "migration")]
 _REST = [*_state("aggregates", "codec", "evolution", "schema", "key_groups", "isolation")]
 TESTS = {
@@ -68,10 +72,19 @@ FIRST = {
     "columnar_replay": _RECOVERY,
     "columnar_table": _RECOVERY,
     "keyed_state": _RECOVERY,
+    "coordinator": _checkpoint("conflicts", "coordinator"),
+    "key_order": ["tests/unit/spark/test_key_order.py"],
     "local_runs": _state("columnar_state", "recovery"),
     "materialization": _RECOVERY,
     "memory": _state("columnar_state", "expiry", "recovery"),
+    "outputs": ["tests/unit/spark/test_outputs.py"],
+    "ownership": _checkpoint("ownership", "conflicts", "coordinator"),
     "runs": _state("recovery", "columnar_state"),
+    "skew": ["tests/unit/spark/test_skew.py"],
+    "snapshots": [
+        "tests/unit/spark/test_snapshots.py",
+        "tests/unit/core/test_materialization_policy.py",
+    ],
 }
 """Modules whose tests are these alone."""
 MODULES = {

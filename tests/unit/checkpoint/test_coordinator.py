@@ -478,3 +478,51 @@ def test_a_fenced_owner_deletes_nothing():
     with pytest.raises(FencedError):
         one.clean_up()
     assert store.deleted == []
+
+
+# ------------------------------------------------------------------------ found by mutants
+
+
+def test_what_is_no_checkpoint_under_the_name_fences():
+    store = DictStore()
+    one = started(store)
+    store.put("chk-0/_metadata", b"something else")
+    with pytest.raises(FencedError, match=r"chk-0/_metadata exists and is not ours"):
+        small_checkpoint(one, 0)
+
+
+def test_the_latest_checkpoint_is_not_read_again():
+    store = DictStore()
+    one = started(store)
+    done = small_checkpoint(one, 0)
+    small = small_checkpoint(one, 1)
+    store.requests.clear()
+    assert one.load(1) is small
+    assert not store.requests
+    assert one.load(0) == done
+    assert store.requests
+
+
+def test_what_was_given_up_and_could_not_be_deleted_is_tried_again():
+    store = DictStore()
+    one = started(store)
+    for checkpoint_id in range(4):
+        small_checkpoint(one, checkpoint_id)
+    heir = coordinator(store, "b")
+    heir.claim()
+    heir.restore(1)
+    small_checkpoint(heir, 4)
+
+    def refuse(operation, path):
+        if (operation, path) == ("delete", "chk-2/_metadata"):
+            raise StoreError(f"delete {path}: no route to host", path=path)
+
+    store.on_request = refuse
+    heir.clean_up()
+    assert "chk-2/_metadata" in store.objects
+    assert "chk-3/_metadata" not in store.objects
+    store.on_request = lambda operation, path: None
+    store.deleted.clear()
+    assert "chk-2/_metadata" in heir.clean_up().deleted
+    assert "chk-3/_metadata" not in heir.clean_up().deleted
+    assert "chk-2/_metadata" not in heir.clean_up().deleted

@@ -1,9 +1,18 @@
 """The largest key groups and keys are found, and said where one of them dominates."""
 
+import time
+from collections.abc import Iterator
+
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
-from statelog.spark.skew import RowCounter, dominating, largest_groups, largest_keys
+from statelog.spark.skew import (
+    SHARE_THAT_DOMINATES,
+    RowCounter,
+    dominating,
+    largest_groups,
+    largest_keys,
+)
 from statelog.spark.spec import TaskAck
 
 RANGE = KeyGroupRange(10, 19)
@@ -60,3 +69,29 @@ def test_keys_of_nested_types_do_no_harm() -> None:
     counter = RowCounter(RANGE, (1,))
     list(counter.through([pa.RecordBatch.from_arrays(columns, names=["kg", "key"])]))
     assert [(13, 2000)] == counter.groups()
+
+
+def test_the_wait_for_the_input_is_measured_and_nothing_else() -> None:
+    def slow() -> Iterator[pa.RecordBatch]:
+        for _ in range(2):
+            time.sleep(0.03)
+            yield batch([(13, "key")])
+
+    counter = RowCounter(RANGE, (1,))
+    began = time.perf_counter()
+    for _ in counter.through(slow()):
+        time.sleep(0.03)
+    took_ms = (time.perf_counter() - began) * 1e3
+    assert 60 <= counter.waited_ms <= took_ms - 60
+
+
+def test_a_share_at_the_bound_is_worth_a_warning() -> None:
+    def said(rows: int, group_share: float, key_share: float) -> str:
+        groups = [{"key_group": 13, "rows": rows, "share": group_share}]
+        return dominating(groups, [{"key": "('k',)", "share": key_share}])
+
+    least, less = SHARE_THAT_DOMINATES, SHARE_THAT_DOMINATES - 0.01
+    assert said(1000, least, least).startswith("key ('k',)")
+    assert said(1000, least, less).startswith("key group 13")
+    assert "" == said(1000, less, less)
+    assert "" == said(999, least, least)

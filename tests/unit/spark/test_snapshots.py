@@ -202,6 +202,14 @@ def test_the_size_of_an_entry_is_taken_from_the_snapshots_there_are() -> None:
     assert {0: KeyGroupRange(4, 5)} == planner.snapshots.choose([KeyGroupRange(0, 7)], 0)
 
 
+def test_a_snapshot_of_the_first_checkpoint_counts() -> None:
+    planner = Planner()
+    base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 0, 400),))
+    planner.snapshots.begin(base, 80)  # 10 bytes an entry: each key group is a slice
+    assert {0: KeyGroupRange(4, 5)} == planner.snapshots.choose([KeyGroupRange(0, 7)], 0)
+    assert 10.0 == planner.snapshots._schedule._entry_bytes
+
+
 def test_a_snapshot_of_unknown_size_does_not_count_as_negative() -> None:
     planner = Planner()
     base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 4, -1),))
