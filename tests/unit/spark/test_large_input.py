@@ -212,7 +212,7 @@ def test_random_programs_see_in_parts_what_they_see_at_once(
     rng = random.Random(seed)
     if time_mode == "none":
         processor = {"row": WithoutTimers, "pandas": WithoutTimersInPandas}[flavour]
-    inputs = [arrow_input(batch_of(rng, number, 60, has_ttl)) for number in range(3)]
+    inputs = [arrow_input(batch_of(rng, number, 40, has_ttl)) for number in range(3)]
     inputs.append([])
     runs = []
     for bound in (sys.maxsize, input_bytes):
