@@ -111,11 +111,11 @@ def test_late_rows_are_counted_as_on_spark_without_another_job(
     progress, jobs = run(source, tmp_path, "EventTime", delivery=delivery, metrics=metrics)
     late = [one.late_rows for one in progress]
     assert late == dropped_on_spark(source, tmp_path)
-    assert sum(late) == 6
+    assert [0, 0, 1, 3, 1] == late
     assert [len(batch) - n for batch, n in zip(BATCHES, late, strict=True)] == [
         one.rows for one in progress
     ]
-    assert metrics.value("num_late_records_dropped") == 6
+    assert metrics.value("num_late_records_dropped") == 5
     assert f"late={late[3]} " in str(progress[3])
     uncounted, without = run(source, tmp_path, "None", delivery=delivery)
     assert [0] * len(BATCHES) == [one.late_rows for one in uncounted]
@@ -136,4 +136,4 @@ def test_of_a_window_its_end_counts(source: BatchSource, tmp_path: Path) -> None
     writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "q")).format("noop")
     wait(writer.trigger(availableNow=True).start())
     assert [len(batch) for batch in BATCHES] == [one.rows + one.late_rows for one in progress]
-    assert 0 < sum(one.late_rows for one in progress) <= 6
+    assert 0 < sum(one.late_rows for one in progress) <= 5
