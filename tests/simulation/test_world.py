@@ -43,7 +43,7 @@ def test_every_history_holds(first: int) -> None:
     outcomes = [run(seed) for seed in range(first, min(first + BLOCK, SEEDS))]
     # The histories are about something: uploads, failures, waits for room, local copies.
     assert sum(outcome.persists for outcome in outcomes) > 5 * len(outcomes)
-    assert sum(outcome.failures for outcome in outcomes) > len(outcomes)
+    assert sum(outcome.failures for outcome in outcomes) > len(outcomes) * 0.8
     assert sum(outcome.waits > 0 for outcome in outcomes) > len(outcomes) / 10
     assert sum(outcome.files > 0 for outcome in outcomes) > len(outcomes) / 10
     assert sum(outcome.local_reads > 0 for outcome in outcomes) > len(outcomes) / 10

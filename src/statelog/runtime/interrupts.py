@@ -132,13 +132,14 @@ class MainThread:
             self.depth = 0
             if self._noted:
                 self._deliver()
-            return work(*args)
+            result = work(*args)  # kept first: what a signal raises behind the call is inside, too
         finally:
             self._since_s = _NEVER
             self.depth = depth
             self._open -= 1
             self._since_s = time.monotonic()
             del work, args  # the traceback of an error holds this frame
+        return result
 
     def note(self, number: int) -> bool:
         """Note a signal that comes during a step; return False if its handler shall run now."""

@@ -147,8 +147,10 @@ def test_an_interrupt_anywhere_in_a_call_loses_and_blocks_nothing(name: str) -> 
 
 def directly(folder: Path) -> sl.FsStateChangelogStorage:
     store, runtime = NearStore(), system_runtime(upload_threads=0)
-    registry = TaskChangelogRegistry(store, runtime)
-    uploader = StateChangeFsUploader(store, LocationPaths("job"), runtime.ids, registry=registry)
+    registry = TaskChangelogRegistry(store, runtime=runtime)
+    uploader = StateChangeFsUploader(
+        store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry
+    )
     return sl.FsStateChangelogStorage(
         store,
         job_id="job",
