@@ -13,7 +13,7 @@ import time
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Observation
-from pyspark.sql.functions import col, count_if, lit, timestamp_millis
+from pyspark.sql.functions import coalesce, col, count_if, lit, timestamp_millis
 from pyspark.sql.types import StructType
 
 _log = logging.getLogger("statelog.spark")
@@ -22,6 +22,7 @@ _WAIT_SECONDS: Final = 2.0
 """How long to wait for Spark's listener, which usually has the number before it is asked for."""
 
 _POLL_SECONDS: Final = 0.005
+_FLAG: Final = "__late"
 
 
 class LateRows:
@@ -38,10 +39,13 @@ class LateRows:
         at = col(f"`{column.replace('`', '``')}`")
         if isinstance(frame.schema[column].dataType, StructType):
             at = at["end"]
-        limit = timestamp_millis(lit(late_ms))
+        # The watermark stands in one expression only: each expression that holds a constant is
+        # compiled anew when the constant changes, which is in each micro-batch.
+        is_late = coalesce(at <= timestamp_millis(lit(late_ms)), lit(False))
         self._seen = Observation()
-        observed = frame.observe(self._seen, count_if(at <= limit).alias("late"))
-        self.frame = observed.where(at.isNull() | (at > limit))
+        flagged = frame.withColumn(_FLAG, is_late)
+        observed = flagged.observe(self._seen, count_if(col(_FLAG)).alias("late"))
+        self.frame = observed.where(~col(_FLAG)).drop(_FLAG)
 
     def count(self) -> int:
         """
