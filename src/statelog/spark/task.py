@@ -30,6 +30,7 @@ from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
 from statelog.spark.initial_state import split_batches
+from statelog.spark.late_rows import LateCount
 from statelog.spark.outputs import to_ipc
 from statelog.spark.rows import InputLayout
 from statelog.spark.run import KeyedInput, ProcessorRun
@@ -132,11 +133,15 @@ def _run(
     )
     worker.state.sweep(key_group_range, spec.now_ms)
     watch.lap("catch_up")
+    late = LateCount()
+    if spec.reads_input and spec.late is not None:
+        batches = spec.late.left_out(batches, late)
     counter = RowCounter(key_group_range, spec.key_positions)
     read = spec.reads_input and spec.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
     rows, initial = read_input(spec, worker.state.codec, counted)
     _check_range(partition, spec, rows)
+    ack.late_rows = late.rows
     ack.top_groups, ack.top_keys = counter.groups(), counter.keys()
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
