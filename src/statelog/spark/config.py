@@ -51,7 +51,7 @@ class EngineConfig:
         flavour: The form in which the processor sees rows.
         initial: Rows that the first batch of an empty state begins with.
         plan: What the input's plan says.
-        event_time: The input column by which rows are late, or None.
+        event_time: Where the column stands in a task's input by which rows are late, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
         backend: Where the workers keep the state.
     """
@@ -80,7 +80,7 @@ class EngineConfig:
     flavour: Flavour = field(default_factory=RowFlavour)
     initial: InitialState | None = None
     plan: InputPlan = field(default_factory=InputPlan)
-    event_time: str | None = None
+    event_time: int | None = None
     event_time_output: str | None = None
     backend: StateBackend = field(default_factory=StateBackend)
 

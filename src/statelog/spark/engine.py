@@ -101,7 +101,6 @@ class MicroBatchEngine:
         self._coordinator = self._location.coordinator
         self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
         self._warned_of = ""
-        self._late: LateRows | None = None
 
     def open(self, query_id: str | None = None) -> None:
         """
@@ -154,7 +153,7 @@ class MicroBatchEngine:
         spec = self._spec(batch_id, times, self._task_count.choose(size))
         self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
         try:
-            acks = self._run(frame, spec, times, watch)
+            acks = self._run(frame, spec, watch)
             if times.is_idle and not any(map(_did_something, acks)):
                 self._location.snapshots.aborted(spec.snapshots)
                 self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
@@ -189,6 +188,8 @@ class MicroBatchEngine:
     def _spec(self, batch_id: int, times: BatchTimes, tasks: int) -> TaskSpec:
         config, location = self._config, self._location
         ranges = split_key_groups(config.max_parallelism, tasks)
+        starts_empty = location.base is None and config.initial is not None
+        initial = config.initial.task_layout if config.initial and starts_empty else None
         return TaskSpec(
             location=config.location,
             store_options=config.store_options,
@@ -216,31 +217,30 @@ class MicroBatchEngine:
             input_bytes=config.backend.input_bytes,
             staged=config.delivery is Delivery.STAGED,
             flavour=config.flavour,
-            initial=None
-            if location.base is not None or config.initial is None
-            else config.initial.task_layout,
+            initial=initial,
+            late=self._late_rows(times, has_initial_rows=initial is not None),
         )
 
-    def _partitioned(self, frame: DataFrame, spec: TaskSpec, times: BatchTimes) -> DataFrame:
+    def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:
+        if self._config.event_time is None:
+            return None
+        # Rows of initial state come with a mark in front of the input's columns.
+        return LateRows(self._config.event_time + has_initial_rows, times.late_ms)
+
+    def _partitioned(self, frame: DataFrame, spec: TaskSpec) -> DataFrame:
         """Return the input with one partition for each task."""
         config, tasks = self._config, len(spec.ranges)
         if not spec.reads_input:
             return frame.sparkSession.range(0, tasks, 1, tasks)
-        if config.event_time is not None:
-            self._late = LateRows(frame, config.event_time, times.late_ms)
-            frame = self._late.frame
         if spec.initial is not None and config.initial is not None:
             frame = with_initial_rows(frame, config.initial)
         if tasks == 1:  # everything goes to one task: nothing to shuffle
             return frame.coalesce(1)
         return frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
 
-    def _run(
-        self, frame: DataFrame, spec: TaskSpec, times: BatchTimes, watch: Stopwatch
-    ) -> list[TaskAck]:
+    def _run(self, frame: DataFrame, spec: TaskSpec, watch: Stopwatch) -> list[TaskAck]:
         tasks = len(spec.ranges)
-        self._late = None
-        partitioned = self._partitioned(frame, spec, times)
+        partitioned = self._partitioned(frame, spec)
         watch.lap("plan")
         if spec.staged:
             acks = collect_acks(partitioned, spec)
@@ -361,7 +361,7 @@ class MicroBatchEngine:
         if warning and warning.partition(" has ")[0] != self._warned_of:
             self._warned_of = warning.partition(" has ")[0]
             _log.warning("batch %d is uneven: %s", spec.batch_id, warning)
-        late_rows = 0 if self._late is None else self._late.count()
+        late_rows = sum(ack.late_rows for ack in acks)
         self._config.metrics.count("num_late_records_dropped", late_rows)
         self._emit(
             BatchProgress(

@@ -1,59 +1,56 @@
 """
-Rows that come later than the watermark: dropped before the shuffle, and counted there.
+Rows that come later than the watermark: dropped in the task before the processor, and counted.
 
-The count is taken by Spark's `observe` inside the job that runs the tasks, so it costs no job.
+Not by Spark, before the shuffle: there the watermark would be part of the plan, which Spark would
+analyse and compile anew for each micro-batch, and a count would take another operator in it.
 Source: Spark's WatermarkSupport; the count is its `numRowsDroppedByWatermark`, Flink's
 `numLateRecordsDropped`.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql.functions import col, count_if, lit, timestamp_millis
-from pyspark.sql.types import StructType
-
-_log = logging.getLogger("statelog.spark")
-
-_WAIT_SECONDS: Final = 2.0
-"""How long to wait for Spark's listener, which usually has the number before it is asked for."""
-
-_POLL_SECONDS: Final = 0.005
+import pyarrow as pa
+import pyarrow.compute as pc
 
 
+@dataclass(frozen=True, slots=True)
 class LateRows:
     """
-    A micro-batch without its late rows, and their number.
+    Which rows of a micro-batch are late.
 
     Args:
-        frame: The input.
-        column: Event time; of a window its end counts.
+        position: The column of a task's input that holds the event time; of a window its end counts.
         late_ms: Rows whose event time is at or before it are late; those without one are not.
     """
 
-    def __init__(self, frame: DataFrame, column: str, late_ms: int) -> None:
-        at = col(f"`{column.replace('`', '``')}`")
-        if isinstance(frame.schema[column].dataType, StructType):
-            at = at["end"]
-        limit = timestamp_millis(lit(late_ms))
-        self._seen = Observation()
-        observed = frame.observe(self._seen, count_if(at <= limit).alias("late"))
-        self.frame = observed.where(at.isNull() | (at > limit))
+    position: int
+    late_ms: int
 
-    def count(self) -> int:
-        """
-        Return how many rows were late; call it when the rows have been evaluated.
+    def left_out(
+        self, batches: Iterable[pa.RecordBatch], seen: LateCount
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield *batches* without the late rows, which are counted in *seen*."""
+        for batch in batches:
+            at = batch.column(self.position)
+            if pa.types.is_struct(at.type):
+                at = pc.struct_field(at, "end")
+            moments = at.cast(pa.timestamp("us", tz=at.type.tz)).cast(pa.int64())
+            in_time = pc.fill_null(pc.greater(moments, self.late_ms * 1000), True)
+            late = batch.num_rows - in_time.true_count
+            seen.rows += late
+            yield batch.filter(in_time) if late else batch
 
-        Blocks: For at most two seconds, until Spark's listener has the number.
-        """
-        observation: Any = self._seen._jo
-        until = time.monotonic() + _WAIT_SECONDS
-        while not observation.future().isCompleted():
-            if time.monotonic() > until:
-                _log.warning("Spark did not say how many rows were late; they are counted as 0")
-                return 0
-            time.sleep(_POLL_SECONDS)
-        return int(observation.getRow().getLong(0))
+
+@dataclass(slots=True)
+class LateCount:
+    """
+    The late rows of one task.
+
+    Args:
+        rows: How many there were so far.
+    """
+
+    rows: int = 0

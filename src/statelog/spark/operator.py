@@ -233,7 +233,9 @@ def _stateful_frame(
     keyed = keyed_frame(grouped, settled.max_parallelism)
     use_this_python(session)
     plan = input_plan(keyed.frame)
-    event_time = _event_time(grouped, plan) if time_mode.lower() == "eventtime" else None
+    event_time = None
+    if time_mode.lower() == "eventtime" and (name := _event_time(grouped, plan)) is not None:
+        event_time = keyed.first_input + grouped._df.columns.index(name)
     config = replace(
         _config(session, keyed, processor, output, time_mode.lower(), settled),
         plan=plan,

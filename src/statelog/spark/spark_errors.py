@@ -26,15 +26,17 @@ class _SparkUsageError(UsageError):
 
     Args:
         message: What is wrong and what to do.
-        condition: Spark's error class, shown before the message; empty for none.
-        facts: See `StatelogError`.
+        facts: See `StatelogError`; `condition` is Spark's error class, shown before the message.
     """
 
-    def __init__(self, message: str = "", *, condition: str = "", **facts: Any) -> None:
-        shown = f"[{condition}] {message}" if condition else message
-        UsageError.__init__(self, shown, **facts)
+    def __init__(self, message: str = "", **facts: Any) -> None:
+        UsageError.__init__(self, message, **facts)
         if isinstance(self, PySparkException):
-            PySparkException.__init__(self, message, condition or None)
+            PySparkException.__init__(self, message, facts.get("condition"))
+
+    def __str__(self) -> str:
+        condition = self.facts.get("condition")
+        return f"[{condition}] {self.message}" if condition else self.message
 
 
 class DeletedStateError(_SparkUsageError, PySparkRuntimeError):

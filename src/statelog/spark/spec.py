@@ -14,6 +14,7 @@ from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.spark.flavour import Flavour, RowFlavour
 from statelog.spark.initial_state import InitialLayout
+from statelog.spark.late_rows import LateRows
 from statelog.state.backend import StateBackend
 from statelog.state.keyed_state import CatchUp
 
@@ -56,6 +57,7 @@ class TaskSpec:
         reads_input: Whether the partitions carry input rows (else the batch has no data).
         backend: Where the worker keeps the state.
         input_bytes: Rows of a task up to this size, as Python objects, are processed at once.
+        late: Which rows come later than the watermark, where the time mode drops them.
     """
 
     location: str
@@ -84,6 +86,7 @@ class TaskSpec:
     reads_input: bool = True
     backend: StateBackend = field(default_factory=StateBackend)
     input_bytes: int = sys.maxsize
+    late: LateRows | None = None
 
     @property
     def due_until_ms(self) -> int:
@@ -107,6 +110,7 @@ class TaskAck:
         group_entries: State entries of each of its key groups.
         top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
             rows).
+        late_rows: Input rows that were dropped, which *rows* does not count.
         delta_bytes: Bytes of all changes.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
         objects, object_bytes: Objects it wrote to the store, and their size.
@@ -124,6 +128,7 @@ class TaskAck:
     keys: int = 0
     entries: int = 0
     output_rows: int = 0
+    late_rows: int = 0
     group_entries: list[int] = field(default_factory=list)
     top_groups: list[tuple[int, int]] = field(default_factory=list)
     top_keys: list[tuple[int, str, int]] = field(default_factory=list)

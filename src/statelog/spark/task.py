@@ -29,6 +29,7 @@ from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
+from statelog.spark.late_rows import LateCount
 from statelog.spark.output_parts import DirectOutput, StagedOutputParts
 from statelog.spark.run import ProcessorRun
 from statelog.spark.skew import RowCounter
@@ -143,11 +144,15 @@ def _run(
     )
     worker.state.sweep(key_group_range, spec.now_ms)
     watch.lap("catch_up")
+    late = LateCount()
+    if spec.reads_input and spec.late is not None:
+        batches = spec.late.left_out(batches, late)
     counter = RowCounter(key_group_range, spec.key_positions)
     read = spec.reads_input and spec.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
     rows = TaskInput(spec, worker.state.codec.key, key_group_range, counted, file)
     ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
+    ack.late_rows = late.rows
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     output = _output(worker, spec, file)

@@ -76,12 +76,12 @@ def test_a_cancelled_job_is_told_with_its_cause(text: str, cause: str) -> None:
     assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in found.message
 
 
-class OfAUser(FencedError):
+class UsersError(FencedError):
     """An error that is not in statelog's tree itself."""
 
 
 def test_an_error_of_a_users_class_is_told_as_its_nearest() -> None:
-    found = told(OfAUser("mine"))
+    found = told(UsersError("mine"))
     assert (type(found), found.message) == (FencedError, "mine")
 
 

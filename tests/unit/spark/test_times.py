@@ -10,6 +10,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
+from statelog.spark.late_rows import LateCount, LateRows
 from statelog.spark.plans import InputPlan
 from statelog.spark.ticks import nothing_due
 from statelog.spark.watermark import (
@@ -85,3 +86,20 @@ def test_an_output_column_of_event_time_is_a_timestamp_and_not_older_than_the_wa
     check_event_times(rows.slice(0, 0), "at", watermark_ms, 4)
     with pytest.raises(ProcessorError, match=r"batch 4: at = 2026-01-01.* is older than the water"):
         check_event_times(rows, "at", watermark_ms + 1, 4)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_late_rows_are_left_out_of_a_tasks_input_and_counted(window: bool) -> None:
+    limit_ms = 1_000
+    at = pa.array([999_999, 1_000_000, 1_000_001, None, -5], pa.timestamp("us", tz="Asia/Tokyo"))
+    if window:
+        at = pa.StructArray.from_arrays([pa.nulls(5, pa.int8()), at], names=["start", "end"])
+    batch = pa.RecordBatch.from_arrays([pa.array(range(5)), at], names=["n", "at"])
+    in_time = batch.slice(2, 2)
+    seen = LateCount()
+    given = [batch, batch.slice(0, 0), in_time]
+    first, empty, same = LateRows(1, limit_ms).left_out(given, seen)
+    assert [2, 3] == first.column(0).to_pylist()
+    assert 0 == empty.num_rows
+    assert same is in_time
+    assert 3 == seen.rows
