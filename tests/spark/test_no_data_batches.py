@@ -179,7 +179,7 @@ def test_a_processing_time_timer_makes_one_batch_and_the_query_is_idle_before_an
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
-    source.add([(1, 8_000), (2, 10**9)])
+    source.add([(1, 12_000), (2, 10**9)])
     idle = Idle()
     spark.streams.addListener(idle)
     with conf(spark, **{"spark.sql.streaming.noDataProgressEventInterval": "200"}):
@@ -233,6 +233,28 @@ def test_a_processing_time_timer_waits_for_data_where_batches_without_data_are_s
         finally:
             for query in queries:
                 query.stop()
+
+
+class Insistent(Alarm):
+    """An `Alarm` whose timers are due again at once."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1)
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+
+def test_available_now_ends_though_a_timer_is_always_due(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Insistent(), ALARMS, {"timeMode": "ProcessingTime"})
+    source.add([(1, 0)])
+    job.run()  # the rows, then one batch without data
+    assert 2 == planned(tmp_path / "query")
+    rang = len(told(job, "rang"))
+    job.run()  # no rows: one batch for the timer that is due from the run before
+    assert 3 == planned(tmp_path / "query")
+    assert len(told(job, "rang")) > rang
 
 
 def test_late_rows_are_sparks_after_a_batch_without_data(

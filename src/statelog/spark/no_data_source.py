@@ -11,8 +11,7 @@ Source: Spark's MicroBatchExecution.constructNextBatch, TransformWithStateExec.s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 from py4j.java_gateway import is_instance_of
@@ -36,31 +35,55 @@ class NoDataDecision:
     Args:
         time_mode: "none", "processingtime" or "eventtime".
         watermark_ms: Watermark of the query's last micro-batch; 0 for a new query.
+        run_ends: Whether the run ends when its data does (Trigger.AvailableNow).
     """
 
-    def __init__(self, time_mode: str, watermark_ms: int) -> None:
+    def __init__(self, time_mode: str, watermark_ms: int, *, run_ends: bool = False) -> None:
         self._time_mode = time_mode
         self._watermark_ms = watermark_ms
+        self._run_ends = run_ends
 
-    def handle(self, *, now_ms: int, watermark_ms: int, next_due_ms: int | None) -> bool:
+    def handle(
+        self,
+        *,
+        now_ms: int,
+        watermark_ms: int,
+        next_due_ms: int | None,
+        last_had_data: bool = True,
+    ) -> bool:
         """
         Return whether the micro-batch of this trigger is due, also without data.
 
         In event time it is due as on Spark, once for each move of the watermark: the rows of the
         next micro-batch are late by the watermark of this one, whether or not a timer fires in it.
+        In processing time a run that ends has one at most behind its data: a timer that registers
+        itself again and again would keep it alive for ever, as on Spark.
 
         Args:
             now_ms: Processing time.
             watermark_ms: Watermark of the micro-batch that this trigger would run.
             next_due_ms: When the next timer is due after the last commit; None if unknown.
+            last_had_data: Whether the last micro-batch of the run had data; True before the first.
         """
         if self._time_mode == "eventtime":
             moved = watermark_ms > self._watermark_ms
             self._watermark_ms = max(self._watermark_ms, watermark_ms)
             return moved
         if self._time_mode == "processingtime":
+            if self._run_ends and not last_had_data:
+                return False
             return next_due_ms is None or next_due_ms <= now_ms
         return False
+
+
+class QueryTimers(Protocol):
+    """What the engine of a query knows of its timers."""
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next timer is due, as of the last commit; None if unknown."""
+
+    def last_had_data(self) -> bool:
+        """Return whether the last micro-batch of this run had data; True before the first."""
 
 
 class NoDataStream:
@@ -70,17 +93,16 @@ class NoDataStream:
     Args:
         session: The session on which the query is started.
         time_mode: "none", "processingtime" or "eventtime".
-        next_due_ms: Returns when the next timer is due; None if unknown.
+        timers: What the engine knows of timers.
 
     Thread: Spark's thread of the query; `hashCode`, `equals` and `toString` any thread.
     """
 
-    def __init__(
-        self, session: SparkSession, time_mode: str, next_due_ms: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, session: SparkSession, time_mode: str, timers: QueryTimers) -> None:
         self._session = session
         self._time_mode = time_mode
-        self._next_due_ms = next_due_ms
+        self._timers = timers
+        self._run_ends = False
         self._enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
         self._execution: Any = None
         self._decision: NoDataDecision | None = None
@@ -109,9 +131,14 @@ class NoDataStream:
         if self._time_mode == "eventtime":
             watermark_ms = self._running().watermarkTracker().currentWatermark()
         if self._decision is None:
-            self._decision = NoDataDecision(self._time_mode, self._watermark_of_last_batch())
+            self._decision = NoDataDecision(
+                self._time_mode, self._watermark_of_last_batch(), run_ends=self._run_ends
+            )
         return self._decision.handle(
-            now_ms=now_ms(), watermark_ms=watermark_ms, next_due_ms=self._next_due_ms()
+            now_ms=now_ms(),
+            watermark_ms=watermark_ms,
+            next_due_ms=self._timers.next_due_ms(),
+            last_had_data=self._timers.last_had_data(),
         )
 
     def _watermark_of_last_batch(self) -> int:
@@ -156,7 +183,8 @@ class NoDataStream:
         """Return nothing: there is no data to be behind of."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix no end: timers that the run's last rows make due fire in the run."""
+        """Fix no offset: timers that the run's last rows make due fire in the run."""
+        self._run_ends = True
 
     def planInputPartitions(self, start: Any, end: Any) -> Any:
         """Return no partition."""

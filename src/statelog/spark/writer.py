@@ -229,7 +229,7 @@ class StatefulStreamWriter(DataStreamWriter):
         engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
         engine.open(recorded_query_id(self._spark, checkpoint))
         if ticks:
-            stream = NoDataStream(self._spark, config.time_mode, engine.next_due_ms)
+            stream = NoDataStream(self._spark, config.time_mode, engine)
             self._begin_anew(with_no_data_source(frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)

@@ -33,6 +33,16 @@ def test_with_processing_time_a_batch_is_due_when_a_timer_is_or_may_be() -> None
     assert decide(decision, now_ms=0, next_due_ms=None)
 
 
+def test_a_run_that_ends_has_one_batch_without_data_behind_its_last_rows() -> None:
+    for run_ends in (False, True):
+        decision = NoDataDecision("processingtime", -1, run_ends=run_ends)
+        for last_had_data in (True, False):
+            due = decision.handle(
+                now_ms=100, watermark_ms=-1, next_due_ms=100, last_had_data=last_had_data
+            )
+            assert (last_had_data or not run_ends) == due
+
+
 def test_without_time_no_batch_is_due() -> None:
     assert not decide(NoDataDecision("none", -1), now_ms=1, watermark_ms=1, next_due_ms=None)
 
