@@ -31,7 +31,6 @@ PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
 SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
 SEED = 20_110_109
-NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -43,13 +42,9 @@ def test_random_programs_see_the_same_state_as_on_spark(
     source = BatchSource(spark, tmp_path / "in", INPUT)
     options = {"timeMode": "ProcessingTime", "transform": transform}
     job = Job(source, tmp_path, KEYS, processor(), OUTPUT, options)
-    spark.conf.set(NO_DATA_BATCHES, "false")  # as `run_on_spark` does, where it would never end
-    try:
-        for number, tasks in enumerate(TASKS):
-            source.add(batch_of(rng, number, PROGRAMS))
-            job.run(tasks=tasks, materialization=SNAPSHOTS)
-    finally:
-        spark.conf.unset(NO_DATA_BATCHES)
+    for number, tasks in enumerate(TASKS):
+        source.add(batch_of(rng, number, PROGRAMS))
+        job.run(tasks=tasks, materialization=SNAPSHOTS)
     ours = job.take()
     theirs = [rows for rows in run_on_spark(job, "ProcessingTime") if rows]
     assert len(TASKS) == len(ours)

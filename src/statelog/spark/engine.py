@@ -101,7 +101,7 @@ class MicroBatchEngine:
         self._coordinator = self._location.coordinator
         self._task_count = TaskCount(TaskBounds(config.min_tasks, config.max_tasks))
         self._warned_of = ""
-        self._last_had_data = True
+        self._has_run = False
 
     def open(self, query_id: str | None = None) -> None:
         """
@@ -118,9 +118,9 @@ class MicroBatchEngine:
         """Return when the next timer is due, as of the last commit; None if unknown."""
         return self._location.next_due_ms
 
-    def last_had_data(self) -> bool:
-        """Return whether the last micro-batch of this run had data; True before the first."""
-        return self._last_had_data
+    def has_run(self) -> bool:
+        """Return whether this run has had a micro-batch."""
+        return self._has_run
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Process one micro-batch; called by Spark, which repeats a batch that did not finish."""
@@ -143,7 +143,7 @@ class MicroBatchEngine:
         times = (
             BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
         )
-        self._last_had_data = not times.is_idle
+        self._has_run = True
         if not self._location.epoch:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
             if self._location.take_over(first):

@@ -49,28 +49,28 @@ class NoDataDecision:
         now_ms: int,
         watermark_ms: int,
         next_due_ms: int | None,
-        last_had_data: bool = True,
+        is_first: bool = True,
     ) -> bool:
         """
         Return whether the micro-batch of this trigger is due, also without data.
 
         In event time it is due as on Spark, once for each move of the watermark: the rows of the
         next micro-batch are late by the watermark of this one, whether or not a timer fires in it.
-        In processing time a run that ends has one at most behind its data: a timer that registers
+        In processing time a run that ends has one at its beginning only: a timer that registers
         itself again and again would keep it alive for ever, as on Spark.
 
         Args:
             now_ms: Processing time.
             watermark_ms: Watermark of the micro-batch that this trigger would run.
             next_due_ms: When the next timer is due after the last commit; None if unknown.
-            last_had_data: Whether the last micro-batch of the run had data; True before the first.
+            is_first: Whether the run has had no micro-batch yet.
         """
         if self._time_mode == "eventtime":
             moved = watermark_ms > self._watermark_ms
             self._watermark_ms = max(self._watermark_ms, watermark_ms)
             return moved
         if self._time_mode == "processingtime":
-            if self._run_ends and not last_had_data:
+            if self._run_ends and not is_first:
                 return False
             return next_due_ms is None or next_due_ms <= now_ms
         return False
@@ -82,8 +82,8 @@ class QueryTimers(Protocol):
     def next_due_ms(self) -> int | None:
         """Return when the next timer is due, as of the last commit; None if unknown."""
 
-    def last_had_data(self) -> bool:
-        """Return whether the last micro-batch of this run had data; True before the first."""
+    def has_run(self) -> bool:
+        """Return whether this run has had a micro-batch."""
 
 
 class NoDataStream:
@@ -138,7 +138,7 @@ class NoDataStream:
             now_ms=now_ms(),
             watermark_ms=watermark_ms,
             next_due_ms=self._timers.next_due_ms(),
-            last_had_data=self._timers.last_had_data(),
+            is_first=not self._timers.has_run(),
         )
 
     def _watermark_of_last_batch(self) -> int:

@@ -33,14 +33,12 @@ def test_with_processing_time_a_batch_is_due_when_a_timer_is_or_may_be() -> None
     assert decide(decision, now_ms=0, next_due_ms=None)
 
 
-def test_a_run_that_ends_has_one_batch_without_data_behind_its_last_rows() -> None:
+def test_a_run_that_ends_has_a_batch_without_data_at_its_beginning_only() -> None:
     for run_ends in (False, True):
         decision = NoDataDecision("processingtime", -1, run_ends=run_ends)
-        for last_had_data in (True, False):
-            due = decision.handle(
-                now_ms=100, watermark_ms=-1, next_due_ms=100, last_had_data=last_had_data
-            )
-            assert (last_had_data or not run_ends) == due
+        for is_first in (True, False):
+            due = decision.handle(now_ms=100, watermark_ms=-1, next_due_ms=100, is_first=is_first)
+            assert (is_first or not run_ends) == due
 
 
 def test_without_time_no_batch_is_due() -> None:
