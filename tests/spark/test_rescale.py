@@ -203,12 +203,12 @@ def test_snapshots_go_round_the_key_groups_and_one_that_fails_does_no_harm(
 
 
 class Dropping(EveryKind):
-    """`EveryKind` that deletes some of its variables when a task begins."""
+    """`EveryKind` that deletes some of its variables when a task begins, then asks for all."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        super().init(handle)
         for name in ("all", "by", "sum", "kept", "never there"):
             handle.deleteIfExists(name)
+        super().init(handle)
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])

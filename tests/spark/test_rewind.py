@@ -201,8 +201,12 @@ def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
     finally:
         query.stop()
     job.take()
-    with pytest.raises(StreamingQueryException, match="statelog rewind"):
-        job.run()  # the run that was fenced had planned a batch meanwhile
+    # The run that was fenced had planned a batch meanwhile.  Where it had also written an entry of
+    # the source's log behind those that are gone, Spark itself refuses the log.
+    with pytest.raises(
+        StreamingQueryException, match=r"statelog rewind|sources/0/\d+ doesn't exist"
+    ):
+        job.run()
     rewind(job, "--to", "1", "--apply", "--min-age", "0s")
     job.run()
     model = model_after(2)

@@ -1,6 +1,7 @@
 """A checkpointLocation that lost files, or is older than the state, never passes for a whole one."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -203,7 +204,8 @@ def test_two_uses_of_one_source_share_its_log(spark: "SparkSession", tmp_path: P
     assert logs[0].digest == logs[1].digest != logs[2].digest
     forget_newest_batch(tmp_path / "query", sources=True)
     remove(tmp_path / "query" / "sources" / "1", 0)
-    BatchSource(spark, tmp_path / "other", INPUT).add([(7, 8)])  # over the first
+    BatchSource(spark, tmp_path / "other", INPUT).add([(7, 8)])  # over the first, and younger
+    os.utime(tmp_path / "other" / "00001.parquet", (1_600_000_002, 1_600_000_002))
     refused(job, "planned batch 0 anew")
 
 

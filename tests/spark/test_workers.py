@@ -135,7 +135,7 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
     parts = {name: ms for name, ms in first.milliseconds.items() if name != "total"}
     assert sum(parts.values()) == pytest.approx(first.milliseconds["total"])
     assert json.loads(json.dumps(second.to_json()))["rows"] == 1
-    assert "batch 1 checkpoint 1: rows=1 keys=1 out=1" in str(second)
+    assert "batch 1 checkpoint 1: rows=1 late=0 keys=1 out=1" in str(second)
 
 
 RETRY = """
