@@ -57,8 +57,8 @@ test: java-ready test-pure test-spark ## all tests but the campaigns: first the 
 test-pure: $(READY) ## tests that need no Spark, two at a time
 	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) tests
 
-test-spark: java-ready ## tests on Spark, in one process around one session
-	$(WITH_JAVA) $(BIN)/pytest -q -m "spark and not slow" $(ARGS) tests
+test-spark: java-ready ## tests on Spark, two files at a time, each process around one session
+	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) tests
 
 check: lint types layers ## everything that can be said without running: lint, types, layers
 
