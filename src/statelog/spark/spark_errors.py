@@ -19,6 +19,8 @@ from pyspark.errors import (
 
 from statelog.errors import UsageError
 
+_ERROR_READER: Any = vars(PySparkException(""))["_error_reader"]
+
 
 class _SparkUsageError(UsageError):
     """
@@ -33,6 +35,8 @@ class _SparkUsageError(UsageError):
         UsageError.__init__(self, message, **facts)
         if isinstance(self, PySparkException):
             PySparkException.__init__(self, message, facts.get("condition"))
+            # One for all: it is no fact of this error, and a copy has to be equal.
+            vars(self)["_error_reader"] = _ERROR_READER
 
     def __str__(self) -> str:
         condition = self.facts.get("condition")
