@@ -110,9 +110,7 @@ class MicroBatchEngine:
         Args:
             query_id: Spark's id of the query, empty for a new query; None if unknown.
         """
-        self._location.inspect()
-        if query_id is not None:
-            self._location.refuse_other_query(query_id)
+        self._location.inspect(query_id)
 
     def next_due_ms(self) -> int | None:
         """Return when the next timer is due, as of the last commit; None if unknown."""

@@ -67,12 +67,16 @@ class StateLocation:
         """When the next timer is due, in the time of the time mode; None if unknown."""
         self.epoch = 0
 
-    def inspect(self) -> None:
+    def inspect(self, query_id: str | None = None) -> None:
         """
         Check that the query can go on from what is there; takes nothing over yet.
 
+        Args:
+            query_id: Spark's id of the query, empty for a new query; None if unknown.
+
         Raises:
-            CheckpointError: The newest checkpoint is damaged, or holds other state.
+            CheckpointError: The newest checkpoint is damaged, or holds other state, or that of
+                another query.
             StoreError: The location cannot be read.
 
         Blocks: On the store.
@@ -89,6 +93,8 @@ class StateLocation:
         record = BatchRecord.of(newest)
         self._evolve(record)
         self.next_due_ms = record.next_due_ms
+        if query_id is not None and not config.adopt:
+            self._check_query(record, query_id)
 
     def take_over(self, first: FirstBatch) -> bool:
         """
@@ -156,19 +162,6 @@ class StateLocation:
         went_back_to = record.went_back_to if wanted is None else wanted
         free = found.checkpoint_id == went_back_to
         return is_committed(first, found, record, config.location, free=free)
-
-    def refuse_other_query(self, query_id: str) -> None:
-        """
-        Refuse a location that holds the state of another query than *query_id*.
-
-        Raises:
-            CheckpointError: It does.
-        """
-        if isinstance(self._config.restore, int) or self._config.adopt:
-            return
-        newest = find_newest(self._store, self._paths).newest
-        if newest is not None:
-            self._check_query(BatchRecord.of(newest), query_id)
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """

@@ -86,7 +86,23 @@ class QueryTimers(Protocol):
         """Return whether this run has had a micro-batch."""
 
 
-class NoDataStream:
+class _JavaObject:
+    """What Java asks of every object that it keeps."""
+
+    def hashCode(self) -> int:
+        """Return what Spark's maps of sources need."""
+        return id(self) & 0x7FFFFFFF
+
+    def equals(self, other: Any) -> bool:
+        """Return whether *other* is this object."""
+        return other is self
+
+    def toString(self) -> str:
+        """Return the description in the query's progress."""
+        return _DESCRIPTION
+
+
+class NoDataStream(_JavaObject):
     """
     Spark's `MicroBatchStream` of the source.
 
@@ -201,18 +217,6 @@ class NoDataStream:
         """Let the query go."""
         self._execution = None
 
-    def hashCode(self) -> int:
-        """Return what Spark's maps of sources need."""
-        return id(self) & 0x7FFFFFFF
-
-    def equals(self, other: Any) -> bool:
-        """Return whether *other* is this source."""
-        return other is self
-
-    def toString(self) -> str:
-        """Return the description in the query's progress."""
-        return _DESCRIPTION
-
     class Java:  # how py4j wants it
         implements: ClassVar = [
             f"{_CONNECTOR}.read.streaming.MicroBatchStream",
@@ -220,7 +224,7 @@ class NoDataStream:
         ]
 
 
-class _NoDataTable:
+class _NoDataTable(_JavaObject):
     """Spark's `Table`, `ScanBuilder` and `Scan` around a `NoDataStream`."""
 
     def __init__(self, session: SparkSession, stream: NoDataStream) -> None:
@@ -264,15 +268,6 @@ class _NoDataTable:
 
     def reportDriverMetrics(self) -> Any:
         return self._task_metrics
-
-    def hashCode(self) -> int:
-        return id(self) & 0x7FFFFFFF
-
-    def equals(self, other: Any) -> bool:
-        return other is self
-
-    def toString(self) -> str:
-        return _DESCRIPTION
 
     class Java:  # how py4j wants it
         implements: ClassVar = [
