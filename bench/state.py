@@ -37,10 +37,10 @@ from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.runtime.ids import RandomIds
 from statelog.state.backend import StateBackend
-from statelog.state.changes import OperatorCodec
-from statelog.state.key_hash import hash_columns
+from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
-from statelog.state.schema import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.keys.key_hash import hash_columns
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
 from statelog.store import open_store
 
 WAYS = ("columnar", "dict", "rocksdict", "lmdb", "sqlite3")

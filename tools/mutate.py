@@ -36,21 +36,23 @@ EXAMPLES = 12
 
 
 def _state(*names: str) -> list[str]:
-    return [f"tests/unit/state/test_{name}.py" for name in names]
+    return [f"tests/unit/state/{name}.py" for name in names]
 
 
 def _checkpoint(*names: str) -> list[str]:
     return [f"tests/unit/checkpoint/test_{name}.py" for name in names]
 
 
-_RECOVERY = [*_state("recovery", "columnar_state", "state_model", "snapshot_files", "migration")]
-_REST = [*_state("aggregates", "codec", "evolution", "schema", "key_groups", "isolation")]
+_COLUMNAR = "columnar/test_columnar_state"
+_RECOVERY = [
+    *_state("test_recovery", _COLUMNAR, "test_state_model"),
+    *_state("encoding/test_snapshot_file", "encoding/test_upgrade"),
+]
 TESTS = {
     "state": [
-        *_REST,
-        *_state("key_hash", "expiry"),
-        *_RECOVERY,
-        "--deselect=tests/unit/state/test_expiry.py::"
+        "tests/unit/state",
+        "--ignore=tests/unit/state/test_recovery_mutants.py",
+        "--deselect=tests/unit/state/heap/test_expiry.py::"
         "test_memory_follows_the_live_entries_and_work_the_changes[500]",
     ],
     "checkpoint": [
@@ -64,43 +66,58 @@ TESTS = {
     "spark": [
         "tests/unit/spark",
         "tests/unit/core/test_materialization_policy.py",
-        "--deselect=tests/unit/spark/test_tester.py::"
+        "--deselect=tests/unit/spark/testing/test_processor_tester.py::"
         "test_testing_needs_no_pyspark_until_it_is_asked_for",
     ],
 }
 FIRST = {
-    "columnar_replay": _RECOVERY,
-    "columnar_table": _RECOVERY,
-    "keyed_state": _RECOVERY,
-    "coordinator": _checkpoint("conflicts", "coordinator"),
-    "key_order": ["tests/unit/spark/test_key_order.py"],
-    "local_runs": _state("columnar_state", "recovery"),
-    "materialization": _RECOVERY,
-    "memory": _state("columnar_state", "expiry", "recovery"),
-    "outputs": ["tests/unit/spark/test_outputs.py"],
-    "ownership": _checkpoint("ownership", "conflicts", "coordinator"),
-    "runs": _state("recovery", "columnar_state"),
-    "skew": ["tests/unit/spark/test_skew.py"],
-    "snapshots": [
-        "tests/unit/spark/test_snapshots.py",
+    "state/columnar/replay": _RECOVERY,
+    "state/columnar/sorted_run": _RECOVERY,
+    "state/columnar/run_files": _state(_COLUMNAR, "test_recovery"),
+    "state/columnar/run_set": _state("test_recovery", _COLUMNAR),
+    "state/encoding/snapshot_file": _RECOVERY,
+    "state/heap/memory": _state(_COLUMNAR, "heap/test_expiry", "test_recovery"),
+    "state/keyed_state": _RECOVERY,
+    "state/replay": _RECOVERY,
+    "checkpoint/coordinator": _checkpoint("conflicts", "coordinator"),
+    "checkpoint/ownership": _checkpoint("ownership", "conflicts", "coordinator"),
+    "spark/driver/skew": ["tests/unit/spark/driver/test_skew.py"],
+    "spark/driver/snapshot_planner": [
+        "tests/unit/spark/driver/test_snapshot_planner.py",
         "tests/unit/core/test_materialization_policy.py",
     ],
+    "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
+    "spark/rows/row_output": ["tests/unit/spark/rows/test_row_output.py"],
 }
 """Modules whose tests are these alone."""
+
+
+def _modules(area: str) -> list[str]:
+    package = SRC / "statelog" / area
+    found = (path.relative_to(package).with_suffix("") for path in package.rglob("[a-z]*.py"))
+    return sorted(path.as_posix() for path in found)
+
+
 MODULES = {
-    "state": sorted(path.stem for path in (SRC / "statelog/state").glob("[a-z]*.py")),
-    "checkpoint": sorted(path.stem for path in (SRC / "statelog/checkpoint").glob("[a-z]*.py")),
-    # The driver's and the worker's part that pure tests reach; the rest runs on Spark only.
+    "state": _modules("state"),
+    "checkpoint": _modules("checkpoint"),
+    # What pure tests reach of the driver and the worker; the rest runs on Spark only.
     "spark": [
-        "handle",
-        "key_order",
-        "outputs",
-        "rows",
-        "run",
-        "skew",
-        "snapshots",
-        "task_count",
-        "watermark",
+        "driver/batch_cost",
+        "driver/batch_times",
+        "driver/restart",
+        "driver/skew",
+        "driver/snapshot_planner",
+        "query/declared_state",
+        "rows/key_order",
+        "rows/row_input",
+        "rows/row_output",
+        "worker/handle",
+        "worker/large_input",
+        "worker/processor_run",
+        "worker/spill",
+        "worker/task",
+        "worker/task_input",
     ],
 }
 COMPARE = {
@@ -250,7 +267,7 @@ def give(mutant: Mutant) -> None:
     path = path_of(mutant.area, mutant.module)
     tree = _Changer(mutant.number).visit(ast.parse(path.read_text(encoding="utf-8")))
     code = compile(ast.fix_missing_locations(tree), path, "exec")
-    name = f"statelog.{mutant.area}.{mutant.module}"
+    name = f"statelog.{mutant.area}.{mutant.module}".replace("/", ".")
     original = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self: importlib.machinery.SourceFileLoader, fullname: str) -> object:
@@ -289,7 +306,7 @@ def fate(mutant: Mutant, log: Path) -> str:
         os.setsid()
         try:
             give(mutant)
-            status = run_tests(FIRST.get(mutant.module, TESTS[mutant.area]), log)
+            status = run_tests(FIRST.get(f"{mutant.area}/{mutant.module}", TESTS[mutant.area]), log)
         except BaseException:
             status = 1
         os._exit(int(status))

@@ -1,30 +1,22 @@
 """statelog: durable, log-structured keyed state."""
 
-from statelog.changelog.availability import AvailabilityProvider
-from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.download_cache import DownloadCache
-from statelog.changelog.local_recovery import (
-    LocalBackup,
-    LocalRecoveryConfig,
-    discard_local_copies,
-)
-from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.api import AvailabilityProvider, StateChangelogWriter
+from statelog.changelog.local.download_cache import DownloadCache
+from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig, discard_local_copies
+from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.changelog.scheduler import (
+from statelog.changelog.state_change_format import StateChangeFormat
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+from statelog.changelog.upload.inline import InlineStateChangeUploader
+from statelog.changelog.upload.scheduler import (
     DirectStateChangeUploadScheduler,
     StateChangeUploadScheduler,
 )
-from statelog.changelog.state_change_format import StateChangeFormat
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload_task import TaskResults, UploadTask, UploadTasksResult
-from statelog.changelog.uploader import (
-    InlineStateChangeUploader,
-    StateChangeFsUploader,
-    StateChangeUploader,
-)
+from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
+from statelog.changelog.upload.uploader import StateChangeFsUploader, StateChangeUploader
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.changelog.writer_api import StateChangelogWriter
 from statelog.checkpoint import (
     CheckpointedStateScope,
     Entropy,

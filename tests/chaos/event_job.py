@@ -1,7 +1,7 @@
 """
 A job on event time to be killed: reminders that ring once the watermark has come to them.
 
-Run as a program, as `python -m statelog.spark.demo` is.  Its input comes in parts.  After each part
+Run as a program, as `python -m statelog.demo.program` is.  Its input comes in parts.  After each part
 comes a tick, a micro-batch without data in which timers fire; only then the next part appears.  So what a micro-batch holds, and by which watermark its rows are
 late, does not depend on where the job was killed.
 """
@@ -22,11 +22,11 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from statelog.core.materialization_policy import MaterializationPolicy
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
+from statelog.demo.job import BatchFiles, JobConfig
+from statelog.demo.program import Messages, main, open_session
 from statelog.spark import transform_with_state
-from statelog.spark.demo import Messages, main, open_session
-from statelog.spark.demo_job import BatchFiles, JobConfig
-from statelog.spark.progress import BatchProgress
+from statelog.spark.query.progress import BatchProgress
 
 INPUT = "customer int, n bigint, at_ms bigint, wait_ms bigint, gives_up boolean"
 OUTPUT = "customer int, kind string, n bigint, time bigint, watermark bigint, token string"

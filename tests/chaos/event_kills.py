@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from tests.chaos.event_model import Told, expect, make_events, write_events
 from tests.chaos.kills import DIES, DRIVER_POINTS, WORKER_POINTS, Campaign
 
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest
-from statelog.spark.demo_check import read_state
-from statelog.spark.record import BatchRecord
-from statelog.state.schema import TIMERS_NAME
+from statelog.demo.check import read_state
+from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import LocationPaths, open_store
 
 

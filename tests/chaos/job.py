@@ -1,7 +1,7 @@
 """
 The demonstration's job with rows that differ whenever they are computed, and with every state twice.
 
-Run as a program, as `python -m statelog.spark.demo` is.  A batch that is computed again instead of
+Run as a program, as `python -m statelog.demo.program` is.  A batch that is computed again instead of
 being redelivered shows by its tokens.  What the demonstration keeps is kept again in states of every
 kind, with and without a time to live, and as timers; where they disagree the job fails.
 """
@@ -20,8 +20,8 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from statelog.spark.demo import main, run
-from statelog.spark.demo_job import OUTPUT, CustomerTotals
+from statelog.demo.job import OUTPUT, CustomerTotals
+from statelog.demo.program import main, run
 
 DAY_MS = 86_400_000
 SOON_MS = 40

@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 from statelog.checkpoint import sweep
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.checkpoint.verify import verify_location
+from statelog.demo.check import read_state
+from statelog.demo.data import lay_out, write_orders
+from statelog.demo.java import prepare_environment
+from statelog.demo.job import JobConfig
+from statelog.demo.process import JobProcess
+from statelog.demo.processes import processes_of_session
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
-from statelog.runtime.java import prepare_environment
-from statelog.runtime.processes import processes_of_session
-from statelog.spark.demo_check import read_state
-from statelog.spark.demo_data import lay_out, write_orders
-from statelog.spark.demo_job import JobConfig
-from statelog.spark.demo_process import JobProcess
 from statelog.store import LocationPaths, open_store
 
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 
 prepare_environment()
 

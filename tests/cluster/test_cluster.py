@@ -13,8 +13,8 @@ import pyspark
 import pytest
 from tests.spark.processors import TotalsModel
 
-from statelog.runtime.java import prepare_environment
-from statelog.runtime.processes import kill_session, start_session
+from statelog.demo.java import prepare_environment
+from statelog.demo.processes import kill_session, start_session
 
 ROOT = Path(__file__).parents[2]
 # In a worker, when everything is written and before it is acknowledged: the first attempt of one
@@ -23,7 +23,7 @@ SLOW_TO_ANSWER = """
 import os, sys, time
 
 if "pyspark.daemon" in " ".join(sys.orig_argv):
-    import statelog.spark.task as task
+    import statelog.spark.worker.task as task
     from pyspark import TaskContext
 
     def slow_at(name):
@@ -93,6 +93,7 @@ def check(story: dict[str, Any], batches: int) -> None:
     assert any(one["replayed"] for one in story["catch up"])
 
 
+@pytest.mark.slow
 def test_an_executor_that_dies_in_mid_batch_and_other_numbers_of_tasks(tmp_path: Path) -> None:
     result = run_scenario(
         "local-cluster[2,1,1024]", tmp_path, environment(tmp_path), ["staged"], 280

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.servers import S3Server
 
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from statelog.demo.java import ensure_java
 from statelog.errors import StatelogError
 from statelog.model import (
     ChangelogStateHandle,
@@ -20,7 +21,6 @@ from statelog.model import (
     KeyGroupRange,
     StateChange,
 )
-from statelog.runtime.java import ensure_java
 
 PROGRAM = "FlinkChangelog"
 JAVA_TARGET = "17"

@@ -31,7 +31,7 @@ from statelog import (
     FsStateChangelogStorage,
     StateChangeFsUploader,
 )
-from statelog.changelog.uploader import InlineStateChangeUploader
+from statelog.changelog.upload.inline import InlineStateChangeUploader
 from statelog.format.segment import SegmentWriter
 from statelog.model import (
     ByteStreamStateHandle,

@@ -11,12 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import statelog as sl
-from statelog.format.change_set import (
-    decode_change_set,
-    encode_change_set,
-    group_index,
-    iterate_change_set,
-)
+from statelog.format.change_set_decoder import decode_change_set, group_index, iterate_change_set
+from statelog.format.change_set_encoder import encode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import ChangeBatch
 from statelog.model.state_change import ChangeRows

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from statelog.changelog.local_recovery import LocalBackup, LocalCopy
+from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.core.change_log import (
     Action,
     ChangeLog,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

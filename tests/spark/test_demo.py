@@ -16,11 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from tests.house.sources import ROOT
 
-from statelog.errors import StatelogError
-from statelog.runtime.processes import processes_of_session
-from statelog.spark.demo_check import FIELDS, Verdict, verify
-from statelog.spark.demo_data import lay_out, write_orders
-from statelog.spark.demo_job import (
+from statelog.demo.check import FIELDS, Verdict, verify
+from statelog.demo.data import lay_out, write_orders
+from statelog.demo.job import (
     CSV_OPTIONS,
     ORDER_LINES,
     OUTPUT,
@@ -29,7 +27,9 @@ from statelog.spark.demo_job import (
     purchases,
     start_job,
 )
-from statelog.spark.demo_process import JobProcess
+from statelog.demo.process import JobProcess
+from statelog.demo.processes import processes_of_session
+from statelog.errors import StatelogError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import GroupedData, Row
 from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.unit.spark import test_parity
-from tests.unit.spark.test_parity import Waking
+from tests.unit.spark.worker import test_parity
+from tests.unit.spark.worker.test_parity import Waking
 
 from statelog.spark import (
     MaterializationPolicy,

@@ -13,8 +13,8 @@ from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.unit.spark import test_tester
-from tests.unit.spark.test_tester import RunningCountStatefulProcessorFactory
+from tests.unit.spark.testing import test_processor_tester as test_tester
+from tests.unit.spark.testing.test_processor_tester import RunningCountStatefulProcessorFactory
 
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 

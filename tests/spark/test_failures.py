@@ -17,8 +17,8 @@ from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.errors import CheckpointError, FencedError, ProcessorError, StoreError, UsageError
 from statelog.spark import transform_with_state
-from statelog.spark.engine import MicroBatchEngine
-from statelog.spark.grouping import keyed_frame
+from statelog.spark.driver.engine import MicroBatchEngine
+from statelog.spark.query.keyed_frame import keyed_frame
 from statelog.store.object_store import normalize_url
 
 if TYPE_CHECKING:

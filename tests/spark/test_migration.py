@@ -15,7 +15,7 @@ from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.spark import from_spark, spark_state
-from statelog.spark.ddl import parse_ddl
+from statelog.spark.testing.ddl import parse_ddl
 
 workers_get_by_value(__name__)
 

@@ -25,11 +25,11 @@ from tests.spark.checkpoint_files import (
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.errors import CheckpointError
-from statelog.spark.record import BatchRecord
-from statelog.spark.source_position import checkpoint_files
+from statelog.spark.driver.source_position import checkpoint_files
 from statelog.store import LocationPaths, open_store
 
 if TYPE_CHECKING:

@@ -141,7 +141,7 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
 RETRY = """
 import sys
 from pathlib import Path
-from statelog.runtime.java import prepare_environment
+from statelog.demo.java import prepare_environment
 prepare_environment()
 from pyspark.sql import SparkSession
 from tests.spark import processors, streams
@@ -216,7 +216,7 @@ FIRST_ATTEMPT_FAILS = '''
 import sys
 
 if "pyspark.daemon" in " ".join(sys.orig_argv):
-    import statelog.spark.task as task
+    import statelog.spark.worker.task as task
     from pyspark import TaskContext
 
     def fail_at(name):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tests.stress.chaos_store import ChaosStore
 
 import statelog as sl
-from statelog.changelog.writer_api import PersistFuture
+from statelog.changelog.api import PersistFuture
 from statelog.testing.reference_model import canonical
 
 KEY_GROUPS = sl.KeyGroupRange(0, 9)

@@ -21,14 +21,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.local_files import LocalFiles
+from statelog.changelog.local.files import LocalFiles
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
     ObjectNotFoundError,
     StoreError,
 )
-from statelog.format.change_set import decode_change_set
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import Segment, SetEntry, Trailer, parse_segment, verify_set
 from statelog.metrics import Metrics
 from statelog.model import (

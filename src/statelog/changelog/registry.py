@@ -13,7 +13,7 @@ import logging
 from typing import TypeGuard, assert_never
 
 from statelog.arguments import acting, instance, refused, whole_number
-from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.core.file_ownership import (
     DeleteFile,
     DropCopy,

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from statelog.arguments import refused, switch, whole_number
 from statelog.errors import UsageError
-from statelog.format.change_set import Buffer, decode_change_set
+from statelog.format.buffers import Buffer
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import SegmentWriter, SetEntry, parse_segment
 from statelog.model import StateChange, StateChangeSet
 

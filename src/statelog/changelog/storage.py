@@ -15,14 +15,14 @@ from typing import Self
 import pyarrow as pa
 
 from statelog import arguments
-from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.download_cache import DownloadCache
 from statelog.changelog.from_options import checked_job_id, checked_options, store_of
-from statelog.changelog.local_recovery import LocalRecoveryConfig
-from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.local.download_cache import DownloadCache
+from statelog.changelog.local.recovery import LocalRecoveryConfig
+from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.changelog.scheduler import StateChangeUploadScheduler
+from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics

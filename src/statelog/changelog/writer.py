@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.arguments import whole_number
+from statelog.changelog.api import PersistFuture
 from statelog.changelog.columns import (
     MAX_VALUE_BYTES,
     as_bytes,
@@ -28,11 +29,10 @@ from statelog.changelog.columns import (
     check_length,
     checked_batch,
 )
-from statelog.changelog.open_persists import OpenPersists
+from statelog.changelog.pending_persists import OpenPersists
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.changelog.scheduler import StateChangeUploadScheduler
-from statelog.changelog.upload_task import UploadTask
-from statelog.changelog.writer_api import PersistFuture
+from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
+from statelog.changelog.upload.task import UploadTask
 from statelog.core.change_log import (
     Action,
     ChangeLog,

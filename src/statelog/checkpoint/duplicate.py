@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from statelog.arguments import refused
 from statelog.errors import CorruptionError, StoreError
-from statelog.format.change_set import checksum
+from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.store import ObjectStore
 

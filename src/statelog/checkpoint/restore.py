@@ -23,7 +23,7 @@ from statelog.errors import (
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
-from statelog.format.change_set import checksum
+from statelog.format.buffers import checksum
 from statelog.model import (
     ByteStreamStateHandle,
     CompletedCheckpoint,

@@ -27,7 +27,7 @@ from typing import Final
 from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
 from statelog.errors import ClosedError, StoreError, UsageError
-from statelog.format.change_set import checksum
+from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.store import LocationPaths, ObjectStore
 

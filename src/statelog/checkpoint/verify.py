@@ -18,7 +18,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     StatelogError,
 )
-from statelog.format.change_set import decode_change_set
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import parse_segment, verify_set
 from statelog.model import (
     OBJECTS_PROPERTY,

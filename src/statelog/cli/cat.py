@@ -12,7 +12,7 @@ import typer
 
 from statelog.cli.output import open_file, print_json
 from statelog.errors import UsageError
-from statelog.format.change_set import decode_change_set
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import Segment, parse_segment
 from statelog.model import METADATA_KEY_GROUP, StateChange
 

@@ -62,7 +62,7 @@ def demo(
     The result is compared with a plain Spark batch query, to the cent.  Exit status 1 if anything differs.
     """
     _require_spark()
-    from statelog.spark.demo_run import Demo, DemoPlan
+    from statelog.demo.run import Demo, DemoPlan
 
     if delivery not in ("staged", "direct"):
         raise UsageError(f"--delivery is staged or direct, not {delivery!r}")

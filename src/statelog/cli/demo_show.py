@@ -14,7 +14,7 @@ from rich.text import Text
 from statelog.cli.output import plural, size_text
 
 if TYPE_CHECKING:
-    from statelog.spark.demo_run import DemoResult, Kill
+    from statelog.demo.run import DemoResult, Kill
 
 _COLUMNS: Final = (
     ("checkpoint", 10),

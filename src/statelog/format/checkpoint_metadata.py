@@ -14,13 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from statelog.errors import CorruptionError, UsageError
-from statelog.format.change_set import (
-    Buffer,
-    EncodedChangeSet,
-    checksum,
-    decode_change_set,
-    group_index,
-)
+from statelog.format.buffers import Buffer, checksum
+from statelog.format.change_set_decoder import decode_change_set, group_index
+from statelog.format.change_set_encoder import EncodedChangeSet
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
     CheckpointRecord,

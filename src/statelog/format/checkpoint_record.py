@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
-from statelog.format.change_set import Buffer
+from statelog.format.buffers import Buffer
 from statelog.model import (
     ByteStreamStateHandle,
     ChangelogStateHandle,

@@ -30,13 +30,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
-from statelog.format.change_set import (
-    Buffer,
-    EncodedChangeSet,
-    checksum,
-    decode_change_set,
-    encode_change_set,
-)
+from statelog.format.buffers import Buffer, checksum
+from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.group_index import GroupIndex
 from statelog.format.snappy_frames import (
     BLOCK_SIZE,

@@ -1,17 +1,17 @@
 """statelog on Spark: stateful streaming whose state lives in the changelog.  Needs PySpark."""
 
 from statelog.core.materialization_policy import MaterializationPolicy
-from statelog.spark.enable import disable, enable
-from statelog.spark.frame import StatefulStream
-from statelog.spark.migration import from_spark, spark_state
-from statelog.spark.operator import (
+from statelog.spark.api import (
     OperatorSettings,
     transform_with_state,
     transform_with_state_in_pandas,
 )
-from statelog.spark.progress import BatchProgress
-from statelog.spark.writer import StatefulStreamWriter
-from statelog.state.aggregates import AggregateFunction
+from statelog.spark.enable import disable, enable
+from statelog.spark.from_spark import from_spark, spark_state
+from statelog.spark.query.progress import BatchProgress
+from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.spark.stream.writer import StatefulStreamWriter
+from statelog.state.objects.aggregates import AggregateFunction
 
 __all__ = [
     "AggregateFunction",

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
-from statelog.spark.operator import transform_with_state, transform_with_state_in_pandas
-from statelog.spark.session import refuse_connect
-from statelog.spark.settings import CONF_PREFIX, settle
+from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
+from statelog.spark.query.session import refuse_connect
+from statelog.spark.query.settings import CONF_PREFIX, settle
 
 _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"

@@ -10,9 +10,9 @@ from typing import Final
 
 from statelog.errors import InvalidOptionsError
 from statelog.runtime.ids import IdSource
-from statelog.state.columnar_table import RowLayout
-from statelog.state.local_runs import LocalRuns, default_folder
-from statelog.state.memory import MemoryLimits
+from statelog.state.columnar.run_files import LocalRuns, default_folder
+from statelog.state.columnar.sorted_run import RowLayout
+from statelog.state.heap.memory import MemoryLimits
 
 _log = logging.getLogger("statelog")
 

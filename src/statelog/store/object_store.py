@@ -24,7 +24,7 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
-from statelog.format.change_set import joined
+from statelog.format.buffers import joined
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.client import check_options, fsync_path, make_client
 from statelog.store.explain import is_missing_bucket, one_line

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statelog.spark.tester import ProcessorTester
+    from statelog.spark.testing.processor_tester import ProcessorTester
 
 __all__ = ["ProcessorTester"]
 
@@ -21,7 +21,7 @@ __all__ = ["ProcessorTester"]
 def __getattr__(name: str) -> Any:
     # It needs PySpark; the simulated world does not.
     if name == "ProcessorTester":
-        from statelog.spark.tester import ProcessorTester
+        from statelog.spark.testing.processor_tester import ProcessorTester
 
         return ProcessorTester
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from statelog.changelog.api import PersistFuture
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.changelog.writer_api import PersistFuture
 from statelog.errors import check
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.testing.reference_model import ReferenceLog

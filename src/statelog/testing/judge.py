@@ -12,9 +12,9 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
 from statelog.changelog.reader import ReadReport, read_change_batches
-from statelog.changelog.scheduler import StateChangeUploadScheduler
+from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.errors import (
     ChangesTruncatedError,
     ClosedError,

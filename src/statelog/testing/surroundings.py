@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 
-from statelog.changelog.batching_scheduler import BatchingStateChangeUploadScheduler
-from statelog.changelog.local_recovery import LocalBackup
-from statelog.changelog.local_registry import LocalChangelogRegistry
+from statelog.changelog.local.recovery import LocalBackup
+from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.uploader import StateChangeFsUploader
+from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.core.retry_policy import RetryPolicy
 from statelog.model import FileStateHandle
 from statelog.options import ChangelogOptions

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload_task import UploadTask
+from statelog.changelog.upload.task import UploadTask
 from statelog.errors import StoreError
 from statelog.model import ChangelogStateHandle, KeyGroupRange, SnapshotResult, StateChange
 from statelog.store.api import Buffers, ObjectInfo

@@ -15,7 +15,7 @@ from tests.unit.changelog.interrupting import SIGNAL, in_time, interrupted
 
 import statelog as sl
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.changelog.uploader import StateChangeFsUploader
+from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.model import StateChange
 from statelog.runtime import interrupts
 from statelog.runtime.driver import system_runtime

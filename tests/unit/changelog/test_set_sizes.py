@@ -10,13 +10,9 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore
 import statelog as sl
 from statelog.changelog.reader import read_change_batches, read_changes
 from statelog.errors import CorruptionError, InvariantError
-from statelog.format.change_set import (
-    EncodedChangeSet,
-    checksum,
-    decode_change_set,
-    encode_change_set,
-    iterate_change_set,
-)
+from statelog.format.buffers import checksum
+from statelog.format.change_set_decoder import decode_change_set, iterate_change_set
+from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.checkpoint_metadata import _inline_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (

@@ -12,7 +12,7 @@ from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_o
 from tests.unit.runtime.test_pool import NoThreads
 
 import statelog as sl
-from statelog.changelog.uploader import StateChangeUploader
+from statelog.changelog.upload.uploader import StateChangeUploader
 from statelog.runtime.driver import CALLBACK_THREADS, Runtime, system_runtime
 from statelog.runtime.ids import RandomIds
 from statelog.store.paths import LocationPaths

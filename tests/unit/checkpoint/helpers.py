@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
-from statelog.format.change_set import decode_change_set
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
     ByteStreamStateHandle,

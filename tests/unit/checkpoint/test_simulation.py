@@ -20,7 +20,8 @@ from tests.unit.checkpoint.helpers import ManualClock, log_in_file, log_inline
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions, read_materialized
 from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, StoreError
-from statelog.format.change_set import checksum, decode_change_set
+from statelog.format.buffers import checksum
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import parse_segment, verify_set
 from statelog.model import (
     ByteStreamStateHandle,

@@ -20,7 +20,7 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
-from statelog.format.change_set import checksum
+from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, KeyGroupRange, MaterializedHandle
 from statelog.store import LocationPaths
 

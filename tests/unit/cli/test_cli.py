@@ -21,7 +21,7 @@ from tests.unit.checkpoint.helpers import (
 )
 
 from statelog.cli.main import run
-from statelog.format.change_set import checksum
+from statelog.format.buffers import checksum
 from statelog.format.segment import SegmentWriter
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.store import open_store

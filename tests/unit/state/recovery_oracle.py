@@ -17,11 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog.changelog.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.uploader import InlineStateChangeUploader, StateChangeFsUploader
+from statelog.changelog.upload.inline import InlineStateChangeUploader
+from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import StoreError
-from statelog.format.change_set import checksum
+from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import (
     ChangelogStateBackendHandle,
@@ -32,12 +33,16 @@ from statelog.model.checkpoint import (
 )
 from statelog.runtime.ids import RandomIds
 from statelog.state import keyed_state
-from statelog.state.api import Cursor, ListState, MapState, Timers, ValueState
-from statelog.state.changes import OperatorCodec
-from statelog.state.columnar_table import RowLayout
-from statelog.state.local_runs import LocalRuns
-from statelog.state.memory import MemoryLimits
-from statelog.state.schema import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.columnar.run_files import LocalRuns
+from statelog.state.columnar.sorted_run import RowLayout
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.memory import MemoryLimits
+from statelog.state.objects.bound_state import Cursor
+from statelog.state.objects.list import ListState
+from statelog.state.objects.map import MapState
+from statelog.state.objects.timers import Timers
+from statelog.state.objects.value import ValueState
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
 from statelog.store import LocationPaths, ObjectStore
 from statelog.testing.faulty_store import FaultyStore
 

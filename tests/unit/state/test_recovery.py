@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.state.recovery_oracle import MODES, Change, Commit, Mode, Oracle, World
 
-from statelog.state import keyed_state
+from statelog.state import replay
 
 SEEDS = int(os.environ.get("STATELOG_RECOVERY_SEEDS", "10"))
 CAMPAIGN = 300
@@ -52,8 +52,8 @@ def test_a_campaign_of_recoveries_holds(
 
 def replay_in_columns(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     size = -1 if mode.replays_columns else 1 << 60
-    monkeypatch.setattr(keyed_state, "_COLUMNAR_REPLAY_BYTES", size)
-    monkeypatch.setattr(keyed_state, "_COLUMNAR_RESTORE_BYTES", size)
+    monkeypatch.setattr(replay, "_COLUMNAR_REPLAY_BYTES", size)
+    monkeypatch.setattr(replay, "_COLUMNAR_RESTORE_BYTES", size)
 
 
 def test_the_oracle_folds_by_hand() -> None:

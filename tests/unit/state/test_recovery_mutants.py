@@ -1,5 +1,5 @@
 """
-The oracle finds what it is for: each mutant of `keyed_state` is caught within some seeds.
+The oracle finds what it is for: each mutant of `keyed_state` and `replay` is caught within some seeds.
 
 A mutant is made from the source by replacing one piece of text, which must be there exactly once.
 `docs/mutants.md` says what each does.
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.unit.state.recovery_oracle import MODES, World
 
-from statelog.state import keyed_state
+from statelog.state import keyed_state, replay
 
 SEEDS = 25
-SOURCE = Path(keyed_state.__file__)
+ORIGINALS = (replay, keyed_state)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "a_folded_overlay_reaches_no_version",
-        "self._reached(key_group, base_id, staged.state_handle_id)\n",
+        "self.reached(key_group, base_id, staged.state_handle_id)\n",
         "pass\n",
     ),
     Mutant(
@@ -95,13 +95,13 @@ MUTANTS = (
     ),
     Mutant(
         "keys_in_columns_are_not_moved_before_a_fold",
-        "self.prepare({key_group: _keys(overlay)})",
+        "self.prepare({key_group: keys_of(overlay)})",
         "pass",
         ("columns",),
     ),
     Mutant(
         "keys_in_columns_are_not_moved_before_a_replay",
-        "self._state.prepare({kg: _keys(overlay) for kg, overlay in overlays.items()})",
+        "self._state.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})",
         "pass",
         ("columns",),
     ),
@@ -126,23 +126,33 @@ MUTANTS = (
 )
 
 
-def mutated(mutant: Mutant) -> types.ModuleType:
-    source = SOURCE.read_text(encoding="utf-8")
-    assert source.count(mutant.text) == 1, f"{mutant.name}: the source has changed"
-    module = types.ModuleType("mutant")
-    module.__file__ = str(SOURCE)
-    # Dataclasses look their module up by name; the mutant's is the original's.
-    module.__dict__["__name__"] = keyed_state.__name__
-    exec(compile(source.replace(mutant.text, mutant.instead), SOURCE, "exec"), module.__dict__)
-    return module
+def mutated(mutant: Mutant) -> tuple[types.ModuleType, types.ModuleType]:
+    """Return `replay` and `keyed_state` with the mutant's text in one of them."""
+    sources = [Path(one.__file__).read_text(encoding="utf-8") for one in ORIGINALS]
+    places = sum(source.count(mutant.text) for source in sources)
+    assert places == 1, f"{mutant.name}: the source has changed"
+    modules = []
+    for original, source in zip(ORIGINALS, sources, strict=True):
+        module = types.ModuleType("mutant")
+        module.__file__ = original.__file__
+        # Dataclasses look their module up by name; the mutant's is the original's.
+        module.__dict__["__name__"] = original.__name__
+        code = compile(source.replace(mutant.text, mutant.instead), original.__file__, "exec")
+        exec(code, module.__dict__)
+        modules.append(module)
+    new_replay, new_state = modules
+    for name, value in vars(replay).items():
+        if not name.startswith("__") and new_state.__dict__.get(name) is value:
+            new_state.__dict__[name] = new_replay.__dict__[name]
+    return new_replay, new_state
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
-    module = mutated(mutant)
+    new_replay, module = mutated(mutant)
     for mode in (mode for mode in MODES if mode.name in mutant.modes):
         size = -1 if mode.replays_columns else 1 << 60
-        module._COLUMNAR_REPLAY_BYTES = module._COLUMNAR_RESTORE_BYTES = size
+        new_replay._COLUMNAR_REPLAY_BYTES = new_replay._COLUMNAR_RESTORE_BYTES = size
         assert caught(module, mode, tmp_path), f"not seen in {SEEDS} seeds of mode {mode.name}"
 
 
@@ -158,7 +168,7 @@ def caught(module, mode, tmp_path: Path) -> bool:
 
 
 def test_the_source_as_it_is_is_not_caught(tmp_path: Path) -> None:
-    module = mutated(Mutant("nothing", "class KeyedState:", "class KeyedState:"))
+    _, module = mutated(Mutant("nothing", "class KeyedState:", "class KeyedState:"))
     folder = tmp_path / "local"
     folder.mkdir(mode=0o700)
     World(0, MODES[0], folder, module).run()

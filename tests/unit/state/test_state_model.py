@@ -18,20 +18,15 @@ from hypothesis import strategies as st
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.state.api import (
-    Cursor,
-    ExpiringListState,
-    ExpiringMapState,
-    ExpiringValueState,
-    ListState,
-    MapState,
-    Timers,
-    ValueState,
-)
-from statelog.state.changes import OperatorCodec, schema_of_changes
-from statelog.state.materialization import read_snapshot, write_snapshot
-from statelog.state.schema import OperatorStateSchema, StateDescriptor, StateKind
-from statelog.state.tables import KeyGroupState
+from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
+from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
+from statelog.state.heap.tables import KeyGroupState
+from statelog.state.objects.bound_state import Cursor
+from statelog.state.objects.list import ExpiringListState, ListState
+from statelog.state.objects.map import ExpiringMapState, MapState
+from statelog.state.objects.timers import Timers
+from statelog.state.objects.value import ExpiringValueState, ValueState
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
 
 TTL_MS = 10
 VALUE = pa.schema([("count", pa.int64()), ("name", pa.string())])

@@ -1,0 +1,165 @@
+"""
+The protocol of a writer, and whether a scheduler can take more uploads without waiting.
+
+Source: Flink, StateChangelogWriter and AvailabilityProvider.  Deviation: `wait` has a time-out and
+returns how it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final, Protocol
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.arguments import number, refused
+from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
+from statelog.runtime.interrupts import uninterrupted
+from statelog.runtime.lock import Lock, ThreadLock
+from statelog.runtime.pool import HelpedFuture, Pool
+
+_LONGEST_WAIT_S: Final = 1e9
+"""Longer waits would overflow what the system takes."""
+
+
+def _completed() -> Future[None]:
+    future: Future[None] = HelpedFuture(None)
+    future.set_result(None)
+    return future
+
+
+class AvailabilityProvider:
+    """
+    Tells of room, and of its coming back.
+
+    Args:
+        has_room: Returns whether there is room; called under the lock.  None for a scheduler that
+            always has room.
+        lock: The lock that *has_room* needs; None for one of its own.
+        callbacks: Runs the callbacks of the future; None for the thread that makes room.
+
+    Raises:
+        UsageError: *has_room* cannot be called.
+    """
+
+    def __init__(
+        self,
+        has_room: Callable[[], bool] | None = None,
+        *,
+        lock: Lock | None = None,
+        callbacks: Pool | None = None,
+    ) -> None:
+        if has_room is not None and not callable(has_room):
+            raise refused("has_room", "a function without arguments", has_room)
+        self._lock: Lock = ThreadLock() if lock is None else lock
+        self._callbacks = callbacks
+        self._has_room = has_room
+        self._future: Future[None] = _completed()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether an upload would be taken without waiting."""
+        return self._future.done()
+
+    @property
+    def future(self) -> Future[None]:
+        """Completed while there is room; else completed when there is room again, or on close."""
+        return self._future
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """
+        Wait until there is room (or the scheduler is closed) and return whether it came in time.
+
+        Blocks: At most *timeout_s*, or without bound for None.
+
+        Raises:
+            UsageError: *timeout_s* is no finite number of at least 0.
+        """
+        if timeout_s is not None:
+            timeout_s = min(number(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
+        try:
+            self._future.result(timeout_s)
+        except FutureTimeoutError:
+            return False
+        return True
+
+    @uninterrupted
+    def refresh(self) -> None:
+        """
+        Look whether there is room and tell those who wait for a change.
+
+        It asks anew under the lock, so that two changes told in the wrong order do no harm.
+        Callbacks of the future run on the callback pool, or here if there is none.
+        """
+        if self._has_room is None:
+            return
+        freed: Future[None] | None = None
+        with self._lock:
+            room, was_available = self._has_room(), self._future.done()
+            if room and not was_available:
+                freed, self._future = self._future, _completed()
+            elif not room and was_available:
+                self._future = HelpedFuture(None, self._callbacks)
+                self._future.set_running_or_notify_cancel()
+        if freed is not None:
+            freed.set_result(None)
+
+
+PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
+
+
+class StateChangelogWriter(Protocol):
+    """Writes the log of one task's keyed state.  Not thread-safe: one owner at a time."""
+
+    def append(self, key_group: int, value: bytes) -> None:
+        """Append one change."""
+        ...
+
+    def append_batch(
+        self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
+    ) -> None:
+        """Append many changes, in columns."""
+        ...
+
+    def append_meta(self, value: bytes) -> None:
+        """Append a metadata change, which every reader gets whatever its key groups."""
+        ...
+
+    def initial_sequence_number(self) -> SequenceNumber:
+        """Return the number of the writer's first change set."""
+        ...
+
+    def next_sequence_number(self) -> SequenceNumber:
+        """Return a number above everything appended so far, and not above what comes."""
+        ...
+
+    def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
+        """Make every change at or after *from_sqn* durable."""
+        ...
+
+    def confirm(
+        self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
+    ) -> None:
+        """Hand the files of [from_sqn, to_sqn) over to a completed checkpoint."""
+        ...
+
+    def reset(
+        self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
+    ) -> None:
+        """Note that a checkpoint was aborted."""
+        ...
+
+    def truncate(self, to_sqn: SequenceNumber | int) -> None:
+        """Give up everything below *to_sqn*."""
+        ...
+
+    def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
+        """Give up everything at or after *from_sqn*, which no checkpoint holds, and close."""
+        ...
+
+    def close(self) -> None:
+        """End the writer."""
+        ...

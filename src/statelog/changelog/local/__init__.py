@@ -1,0 +1,1 @@
+"""Local copies of changelog files (`recovery`, `registry`, `files`) and the `download_cache`."""

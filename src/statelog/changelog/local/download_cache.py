@@ -1,0 +1,329 @@
+"""
+Downloaded changelog files on local disk, so that several restores fetch each of them once.
+
+After a rescale every task of a host reads the files of all former tasks that it overlaps.  Readers
+take a `DownloadCache` in the place of the store.  It is never more than a help: where the disk
+fails, the bytes of the store are passed on all the same.
+
+A cached file is named after the store and the path of its object, and gets its name when it is
+whole.  So processes of one host may share a directory: each may find, overwrite (with the same
+bytes) or remove the files of another, who then fetches again.
+Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: bounded in bytes; the file is kept
+as it is and verified when it comes and when it is read (there it is decompressed and trusted);
+temporary files never stay (FLINK PR 27969); a file may be removed while it is read, which the
+system allows, so nobody counts readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from statelog import arguments
+from statelog.changelog.local.files import LocalFiles, write_file
+from statelog.core.cached_files import (
+    Action,
+    CacheClosed,
+    CachedFiles,
+    CheckIdle,
+    Event,
+    FetchFailed,
+    FileFetched,
+    FileLost,
+    FileWritten,
+    IdleChecked,
+    Lookup,
+    Reason,
+    RemoveFile,
+    WriteFile,
+)
+from statelog.errors import (
+    CorruptionError,
+    IncompatibleFormatError,
+    InvalidOptionsError,
+    StoreError,
+    UnavailableError,
+)
+from statelog.format.buffers import checksum
+from statelog.format.segment import parse_segment
+from statelog.metrics import Metrics
+from statelog.options import ChangelogOptions
+from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import interruptible, uninterrupted
+from statelog.store.api import ObjectStore
+
+_log = logging.getLogger("statelog")
+
+_DEFAULTS: Final = ChangelogOptions()
+_PREFIX: Final = "dstl-"
+_REMOVALS: Final = {
+    Reason.ROOM: "download_cache_evictions",
+    Reason.IDLE: "download_cache_idle_removals",
+}
+_TEMPORARY: Final = ".tmp"
+_LEFT_BEHIND_S: Final = 3600
+"""Age at which an unfinished file, or one of a process that died, is certainly nobody's."""
+
+
+class DownloadCache:
+    """
+    Reads changelog files of a store through files on local disk.
+
+    Args:
+        store: Where the files really are.
+        directories: Made when needed; the name of a file decides which one it goes to.
+        max_bytes: Bound of this process's files on disk; larger ones are passed through.
+        idle_timeout: Life of a file after its last use.
+        metrics: Told of hits, misses and faults; None for nobody.
+        runtime: Clock, lock, timers and ids, those of a storage or others; None for real ones,
+            which end with `close`.
+
+    Raises:
+        InvalidOptionsError: No directory, or a negative bound.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        directories: Sequence[str | os.PathLike[str]],
+        *,
+        max_bytes: int = _DEFAULTS.download_local_cache_max_bytes,
+        idle_timeout: dt.timedelta = _DEFAULTS.download_local_cache_idle_timeout,
+        metrics: Metrics | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        arguments.acting(store, "store", ("get", "get_range"), "an ObjectStore")
+        arguments.paths(directories, "directories", error=InvalidOptionsError)
+        arguments.whole_number(max_bytes, "max_bytes", error=InvalidOptionsError)
+        arguments.duration(idle_timeout, "idle_timeout", error=InvalidOptionsError)
+        if not directories or max_bytes < 0:
+            raise InvalidOptionsError(
+                f"a download cache needs a directory and a bound of at least 0 bytes, not "
+                f"{list(directories)} and {max_bytes}"
+            )
+        self._store = store
+        self._directories = [os.path.abspath(os.fspath(each)) for each in directories]
+        self._owns_runtime = runtime is None
+        self._runtime = system_runtime() if runtime is None else runtime
+        self._files = CachedFiles(max_bytes, round(idle_timeout.total_seconds() * 1e9))
+        self._local = LocalFiles()
+        self._idle_s = idle_timeout.total_seconds()
+        self._checksums: dict[str, int] = {}
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._metrics.gauge("download_cache_bytes", lambda: self.used_bytes)
+        self._swept = False
+        self._closed = False
+        self._warned = False
+
+    @property
+    def url(self) -> str:
+        """Root of the store as a URL."""
+        return self._store.url
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of this process's files on disk, files being written included."""
+        with self._runtime.lock:
+            return self._files.used_bytes
+
+    @uninterrupted
+    def get(self, path: str) -> memoryview:
+        """
+        Return the whole file, from disk if it is there and whole.
+
+        A file that does not prove to be whole (a damaged one, or one of Flink's, which has no
+        checksum of the file) is passed on for the reader to judge, and never kept.
+        Of several callers at once, one fetches and the others wait for it; if its fetch fails, the
+        next one tries itself.  On a closed cache the store is asked.
+
+        Raises:
+            ObjectNotFoundError: The store has no such object.
+            StoreError: The store failed.
+
+        Blocks: For the disk or the store.   Thread: Any.
+        """
+        while True:
+            with self._runtime.lock:
+                if self._closed:
+                    break
+                found = self._files.look_up(path, self._runtime.clock.now_ns())
+                if found is Lookup.PASS:
+                    break
+                if found is Lookup.WAIT:
+                    self._runtime.lock.wait_for(
+                        lambda: self._closed or self._files.settled(path), None
+                    )
+                    continue
+            if found is Lookup.FETCH:
+                return self._fetch(path)
+            data = self._read(path)
+            if data is not None and checksum([data]) == self._checksums.get(path):
+                self._metrics.count("download_cache_hits")
+                return data
+            self._lost(path)
+        self._metrics.count("download_cache_misses")
+        return interruptible(self._store.get, path)
+
+    @uninterrupted
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """
+        Return part of the file, from disk if it is there, else from the store without keeping it.
+
+        What comes from disk is verified by the caller, who knows the checksum of the part.
+
+        Raises:
+            ObjectNotFoundError: The store has no such object.
+            StoreError: The store failed.
+
+        Blocks: For the disk or the store.   Thread: Any.
+        """
+        with self._runtime.lock:
+            here = self._files.ready(path)
+            if here:
+                self._files.look_up(path, self._runtime.clock.now_ns())  # a use
+        if here:
+            try:
+                part = self._local.get_range(self._file_of(path), start, length)
+            except StoreError:
+                self._lost(path)
+            else:
+                self._metrics.count("download_cache_hits")
+                return part
+        self._metrics.count("download_cache_misses")
+        return interruptible(self._store.get_range, path, start, length)
+
+    @uninterrupted
+    def close(self) -> None:
+        """
+        Remove all files; later reads go to the store.  May be called more than once.
+
+        A download that is under way ends well for its caller, and its file is removed.
+
+        Blocks: For the disk.   Thread: Any.
+        """
+        with self._runtime.lock:
+            self._closed = True
+        self._post(CacheClosed())
+        if self._owns_runtime:
+            self._runtime.close(0.0)
+
+    def _lost(self, path: str) -> None:
+        self._metrics.count("download_cache_faults")
+        self._post(FileLost(path))
+
+    def _fetch(self, path: str) -> memoryview:
+        """Get the file from another process's leavings or from the store, and keep it."""
+        try:
+            self._sweep()
+            data = self._read(path)
+            whole = found_on_disk = data is not None and _proves_whole(data)
+            if data is not None and found_on_disk:
+                self._metrics.count("download_cache_hits")
+            else:
+                self._metrics.count("download_cache_misses")
+                data = interruptible(self._store.get, path)
+                whole = _proves_whole(data)
+            self._checksums[path] = checksum([data])
+        except BaseException:
+            self._post(FetchFailed(path))
+            raise
+        actions = self._post(FileFetched(path, len(data), whole))
+        if WriteFile(path) in actions:
+            written = found_on_disk or self._write(path, data)
+            self._post(FileWritten(path) if written else FetchFailed(path))
+        elif found_on_disk:
+            self._remove(self._file_of(path))
+        return data
+
+    def _read(self, path: str) -> memoryview | None:
+        try:
+            return self._local.get(self._file_of(path))
+        except StoreError:
+            return None
+
+    def _write(self, path: str, data: memoryview) -> bool:
+        """Write a file under a name of its own, then give it its name; return whether it worked."""
+        target = self._file_of(path)
+        temporary = f"{target}.{self._runtime.ids.new_id()}{_TEMPORARY}"
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            write_file(temporary, data)
+            os.replace(temporary, target)
+        except BaseException as error:
+            self._remove(temporary)
+            if not isinstance(error, OSError):
+                self._post(FetchFailed(path))
+                raise
+            level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
+            self._warned = True
+            self._metrics.count("download_cache_faults")
+            _log.log(level, "cannot keep %s in the download cache: %s", path, error)
+            return False
+        return True
+
+    def _file_of(self, path: str) -> str:
+        digest = hashlib.sha256(f"{self._store.url}\n{path}".encode()).hexdigest()
+        directory = self._directories[int(digest[-8:], 16) % len(self._directories)]
+        return os.path.join(directory, _PREFIX + digest[:40])
+
+    def _post(self, event: Event) -> list[Action]:
+        with self._runtime.lock:
+            actions = self._files.handle(event, self._runtime.clock.now_ns())
+            self._runtime.lock.notify_all()
+        for action in actions:
+            match action:
+                case RemoveFile(path, reason):
+                    if (metric := _REMOVALS.get(reason)) is not None:
+                        self._metrics.count(metric)
+                    self._checksums.pop(path, None)
+                    self._remove(self._file_of(path))
+                case CheckIdle(at_ns):
+                    with contextlib.suppress(UnavailableError):  # no thread: files stay longer
+                        self._runtime.timers.schedule(at_ns, self._idle_checked)
+                case WriteFile():
+                    pass  # by the caller, who has the bytes
+                case _:
+                    assert_never(action)
+        return actions
+
+    def _idle_checked(self) -> None:
+        self._post(IdleChecked())
+
+    def _sweep(self) -> None:
+        """At the first use, remove what processes that died have left in the directories."""
+        with self._runtime.lock:
+            if self._swept:
+                return
+            self._swept = True
+        for directory in self._directories:
+            marker = os.path.join(directory, f"{_PREFIX}{self._runtime.ids.new_id()}{_TEMPORARY}")
+            try:
+                os.makedirs(directory, exist_ok=True)
+                write_file(marker, b"")
+                # The disk's own clock: a new file tells the time.
+                oldest = os.stat(marker).st_mtime - max(_LEFT_BEHIND_S, self._idle_s)
+                for entry in os.scandir(directory):
+                    if entry.name.startswith(_PREFIX) and entry.stat().st_mtime < oldest:
+                        self._remove(entry.path)
+            except OSError as error:
+                _log.debug("cannot clean the cache directory %s: %s", directory, error)
+            finally:
+                self._remove(marker)
+
+    def _remove(self, file: str) -> None:
+        try:
+            os.unlink(file)
+        except OSError:
+            return  # gone already, or the next sweep's
+
+
+def _proves_whole(data: memoryview) -> bool:
+    try:
+        return parse_segment(data).trailer is not None
+    except (CorruptionError, IncompatibleFormatError):
+        return False

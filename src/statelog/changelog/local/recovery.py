@@ -1,0 +1,332 @@
+"""
+Host-local copies of changelog files: written beside the upload, read before the store.
+
+A copy is a convenience.  Whatever goes wrong with it (no directory, no room, a disk that fails or
+hangs) means "no local copy", and never harms the upload, which does not wait long for it either.
+Source: Flink, LocalRecoveryConfig, LocalSnapshotDirectoryProviderImpl and DuplicatingOutputStream.
+Deviations: no local fault fails an upload (H8); a copy gets its name when it is complete; it is
+verified when it is read.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from statelog import arguments
+from statelog.arguments import instance, number, path, switch, whole_number
+from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
+from statelog.errors import ClosedError, InvalidOptionsError
+from statelog.metrics import Metrics
+from statelog.model import ChangelogStateHandle, FileStateHandle
+from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import uninterrupted
+from statelog.runtime.pool import Pool, ThreadPool
+from statelog.store.api import Buffers
+
+_log = logging.getLogger("statelog")
+
+BACKUP_KEY: Final = "execution.checkpointing.local-backup.enabled"
+RECOVERY_KEY: Final = "execution.state-recovery.from-local"
+DIRECTORIES_KEY: Final = "execution.checkpointing.local-backup.dirs"
+_OLD_SWITCH: Final = "state.backend.local-recovery"
+_OLD_DIRECTORIES: Final = "taskmanager.state.local.root-dirs"
+
+_PATIENCE_S: Final = 0.25
+"""Longest wait for a copy after its upload is done; the copy is given up then.  Far below the
+time-out of an attempt, so that a slow disk brings no rival attempts about."""
+
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+_WAITING_MAX: Final = 16
+"""Copies being written; with more the disk does not keep up, and memory would fill with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRecoveryConfig:
+    """
+    Where local copies lie, and what they are used for.
+
+    Args:
+        directories: Absolute or relative directories of this host, made absolute; a job uses one
+            of them.
+        backup: Write local copies.
+        recovery: Read local copies where there are some.
+
+    Raises:
+        InvalidOptionsError: A switch is on and there is no directory.
+    """
+
+    directories: tuple[str, ...]
+    backup: bool = True
+    recovery: bool = True
+
+    def __post_init__(self) -> None:
+        arguments.paths(self.directories, "directories", error=InvalidOptionsError)
+        switch(self.backup, "backup", error=InvalidOptionsError)
+        switch(self.recovery, "recovery", error=InvalidOptionsError)
+        if not self.directories and (self.backup or self.recovery):
+            raise InvalidOptionsError(f"local recovery needs a directory: set {DIRECTORIES_KEY}")
+        absolute = tuple(os.path.abspath(os.fspath(each)) for each in self.directories)
+        object.__setattr__(self, "directories", absolute)
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> LocalRecoveryConfig:
+        """
+        Build it from Flink's keys; keys of other things are ignored.
+
+        Both switches are off by default, and `local-backup.enabled` follows `from-local`, as in
+        Flink.  Directories are separated by commas or by the system's path separator.
+
+        Raises:
+            InvalidOptionsError: A switch is neither true nor false, or there is no directory.
+        """
+        recovery = _switch(settings, (RECOVERY_KEY, _OLD_SWITCH), False)
+        backup = _switch(settings, (BACKUP_KEY, _OLD_SWITCH), recovery)
+        text = str(settings.get(DIRECTORIES_KEY, settings.get(_OLD_DIRECTORIES, "")))
+        parts = text.replace(os.pathsep, ",").split(",")
+        return cls(tuple(part.strip() for part in parts if part.strip()), backup, recovery)
+
+    def folder_of(self, job_id: str) -> str:
+        """
+        Return the directory of a job's copies: `<dir>/jid_<job>/taskowned`.
+
+        The same job always gets the same one of the directories, in every process.
+        """
+        chosen = self.directories[_hash_of(job_id) % len(self.directories)]
+        name = urllib.parse.quote(job_id, safe="")
+        return os.path.join(chosen, f"jid_{name}", "taskowned")
+
+
+def discard_local_copies(
+    config: LocalRecoveryConfig, job_id: str, keep: Iterable[ChangelogStateHandle] = ()
+) -> int:
+    """
+    Remove the local copies of a job, after its end or (with *keep*) before it starts again.
+
+    Copies that another process of the job is writing go too; it restores from the store then.
+
+    Args:
+        config: Where they lie.
+        job_id: Whose they are.
+        keep: Local handles whose files stay.
+
+    Returns:
+        How many files were removed.
+
+    Blocks: For the disk.   Thread: Any.
+    Source: Flink, TaskLocalStateStore.dispose.
+    """
+    instance(config, "config", LocalRecoveryConfig, "a LocalRecoveryConfig")
+    disk = LocalFiles()
+    kept = {
+        entry.handle.path
+        for handle in keep
+        for entry in handle.handles_and_offsets
+        if isinstance(entry.handle, FileStateHandle)
+    }
+    folder, removed = config.folder_of(job_id), 0
+    try:
+        paths = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    except OSError:
+        return 0  # no folder, no copies
+    for one in paths:
+        removed += one not in kept and remove_quietly(disk, one)
+    return removed
+
+
+def _switch(settings: Mapping[str, Any], keys: tuple[str, ...], default: bool) -> bool:
+    for key in keys:
+        if key in settings:
+            text = str(settings[key]).strip().lower()
+            if text not in ("true", "false"):
+                raise InvalidOptionsError(
+                    f"option {key!r} is {settings[key]!r}; it must be true or false", key=key
+                )
+            return text == "true"
+    return default
+
+
+def _hash_of(job_id: str) -> int:
+    """Hash a job id as Flink does: ids of 32 hex digits as `JobID`, others as text."""
+    try:
+        number = int(job_id, 16) if len(job_id) == 32 else None
+    except ValueError:
+        number = None
+    value = 0
+    if number is not None:
+        for shift in (0, 32, 64, 96):
+            value ^= (number >> shift) & 0xFFFFFFFF
+    else:
+        units = job_id.encode("utf-16-be", "surrogatepass")  # Java hashes UTF-16
+        for high, low in zip(units[::2], units[1::2], strict=True):
+            value = (value * 31 + (high << 8 | low)) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF
+
+
+class _State(enum.Enum):
+    WRITING = "writing"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    GIVEN_UP = "given up"
+
+
+class LocalCopy:
+    """One copy on its way.  Ends with `take` or `give_up`."""
+
+    __slots__ = ("_backup", "path", "state")
+
+    def __init__(self, backup: LocalBackup, path: str) -> None:
+        self._backup = backup
+        self.path = path
+        self.state = _State.WRITING
+
+    def take(self) -> str | None:
+        """
+        Return the path of the complete copy, or None if there is none.
+
+        Blocks: A quarter of a second at most, for a disk slower than the store.
+        """
+        return self.path if self._backup.settle(self, wanted=True) else None
+
+    def give_up(self) -> None:
+        """Make sure that no copy stays, now or later."""
+        self._backup.settle(self, wanted=False)
+
+
+class LocalBackup:
+    """
+    Writes the local copies of one job.
+
+    Args:
+        folder: Directory of the copies, such as `LocalRecoveryConfig.folder_of(job_id)`; made when
+            it is needed.
+        patience_s: Longest wait for a copy whose upload is done.
+        num_threads: Copies written at the same time, >= 1; with a *pool* it decides.
+        disk: Takes the files; None for this host's.
+        metrics: Records copies and their faults; None for no records.
+        runtime: Lock, and unique names of unfinished files; None for real ones.
+        pool: Writes; its threads may hang with the disk.  None for one that ends with `close`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        patience_s: float = _PATIENCE_S,
+        num_threads: int = 5,
+        disk: LocalDisk | None = None,
+        metrics: Metrics | None = None,
+        runtime: Runtime | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        whole_number(num_threads, "num_threads", low=1)
+        number(patience_s, "patience_s", low=0)
+        self._folder = path(folder, "folder")
+        self._runtime = system_runtime() if runtime is None else runtime
+        self._owns_pool = pool is None
+        self._pool = ThreadPool(num_threads, "statelog-local") if pool is None else pool
+        self._patience_s = patience_s
+        self._disk = disk if disk is not None else LocalFiles()
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._writing = 0
+        self._warned = False
+
+    @property
+    def folder(self) -> str:
+        """Directory of the copies."""
+        return self._folder
+
+    def close(self) -> None:
+        """
+        End the threads that write copies, unless they belong to a pool of the caller.
+
+        Copies being written get a second to end; later ones are not written.
+
+        Blocks: At most a second.   Thread: Any.
+        """
+        if self._owns_pool:
+            self._pool.close(_CLOSE_TIMEOUT_S)
+
+    @uninterrupted
+    def start(self, name: str, content: Buffers) -> LocalCopy:
+        """
+        Begin to write a copy, beside whatever the caller does next.
+
+        Args:
+            name: File name of the remote object, unique.
+            content: Its bytes, kept until they are written.
+
+        Thread: Any.
+        """
+        copy = LocalCopy(self, os.path.join(self._folder, name))
+        with self._runtime.lock:
+            crowded = self._writing >= _WAITING_MAX
+            if crowded:
+                copy.state = _State.FAILED
+            else:
+                self._writing += 1
+        if crowded:
+            self._warn(copy, "the disk does not keep up with the store")
+        else:
+            self._pool.submit(
+                lambda: self._write(copy, content),
+                lambda _, error: self._written(copy, error),
+            )
+        return copy
+
+    @uninterrupted
+    def settle(self, copy: LocalCopy, *, wanted: bool) -> bool:
+        """
+        End a copy: return whether it is complete and wanted, and remove it if it is not.
+
+        Blocks: For the patience, if it is wanted and not complete yet.
+        """
+        lock = self._runtime.lock
+        with lock:
+            if wanted:
+                try:
+                    lock.wait_for(lambda: copy.state is not _State.WRITING, self._patience_s)
+                except BaseException:  # a signal handler's; the upload ends with it
+                    copy.state = _State.GIVEN_UP
+                    raise
+            state, slow = copy.state, copy.state is _State.WRITING
+            if slow or not wanted:
+                copy.state = _State.GIVEN_UP
+        if state is _State.COMPLETE and not wanted:
+            remove_quietly(self._disk, copy.path)
+        if slow and wanted:
+            self._warn(copy, f"not written {self._patience_s} s after its upload")
+        taken = wanted and state is _State.COMPLETE
+        if taken:
+            self._metrics.count("local_copies_written")
+        return taken
+
+    def _write(self, copy: LocalCopy, content: Buffers) -> None:
+        if copy.state is not _State.WRITING:
+            return
+        temporary = f"{copy.path}.{self._runtime.ids.new_id()}.tmp"
+        self._disk.put(copy.path, content, temporary)
+
+    def _written(self, copy: LocalCopy, error: BaseException | None) -> None:
+        with self._runtime.lock:
+            self._writing -= 1
+            given_up = copy.state is _State.GIVEN_UP
+            if not given_up:
+                copy.state = _State.COMPLETE if error is None else _State.FAILED
+            self._runtime.lock.notify_all()
+        if given_up:
+            remove_quietly(self._disk, copy.path)
+        elif error is not None and not isinstance(error, ClosedError):
+            self._warn(copy, str(error))
+
+    def _warn(self, copy: LocalCopy, reason: str) -> None:
+        self._metrics.count("local_copy_faults")
+        level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
+        self._warned = True
+        _log.log(level, "no local copy %s (%s); the remote file is enough", copy.path, reason)

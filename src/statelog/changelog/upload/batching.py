@@ -1,0 +1,415 @@
+"""
+The shell around `core/upload_batcher.py`: many writers' tasks into few files, with back-pressure.
+
+The lock law: cores and bookkeeping under the storage's lock; uploads, callbacks and futures after
+it.  Room is given back before the tasks of a batch are told (a callback may want to upload again).
+Source: Flink, BatchingStateChangeUploadScheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Self, assert_never
+
+from statelog import arguments
+from statelog.changelog.api import AvailabilityProvider
+from statelog.changelog.from_options import (
+    checked_job_id,
+    checked_options,
+    retry_policy,
+    store_of,
+)
+from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.upload.retrying import RetryingUploads
+from statelog.changelog.upload.task import (
+    UploadTask,
+    UploadTasksResult,
+    end_tasks,
+    ends_of,
+    fail_tasks,
+)
+from statelog.changelog.upload.uploader import (
+    UPLOADER_METHODS,
+    StateChangeFsUploader,
+    StateChangeUploader,
+)
+from statelog.core.retry_policy import RetryPolicy
+from statelog.core.upload_batcher import (
+    Action,
+    BatchDone,
+    BatchReleased,
+    Closed,
+    Event,
+    RejectTasks,
+    SetAvailable,
+    SetTimer,
+    StartBatch,
+    TaskAdmitted,
+    TaskOffered,
+    TaskWithdrawn,
+    TimerFired,
+    TimerLost,
+    UploadBatcher,
+)
+from statelog.errors import (
+    BackpressureTimeoutError,
+    ClosedError,
+    InvalidOptionsError,
+    UnavailableError,
+)
+from statelog.metrics import Metrics
+from statelog.options import ChangelogOptions
+from statelog.runtime.closing import close_all
+from statelog.runtime.driver import Runtime, system_runtime
+from statelog.runtime.interrupts import uninterrupted
+from statelog.store.api import ObjectStore
+
+NS_PER_S = 1_000_000_000
+_CLOSE_TIMEOUT_S = 1.0
+
+
+class _Offer:
+    """A task and whether it was let in."""
+
+    __slots__ = ("admitted", "task")
+
+    def __init__(self, task: UploadTask) -> None:
+        self.task = task
+        self.admitted = False
+
+
+class BatchingStateChangeUploadScheduler:
+    """
+    Gathers tasks of all writers into few files, with retries and a bound on bytes in flight.
+
+    Args:
+        uploader: Writes a batch; closed with the scheduler.
+        policy: When to try an upload again; None for `RetryPolicy.fixed()`.
+        batch_delay_ns: Longest wait for others to share the file, >= 0; 0 for none.
+        batch_threshold_bytes: Waiting bytes that are uploaded at once, >= 0.
+        max_in_flight_bytes: Bound on waiting and uploading bytes, >= 1.
+        fixed_delay: Wait for the delay even if no upload is running.
+        backpressure_timeout_s: Longest wait for room, >= 0.
+        metrics: Told of batches and attempts.
+        runtime: Clock, lock, timers and the upload pool; None for real ones, which end with
+            `close`.
+
+    Raises:
+        InvalidOptionsError: The threshold exceeds the bound, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        uploader: StateChangeUploader,
+        *,
+        policy: RetryPolicy | None = None,
+        batch_delay_ns: int = 10_000_000,
+        batch_threshold_bytes: int = 10 * 1024 * 1024,
+        max_in_flight_bytes: int = 100 * 1024 * 1024,
+        fixed_delay: bool = False,
+        backpressure_timeout_s: float = 600.0,
+        metrics: Metrics | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        arguments.acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
+        policy = RetryPolicy.fixed() if policy is None else policy
+        for name, value, low in (
+            ("batch_delay_ns", batch_delay_ns, 0),
+            ("batch_threshold_bytes", batch_threshold_bytes, 0),
+            ("max_in_flight_bytes", max_in_flight_bytes, 1),
+        ):
+            arguments.whole_number(value, name, low=low, error=InvalidOptionsError)
+        arguments.switch(fixed_delay, "fixed_delay", error=InvalidOptionsError)
+        arguments.number(
+            backpressure_timeout_s, "backpressure_timeout_s", low=0, error=InvalidOptionsError
+        )
+        arguments.instance(
+            policy, "policy", RetryPolicy, "a RetryPolicy", error=InvalidOptionsError
+        )
+        self._closes: list[Callable[[], object]] = []
+        if runtime is None:
+            runtime = system_runtime()
+            self._closes.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
+        self._batcher = UploadBatcher(
+            delay_ns=batch_delay_ns,
+            threshold_bytes=batch_threshold_bytes,
+            limit_bytes=max_in_flight_bytes,
+            fixed_delay=fixed_delay,
+        )
+        self._uploader = uploader
+        if metrics is not None:
+            arguments.instance(metrics, "metrics", Metrics, "a Metrics")
+        self._runtime = runtime
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._uploads = RetryingUploads(uploader, policy, runtime, self._metrics)
+        self._backpressure_timeout_s = backpressure_timeout_s
+        self._offers: dict[int, _Offer] = {}
+        self._batches: dict[int, list[UploadTask]] = {}
+        self._next_task_id = 0
+        self._closed = False
+        self._availability = AvailabilityProvider(
+            lambda: self._batcher.available or self._closed,
+            lock=runtime.lock,
+            callbacks=runtime.callback_pool,
+        )
+        self._metrics.gauge("upload_queue_size", self._queue_size)
+        self._metrics.gauge("upload_queue_age", self._queue_age_ns)
+        self._metrics.gauge("in_flight_bytes", lambda: self.in_flight_bytes)
+        self._metrics.gauge("tasks_without_room", self._tasks_without_room)
+
+    @classmethod
+    def from_config(
+        cls,
+        options: ChangelogOptions | None = None,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        *,
+        job_id: str = "",
+        metrics: Metrics | None = None,
+        registry: TaskChangelogRegistry | None = None,
+        local_recovery: LocalRecoveryConfig | None = None,
+        runtime: Runtime | None = None,
+    ) -> Self:
+        """
+        Return the scheduler that *options* describe, over an uploader of changelog files.
+
+        Args:
+            options: How to batch, retry and hold back; None for the defaults.
+            base_path: Path, URL or store; None to take `options.base_path`.
+            job_id: Folder of the job below it: files go to `<job_id>/dstl/`.  "" for none.
+            metrics: Records batches, attempts and sizes.
+            registry: Tracks the files; give the same one to the storage.  None if files are
+                deleted by the clean-up alone.
+            local_recovery: Where to write host-local copies; None for none.
+            runtime: Clock, threads and ids; None for real ones, which end with `close`.
+
+        Raises:
+            InvalidOptionsError: No location, or an argument of the wrong type.
+
+        Source: Flink, StateChangeUploadScheduler.fromConfig.
+        """
+        options = checked_options(options)
+        owned: list[Callable[[], object]] = []
+        if runtime is None:
+            runtime = system_runtime(
+                upload_threads=options.upload_num_threads,
+                discard_threads=options.discard_num_threads,
+            )
+            owned.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
+        backup = None
+        if local_recovery is not None and local_recovery.backup:
+            backup = LocalBackup(
+                local_recovery.folder_of(checked_job_id(job_id)),
+                num_threads=options.upload_num_threads,
+                metrics=metrics,
+                runtime=runtime,
+            )
+            owned.insert(0, backup.close)
+        uploader = StateChangeFsUploader(
+            store_of(base_path, options),
+            job_id=job_id,
+            ids=runtime.ids,
+            compress=options.compression_enabled,
+            registry=registry,
+            backup=backup,
+            metrics=metrics,
+            clock=runtime.clock,
+        )
+        scheduler = cls(
+            uploader,
+            policy=retry_policy(options),
+            batch_delay_ns=round(options.batch_persist_delay.total_seconds() * NS_PER_S),
+            batch_threshold_bytes=options.batch_persist_size_threshold_bytes,
+            max_in_flight_bytes=options.upload_max_in_flight_bytes,
+            fixed_delay=options.batch_fixed_delay,
+            backpressure_timeout_s=options.backpressure_timeout.total_seconds(),
+            metrics=metrics,
+            runtime=runtime,
+        )
+        scheduler._closes = owned
+        return scheduler
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Tells whether `upload` would wait."""
+        return self._availability
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes waiting and uploading, and bytes held by attempts that have not returned."""
+        with self._runtime.lock:
+            return self._batcher.in_flight_bytes
+
+    @property
+    def uploads_in_flight(self) -> int:
+        """Uploads that run, and uploads that have ended and whose attempts have not returned."""
+        with self._runtime.lock:
+            return self._batcher.running_batches + self._batcher.held_batches
+
+    @uninterrupted
+    def upload(self, task: UploadTask) -> None:
+        """
+        Take *task*; it ends on a thread of the storage, or here if it is refused.
+
+        Callbacks of a task that is not `quick` run on the storage's callback threads.
+
+        An exception of a signal handler comes out of the wait for room, and then the task has
+        been failed with it, or after the task was taken.
+
+        Blocks: While there is no room, at most for the back-pressure time-out.   Thread: Any.
+
+        Raises:
+            ClosedError: The scheduler is closed, or was closed while waiting.
+            BackpressureTimeoutError: No room came in time; the task has been failed with it.
+        """
+        offer = _Offer(task)
+        with self._runtime.lock:
+            task_id, self._next_task_id = self._next_task_id, self._next_task_id + 1
+            self._offers[task_id] = offer
+            actions = self._step(TaskOffered(task_id, task.size_bytes))
+            waiting = self._batcher.is_waiting(task_id)
+        self._perform(actions)
+        if waiting:
+            self._wait_for_room(task_id, offer)
+        if not offer.admitted:
+            raise _closed_error()
+
+    @uninterrupted
+    def close(self) -> None:
+        """
+        End every task that has not ended, with `ClosedError`, and close the uploader.
+
+        Every part is closed, also where one of them fails; the first error is raised at the end.
+
+        Thread: Any.
+        """
+        with self._runtime.lock:
+            first, self._closed = not self._closed, True
+            actions = self._step(Closed()) if first else []
+        if first:
+            close_all(
+                lambda: self._perform(actions),
+                self._uploads.close,
+                self._availability.refresh,
+                self._uploader.close,
+                *self._closes,
+            )
+
+    def _wait_for_room(self, task_id: int, offer: _Offer) -> None:
+        lock = self._runtime.lock
+        started_ns = self._runtime.clock.now_ns()
+        actions: list[Action] = []
+        interrupt: BaseException | None = None
+        with lock:
+            try:
+                lock.wait_for(
+                    lambda: not self._batcher.is_waiting(task_id), self._backpressure_timeout_s
+                )
+            except BaseException as caught:
+                interrupt = caught
+            withdrawn = self._batcher.is_waiting(task_id)
+            if withdrawn:
+                self._offers.pop(task_id)
+                actions = self._step(TaskWithdrawn(task_id))
+        self._metrics.count("changelog_busy_time", self._runtime.clock.now_ns() - started_ns)
+        self._perform(actions)
+        if withdrawn:
+            error = interrupt or BackpressureTimeoutError(
+                f"no room for {offer.task.size_bytes} bytes within "
+                f"{self._backpressure_timeout_s} s; the store is too slow for this writer",
+                size_bytes=offer.task.size_bytes,
+            )
+            fail_tasks([offer.task], error)
+            raise error
+        if interrupt is not None:
+            raise interrupt
+
+    def _step(self, event: Event) -> list[Action]:
+        """Advance the core and do the bookkeeping.  Called under the lock."""
+        actions = self._batcher.handle(event, self._runtime.clock.now_ns())
+        wake = False
+        for action in actions:
+            match action:
+                case TaskAdmitted(task_id):
+                    self._offers[task_id].admitted = True
+                    wake = True
+                case StartBatch(batch_id, task_ids):
+                    self._batches[batch_id] = [self._offers.pop(each).task for each in task_ids]
+                case RejectTasks():
+                    wake = True
+                case _:
+                    pass
+        if wake:
+            self._runtime.lock.notify_all()
+        return actions
+
+    def _post(self, event: Event) -> None:
+        with self._runtime.lock:
+            actions = self._step(event)
+        self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartBatch(batch_id, task_ids, waited_ns):
+                    self._metrics.record("upload_batch_sizes", len(task_ids))
+                    self._metrics.record("upload_queue_waits", waited_ns)
+                    with self._runtime.lock:
+                        tasks = self._batches.pop(batch_id)
+                    self._uploads.start(
+                        tasks,
+                        partial(self._batch_ended, batch_id, tasks),
+                        partial(self._post, BatchReleased(batch_id)),
+                    )
+                case SetTimer(at_ns):
+                    self._set_timer(at_ns)
+                case SetAvailable():
+                    self._availability.refresh()
+                case RejectTasks(task_ids):
+                    with self._runtime.lock:
+                        rejected = [self._offers.pop(each).task for each in task_ids]
+                    fail_tasks(rejected, _closed_error())  # before `upload` raises, so here
+                case TaskAdmitted():
+                    pass  # noted under the lock
+                case _:
+                    assert_never(action)
+
+    def _set_timer(self, at_ns: int) -> None:
+        try:
+            self._runtime.timers.schedule(at_ns, partial(self._post, TimerFired()))
+        except UnavailableError:  # the system refuses a thread: the batch does not wait
+            self._post(TimerLost())
+
+    def _batch_ended(
+        self,
+        batch_id: int,
+        tasks: list[UploadTask],
+        result: UploadTasksResult | None,
+        error: BaseException | None,
+        attempts_out: int,
+    ) -> None:
+        self._post(BatchDone(batch_id, attempts_out > 0))  # the room first
+        if result is not None:
+            ends = ends_of(self._uploader, tasks, result)
+        else:
+            failure = error if error is not None else _closed_error()
+            ends = [(task, partial(task.fail, failure)) for task in tasks]
+        end_tasks(ends, self._runtime.callback_pool)
+
+    def _queue_size(self) -> int:
+        with self._runtime.lock:
+            return self._batcher.queue_size
+
+    def _queue_age_ns(self) -> int:
+        with self._runtime.lock:
+            return self._batcher.queue_age_ns(self._runtime.clock.now_ns())
+
+    def _tasks_without_room(self) -> int:
+        with self._runtime.lock:
+            return self._batcher.waiting_tasks
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("the upload scheduler is closed; create a new storage")

@@ -1,0 +1,290 @@
+"""
+The shell around `core/upload_retry.py`: attempts on pool threads, time-outs on timers.
+
+Source: Flink, RetryingExecutor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import assert_never
+
+from statelog.changelog.upload.task import UploadTask, UploadTasksResult, check_answer
+from statelog.changelog.upload.uploader import PreparingUploader, StateChangeUploader, Write
+from statelog.core.retry_policy import RetryPolicy
+from statelog.core.upload_retry import (
+    Action,
+    AttemptFailed,
+    AttemptStarted,
+    AttemptSucceeded,
+    Cancelled,
+    DiscardAttempt,
+    Event,
+    SetTimer,
+    StartAttempt,
+    ThreadBack,
+    ThreadsHang,
+    ThreadStuck,
+    TimerFired,
+    TimerLost,
+    UploadGivenUp,
+    UploadReleased,
+    UploadRequested,
+    UploadRetry,
+    UploadWon,
+)
+from statelog.errors import ClosedError, StatelogError, UnavailableError, UploadFailedError
+from statelog.metrics import Metrics
+from statelog.runtime.driver import Runtime
+from statelog.runtime.timers import Timer
+
+OnEnd = Callable[[UploadTasksResult | None, BaseException | None, int], None]
+_log = logging.getLogger("statelog")
+
+
+class _Upload:
+    """One upload: its core, the one encoding of its tasks, and what its attempts have brought."""
+
+    __slots__ = (
+        "num_sets",
+        "on_end",
+        "on_released",
+        "results",
+        "retry",
+        "started_ns",
+        "tasks",
+        "timers",
+        "write",
+    )
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        tasks: Sequence[UploadTask],
+        on_end: OnEnd,
+        on_released: Callable[[], None],
+        started_ns: int,
+    ) -> None:
+        self.retry = UploadRetry(policy)
+        self.started_ns = started_ns
+        self.tasks = tasks
+        self.num_sets = sum(len(task.change_sets) for task in tasks)
+        self.write: Write | None = None
+        self.on_end = on_end
+        self.on_released = on_released
+        self.results: dict[int, UploadTasksResult] = {}
+        self.timers: list[Timer] = []
+
+
+class RetryingUploads:
+    """
+    Runs uploads with retries, each to exactly one end.
+
+    Tasks are encoded once, by the first attempt and before its time-out begins; all attempts write
+    the same bytes, each under a name of its own.
+
+    Args:
+        uploader: Does one attempt.
+        policy: When to try again.
+        runtime: Clock, lock, timers and the upload pool.
+        metrics: Told of attempts.
+    """
+
+    def __init__(
+        self,
+        uploader: StateChangeUploader,
+        policy: RetryPolicy,
+        runtime: Runtime,
+        metrics: Metrics,
+    ) -> None:
+        self._uploader = uploader
+        self._preparing = uploader if isinstance(uploader, PreparingUploader) else None
+        self._policy = policy
+        self._runtime = runtime
+        self._metrics = metrics
+        self._running: dict[int, _Upload] = {}
+        self._next_id = 0
+        self._closed = False
+
+    def start(
+        self, tasks: Sequence[UploadTask], on_end: OnEnd, on_released: Callable[[], None]
+    ) -> None:
+        """
+        Upload *tasks* and call *on_end* once, with the result or the error.
+
+        Args:
+            tasks: What to upload together.
+            on_end: Also gets the number of attempts that have not returned.
+            on_released: Called once when the last of these has, if there were any; possibly
+                before *on_end* has returned.
+
+        Thread: Any; both are called on any thread, without the lock, possibly within this call.
+        """
+        upload = _Upload(self._policy, tasks, on_end, on_released, self._runtime.clock.now_ns())
+        with self._runtime.lock:
+            upload_id, self._next_id = self._next_id, self._next_id + 1
+            self._running[upload_id] = upload
+        self._post(upload_id, upload, UploadRequested())
+
+    def close(self) -> None:
+        """End every running upload with `ClosedError`; late attempts are discarded."""
+        with self._runtime.lock:
+            self._closed = True
+            running = list(self._running.items())
+        for upload_id, upload in running:
+            self._post(upload_id, upload, Cancelled())
+
+    def _post(self, upload_id: int, upload: _Upload, event: Event) -> None:
+        with self._runtime.lock:
+            actions = upload.retry.handle(event, self._runtime.clock.now_ns())
+            finished: list[Timer] = []
+            if upload.retry.done:
+                self._running.pop(upload_id, None)
+                upload.write, upload.tasks = None, ()  # attempts that still run have their own
+                if upload.retry.attempts_out == 0:
+                    finished, upload.timers = upload.timers, []
+        for timer in finished:
+            timer.cancel()
+        for action in actions:
+            self._perform(upload_id, upload, action)
+
+    def _perform(self, upload_id: int, upload: _Upload, action: Action) -> None:
+        match action:
+            case StartAttempt(number):
+                self._metrics.count("number_of_upload_requests")
+                asked_ns = self._runtime.clock.now_ns()
+                self._runtime.upload_pool.submit(
+                    partial(self._attempt, upload_id, upload, number, asked_ns),
+                    partial(self._attempt_ended, upload_id, upload, number),
+                )
+                if self._runtime.upload_pool.starved():
+                    self._post(upload_id, upload, ThreadsHang())
+            case SetTimer(at_ns):
+                self._set_timer(upload_id, upload, at_ns)
+            case ThreadStuck():
+                self._metrics.count("number_of_upload_timeouts")
+                self._runtime.upload_pool.widen()
+                self._look_for_threads()
+            case ThreadBack():
+                self._runtime.upload_pool.narrow()
+            case UploadWon(number, total, attempts_out):
+                self._metrics.record("attempts_per_upload", number)
+                self._metrics.record("total_attempts_per_upload", total)
+                duration_ns = self._runtime.clock.now_ns() - upload.started_ns
+                self._metrics.record("upload_durations", duration_ns)
+                upload.on_end(upload.results.pop(number), None, attempts_out)
+            case UploadGivenUp(error, story, attempts_out):
+                upload.on_end(None, self._explain(upload, error, story), attempts_out)
+            case UploadReleased():
+                upload.on_released()
+            case DiscardAttempt(number):
+                self._metrics.count("number_of_discarded_uploads")
+                self._discard(upload.results.pop(number))
+            case _:
+                assert_never(action)
+
+    def _set_timer(self, upload_id: int, upload: _Upload, at_ns: int) -> None:
+        try:
+            timer = self._runtime.timers.schedule(at_ns, partial(self._fire, upload_id, upload))
+        except UnavailableError as error:
+            self._post(upload_id, upload, TimerLost(at_ns, error))
+            return
+        with self._runtime.lock:
+            upload.timers.append(timer)
+
+    def _fire(self, upload_id: int, upload: _Upload) -> None:
+        self._post(upload_id, upload, TimerFired(self._runtime.upload_pool.starved()))
+
+    def _look_for_threads(self) -> None:
+        """Bound the wait of every upload where no thread can take its attempt."""
+        if not self._runtime.upload_pool.starved():
+            return
+        with self._runtime.lock:
+            running = list(self._running.items())
+        for upload_id, upload in running:
+            self._post(upload_id, upload, ThreadsHang())
+
+    def _discard(self, result: UploadTasksResult) -> None:
+        try:
+            self._uploader.discard(result)
+        except BaseException:
+            _log.exception("an uploader could not discard a late upload; its files may stay")
+
+    def _attempt(
+        self, upload_id: int, upload: _Upload, number: int, asked_ns: int
+    ) -> UploadTasksResult | None:
+        write = self._writing(upload)
+        if write is None or not self._begin(upload_id, upload, number):
+            return None  # decided while this attempt waited for a thread, or encoded
+        started_ns = self._runtime.clock.now_ns()
+        self._metrics.record("upload_thread_waits", started_ns - asked_ns)
+        result = check_answer(self._uploader, write())
+        self._metrics.record("upload_latencies", self._runtime.clock.now_ns() - started_ns)
+        self._metrics.record("upload_sizes", result.payload_bytes)
+        return result
+
+    def _writing(self, upload: _Upload) -> Write | None:
+        """Return what writes the tasks, encoded by the first attempt; None after the end."""
+        with self._runtime.lock:
+            if upload.retry.done:
+                return None
+            write, tasks = upload.write, upload.tasks
+        if write is None:
+            if self._preparing is None:
+                # An uploader that ends tasks by itself, which it must not, gets the others again.
+                return partial(self._uploader.upload, [each for each in tasks if not each.finished])
+            # No other attempt starts before this one's time-out has begun.
+            write = self._preparing.prepare(tasks)
+            with self._runtime.lock:
+                if not upload.retry.done:
+                    upload.write = write
+        return write
+
+    def _begin(self, upload_id: int, upload: _Upload, number: int) -> bool:
+        """Begin the time-out of an attempt, unless the upload has ended; return whether it has not."""
+        with self._runtime.lock:
+            if upload.retry.done:
+                return False
+            now_ns = self._runtime.clock.now_ns()
+            actions = upload.retry.handle(AttemptStarted(number), now_ns)
+        for action in actions:
+            self._perform(upload_id, upload, action)
+        return True
+
+    def _attempt_ended(
+        self,
+        upload_id: int,
+        upload: _Upload,
+        number: int,
+        result: UploadTasksResult | None,
+        error: BaseException | None,
+    ) -> None:
+        if error is not None:
+            if not isinstance(error, ClosedError):  # the pool has closed: nothing was tried
+                self._metrics.count("number_of_upload_failures")
+            jitter = self._runtime.ids.fraction()
+            event = AttemptFailed(number, error, _is_retryable(error), jitter)
+            self._post(upload_id, upload, event)
+        elif result is not None:
+            upload.results[number] = result
+            self._post(upload_id, upload, AttemptSucceeded(number))
+
+    def _explain(self, upload: _Upload, error: BaseException | None, story: str) -> StatelogError:
+        if self._closed:
+            return ClosedError(
+                f"the upload scheduler was closed while {upload.num_sets} change sets were on "
+                "their way"
+            )
+        failure = UploadFailedError(
+            f"upload of {upload.num_sets} change sets failed ({story}); the writer still holds them and the "
+            "next persist sends them again"
+        )
+        failure.__cause__ = error
+        return failure
+
+
+def _is_retryable(error: BaseException) -> bool:
+    # Store and network faults are all OSErrors; anything else would only fail again.
+    return isinstance(error, OSError)

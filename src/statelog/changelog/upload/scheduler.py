@@ -1,0 +1,94 @@
+"""
+The seam between writers and uploads, and its simplest implementation.
+
+Source: Flink, StateChangeUploadScheduler and its `directScheduler`.  Deviation: an upload that
+fails fails its task; nothing is thrown at the caller who only wanted to append (H10).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from statelog.arguments import acting
+from statelog.changelog.api import AvailabilityProvider
+from statelog.changelog.upload.task import UploadTask, check_answer, end_tasks, ends_of, fail_tasks
+from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
+from statelog.errors import ClosedError
+from statelog.runtime.interrupts import interruptible, uninterrupted
+
+
+class StateChangeUploadScheduler(Protocol):
+    """Takes upload tasks and sees to it that each of them ends exactly once."""
+
+    def upload(self, task: UploadTask) -> None:
+        """
+        Take *task*; it ends later, or within this call, on any thread.
+
+        Must not be called under a lock.  Where it raises, the task has been failed too.
+
+        Blocks: May wait for capacity.
+
+        Raises:
+            ClosedError: The scheduler is closed, or was closed while waiting.
+            BackpressureTimeoutError: No capacity came in time.
+        """
+        ...
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Tells whether `upload` would wait."""
+        ...
+
+    def close(self) -> None:
+        """End every task that has not ended, with `ClosedError`.  May be called more than once."""
+        ...
+
+
+class DirectStateChangeUploadScheduler:
+    """
+    Uploads in the calling thread, task by task; starts no thread, waits for no batch.
+
+    Args:
+        uploader: Writes the tasks; closed with the scheduler.
+    """
+
+    def __init__(self, uploader: StateChangeUploader) -> None:
+        self._uploader = acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
+        self._availability = AvailabilityProvider()
+        self._closed = False
+
+    @uninterrupted
+    def upload(self, task: UploadTask) -> None:
+        """
+        Upload *task* and end it; an interrupt of the upload fails the task and is raised.
+
+        Blocks: For the time of the store's put.   Thread: Any.
+
+        Raises:
+            ClosedError: The scheduler is closed; the task has been failed with it.
+        """
+        if self._closed:
+            error = ClosedError("the upload scheduler is closed; create a new storage")
+            fail_tasks([task], error)
+            raise error
+        try:
+            answer = interruptible(self._uploader.upload, [task])
+            ends = ends_of(self._uploader, [task], check_answer(self._uploader, answer))
+        except Exception as error:
+            fail_tasks([task], error)
+            return
+        except BaseException as error:  # an interrupt ends the task and goes on its way
+            fail_tasks([task], error)
+            raise
+        end_tasks(ends)
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Always available."""
+        return self._availability
+
+    def close(self) -> None:
+        """Close the uploader."""
+        if not self._closed:
+            self._closed = True
+            self._uploader.close()

@@ -1,0 +1,309 @@
+"""
+What a writer asks of a scheduler, and what an uploader answers.
+
+Source: Flink, StateChangeUploadScheduler.UploadTask and UploadTasksResult.  Deviation: results are
+sequences in file order instead of maps keyed by tasks, and one failing callback does not keep the
+other tasks of the file from theirs (H4).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from statelog.arguments import given, refused
+from statelog.core.change_log import UploadResult
+from statelog.errors import UploadFailedError, UsageError
+from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
+from statelog.format.segment import SetEntry
+from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
+from statelog.runtime.pool import Pool, call_later
+from statelog.store.api import ObjectStore
+
+_log = logging.getLogger("statelog")
+
+
+class UploadTask:
+    """
+    Change sets to be uploaded together, and whom to tell.
+
+    A task ends once: the first `complete` or `fail` counts, later ones are ignored.
+
+    Args:
+        change_sets: Sets of one writer, copied.
+        on_success: Gets one result for each set, on whatever thread the upload ended.
+        on_failure: Gets the numbers of all sets and the error, likewise.
+        quick: The callbacks neither block nor call code of users, so they run where the upload
+            ended.  Others run on the storage's callback threads.
+    """
+
+    __slots__ = ("_armed", "_on_failure", "_on_success", "change_sets", "quick", "size_bytes")
+
+    def __init__(
+        self,
+        change_sets: Sequence[StateChangeSet],
+        on_success: Callable[[Sequence[UploadResult]], None],
+        on_failure: Callable[[Sequence[SequenceNumber], BaseException], None],
+        *,
+        quick: bool = False,
+    ) -> None:
+        self.quick = quick
+        if isinstance(change_sets, str | bytes) or not isinstance(change_sets, Iterable):
+            raise refused("change_sets", "a sequence of StateChangeSet", change_sets)
+        self.change_sets = tuple(change_sets)
+        for each in self.change_sets:
+            if not isinstance(each, StateChangeSet):
+                raise refused("each of change_sets", "a StateChangeSet", each)
+        if not callable(on_success) or not callable(on_failure):
+            raise UsageError(
+                "on_success and on_failure must be functions, not "
+                f"{given(on_success)} and {given(on_failure)}"
+            )
+        self.size_bytes = sum(change_set.size_bytes for change_set in self.change_sets)
+        self._on_success = on_success
+        self._on_failure = on_failure
+        self._armed = [True]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task has ended."""
+        return not self._armed
+
+    def in_order(self) -> Iterator[tuple[StateChangeSet, EncodedChangeSet]]:
+        """Yield the sets and their bytes in the order they have in a file."""
+        for change_set in sorted(self.change_sets, key=_place):
+            yield change_set, encode_change_set(change_set)
+
+    def complete(self, results: Sequence[UploadResult]) -> None:
+        """End the task well.  Errors of the callback come through to the caller."""
+        if self._first():
+            self._on_success(results)
+
+    def fail(self, error: BaseException) -> None:
+        """End the task badly.  Errors of the callback come through to the caller."""
+        if self._first():
+            self._on_failure([change_set.sqn for change_set in self.change_sets], error)
+
+    def _first(self) -> bool:
+        try:
+            self._armed.pop()  # atomic: of two threads, one gets it
+        except IndexError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResults:
+    """One task of a file and the results of its sets."""
+
+    task: UploadTask
+    results: Sequence[UploadResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadTasksResult:
+    """
+    One file (or one piece of inline state) with the sets of several tasks.
+
+    Args:
+        tasks: The tasks in file order.
+        handles: What was written: one file, or inline handles.
+        payload_bytes: Encoded size, before compression.
+    """
+
+    tasks: tuple[TaskResults, ...]
+    handles: tuple[StreamStateHandle, ...]
+    payload_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        tasks: Sequence[UploadTask],
+        places: Mapping[StateChangeSet, SetEntry | int],
+        handle: StreamStateHandle,
+        local_handle: FileStateHandle | None = None,
+    ) -> UploadTasksResult:
+        """
+        Return the result of one file with the sets of *tasks*.
+
+        Args:
+            tasks: All tasks of the file.
+            places: For each of their sets what `StateChangeFormat.write` returned, or only its
+                payload offset; then readers find it by walking through the file.
+            handle: The file or inline bytes.
+            local_handle: Its host-local copy, an absolute path, or None.
+
+        Raises:
+            UsageError: A set of a task has no place, or an argument is of another class.
+        """
+        entries, size = [], 0
+        for task in tasks:
+            results = []
+            for change_set in task.change_sets:
+                place = places.get(change_set)
+                if place is None:
+                    raise UsageError(
+                        f"change set {change_set.sqn} of log {change_set.log_id} has no place in "
+                        f"{handle}; give one for every set of every task"
+                    )
+                if not isinstance(place, SetEntry):
+                    place = SetEntry(place, -1, -1)
+                known = place.size_bytes >= 0
+                size += max(place.size_bytes, 0)
+                results.append(
+                    UploadResult.of(
+                        handle,
+                        change_set,
+                        place.offset,
+                        encoded_bytes=place.size_bytes if known else None,
+                        crc32c=place.crc32c if known else None,
+                        local_handle=local_handle,
+                    )
+                )
+            entries.append(TaskResults(task, tuple(results)))
+        return cls(tasks=tuple(entries), handles=(handle,), payload_bytes=size or handle.size_bytes)
+
+    @property
+    def state_size(self) -> int:
+        """Encoded size before compression; Flink's name for `payload_bytes`."""
+        return self.payload_bytes
+
+    def discard(self, store: ObjectStore) -> None:
+        """
+        Delete the files of this upload from *store*; inline handles have none.
+
+        Only for an upload whose tasks have not been completed: nothing else may know the files.
+
+        Raises:
+            StoreError: The store failed.
+
+        Blocks: For the store.
+        """
+        paths = [each.path for each in self.handles if isinstance(each, FileStateHandle)]
+        if paths:
+            store.delete(paths)
+
+    def complete(self) -> None:
+        """
+        Complete every task, here; a callback that raises is logged and stops no other.
+
+        Raises:
+            BaseException: What a callback raised that is no `Exception`, after all of them ran.
+        """
+        end_tasks(
+            [(entry.task, partial(entry.task.complete, entry.results)) for entry in self.tasks]
+        )
+
+
+Ends = Sequence[tuple[UploadTask, Callable[[], None]]]
+"""Tasks, each with the call that ends it."""
+
+
+def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
+    """
+    Fail every task, here; a callback that raises is logged and stops no other.
+
+    Raises:
+        BaseException: What a callback raised that is no `Exception`, after all of them ran.
+    """
+    end_tasks([(task, partial(task.fail, error)) for task in tasks])
+
+
+def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
+    """
+    End tasks; a callback that raises is logged and stops no other.
+
+    Args:
+        ends: Each task, and the call that ends it.
+        callbacks: Ends those tasks that are not quick; None to end all of them here.
+
+    Raises:
+        BaseException: What a callback raised here that is no `Exception`, after all of them ran.
+    """
+    interrupt: BaseException | None = None
+    for task, end in ends:
+        if callbacks is not None and not task.quick:
+            call_later(callbacks, _end, end)
+            continue
+        try:
+            end()
+        except Exception:
+            _log.exception("the callback of an upload failed; other tasks go on")
+        except BaseException as caught:
+            _log.exception("the callback of an upload was interrupted; other tasks go on")
+            interrupt = interrupt or caught
+    if interrupt is not None:
+        raise interrupt
+
+
+def _end(end: Callable[[], None]) -> None:
+    end()
+
+
+def check_answer(uploader: object, result: object) -> UploadTasksResult:
+    """
+    Return what an uploader answered.
+
+    Raises:
+        TypeError: It is no `UploadTasksResult`; no `OSError`, so it is not tried again.
+    """
+    if isinstance(result, UploadTasksResult):
+        return result
+    raise TypeError(
+        f"{type(uploader).__name__}.upload returned {result!r:.80}; it must return an "
+        "UploadTasksResult with all tasks, or raise"
+    )
+
+
+def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksResult) -> Ends:
+    """
+    Return how each task of an upload ends by the uploader's answer.
+
+    A task is completed if the answer has one result for each of its sets, and no other.  Else it
+    fails, with an error that says what is wrong with the answer.
+    """
+    answers: dict[int, Sequence[UploadResult]] = {}
+    try:
+        for entry in result.tasks:
+            answers.setdefault(id(entry.task), entry.results)
+    except (AttributeError, TypeError):
+        answers = {}  # something else than TaskResults: then no task is answered
+    ends: list[tuple[UploadTask, Callable[[], None]]] = []
+    for task in tasks:
+        results = answers.get(id(task))
+        fault = (
+            f"it names {len(answers)} tasks of {len(tasks)}, and this one is missing"
+            if results is None
+            else _fault(task, results)
+        )
+        if results is None or fault is not None:
+            error = UploadFailedError(
+                f"the answer of {type(uploader).__name__}.upload does not fit its tasks: {fault}; "
+                "the writer still holds the changes, and the next persist sends them again"
+            )
+            ends.append((task, partial(task.fail, error)))
+        else:
+            ends.append((task, partial(task.complete, results)))
+    return ends
+
+
+def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
+    """Return what is wrong with the results of a task; None if they fit."""
+    wanted = [_place(change_set) for change_set in task.change_sets]
+    try:
+        got = [(result.log_id, result.sqn.value) for result in results]
+    except (AttributeError, TypeError) as error:
+        return f"a result of a task is no UploadResult ({error})"
+    if got == wanted or sorted(got) == sorted(wanted):
+        return None
+    missing, foreign = sorted(set(wanted) - set(got)), sorted(set(got) - set(wanted))
+    return (
+        f"a task has {len(wanted)} change sets and the answer {len(got)} results for it; missing "
+        f"(writer, number): {missing[:3]}, not of this task: {foreign[:3]}"
+    )
+
+
+def _place(change_set: StateChangeSet) -> tuple[int, int]:
+    return change_set.log_id, change_set.sqn.value

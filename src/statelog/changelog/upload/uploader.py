@@ -1,0 +1,285 @@
+"""
+Tasks to bytes to the store: one file for all tasks of a batch.
+
+An uploader raises when it fails and never touches a task: whether an upload has failed is decided
+by the retry core alone (H2).  Success is reported only after the put has returned (H1).
+Source: Flink, StateChangeFsUploader and DuplicatingStateChangeFsUploader.  Deviations: a failed
+attempt removes what it may have left behind (H7); a loser takes its registry entry and its local
+copy with it (H6); a local fault fails no upload (H8); small state can stay inline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, overload, runtime_checkable
+
+from statelog.arguments import acting, instance, switch
+from statelog.changelog.from_options import checked_job_id
+from statelog.changelog.local.recovery import LocalBackup, LocalCopy
+from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
+from statelog.core.change_log import UploadResult
+from statelog.format.buffers import Buffer
+from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.metrics import Metrics
+from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
+from statelog.runtime.clock import Clock, SystemClock
+from statelog.runtime.fail_points import fail_point
+from statelog.runtime.ids import IdSource, RandomIds
+from statelog.store.api import ObjectStore
+from statelog.store.paths import LocationPaths
+
+UPLOADER_METHODS = ("upload", "discard", "close")
+PREFIX_SIZE = 4
+"""Encoded bytes of a change beyond its value, at least."""
+
+
+class StateChangeUploader(Protocol):
+    """Writes batches of tasks.  May be called from several threads at once."""
+
+    def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
+        """
+        Make all sets of *tasks* durable, or raise and leave nothing behind.
+
+        Must not complete or fail a task, and must not return before the bytes are durable.
+        Each call writes under new names.
+
+        Blocks: For the time of the store's put.
+        """
+        ...
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """
+        Delete what a successful upload has written, because another one won.
+
+        Runs on an upload thread; what it raises is logged.
+        """
+        ...
+
+    def close(self) -> None:
+        """End.  May be called more than once."""
+        ...
+
+
+Write = Callable[[], UploadTasksResult]
+"""Writes tasks that are encoded already, under new names at each call."""
+
+
+@runtime_checkable
+class PreparingUploader(StateChangeUploader, Protocol):
+    """An uploader that encodes apart from writing, so that attempts share one encoding."""
+
+    def prepare(self, tasks: Sequence[UploadTask]) -> Write:
+        """
+        Encode *tasks* and return what writes them.
+
+        Called once for an upload, on a thread that may compute, outside of any time-out.  The
+        result is called once for each attempt, from several threads at once.
+        """
+        ...
+
+
+class StateChangeFsUploader:
+    """
+    Writes each batch as one changelog file.
+
+    Args:
+        store: Where files go.
+        job_id: Folder of the job: files go to `<job_id>/dstl/`.  "" for none.
+        paths: Makes their names; None for those of the job.
+        ids: Makes unique names; None for random ones.
+        compress: Snappy-frame the payload.
+        registry: Tracks the files; None if nobody here ever deletes one.
+        backup: Writes a host-local copy of each file; None for no copies.
+        metrics: Told how long encoding and putting take; None for nobody.
+        clock: Measures that.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        job_id: str = "",
+        paths: LocationPaths | None = None,
+        ids: IdSource | None = None,
+        compress: bool = False,
+        registry: TaskChangelogRegistry | None = None,
+        backup: LocalBackup | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        acting(store, "store", ("put", "delete"), "an ObjectStore")
+        switch(compress, "compress")
+        if paths is not None:
+            instance(paths, "paths", LocationPaths, "a LocationPaths")
+        self._metrics = metrics if metrics is not None else Metrics()
+        self._clock = clock if clock is not None else SystemClock()
+        self._store = store
+        self._paths = paths if paths is not None else LocationPaths(checked_job_id(job_id))
+        self._ids = ids if ids is not None else RandomIds()
+        self._compress = compress
+        self._registry = registry
+        self._backup = backup
+
+    def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
+        """
+        Write all sets of *tasks*, as one file under a new name; as several where one is too small.
+
+        Blocks: For the time of the store's put.
+
+        Raises:
+            StoreError: The put failed; a partial object has been deleted as far as possible.
+        """
+        return self.prepare(tasks)()
+
+    def prepare(self, tasks: Sequence[UploadTask]) -> Write:
+        """
+        Encode *tasks* and return what writes them; each call of that writes under new names.
+
+        Raises:
+            StoreError: By the returned call: the put failed, see `upload`.
+        """
+        began_ns = self._clock.now_ns()
+        files = [SegmentWriter(compress=self._compress)]
+        placed = []
+        for task in tasks:
+            sets = []
+            for change_set, encoded in task.in_order():
+                if not files[-1].has_room_for(encoded):
+                    files.append(SegmentWriter(compress=self._compress))
+                sets.append((change_set, len(files) - 1, files[-1].add_encoded(encoded)))
+            placed.append((task, sets))
+        segments = [_Segment(each.finish(), each.payload_size, each.num_sets) for each in files]
+        self._metrics.record("encode_durations", self._clock.now_ns() - began_ns)
+        return partial(self._write, segments, placed)
+
+    def _write(self, segments: list[_Segment], placed: _Placed) -> UploadTasksResult:
+        """Put files that are encoded already, under new names."""
+        began_ns = self._clock.now_ns()
+        fail_point("before-upload")
+        paths: list[str] = []
+        copies: list[LocalCopy] = []
+        try:
+            for segment in segments:
+                name = self._ids.new_id()
+                paths.append(self._paths.changelog(name))
+                if self._backup is not None:
+                    copies.append(self._backup.start(name, segment.content))
+                self._store.put(paths[-1], segment.content)
+        except BaseException:
+            for copy in copies:
+                copy.give_up()
+            self._clean_up(paths)
+            raise
+        self._metrics.record("put_durations", self._clock.now_ns() - began_ns)
+        fail_point("after-upload")
+        local_paths = [copy.take() for copy in copies] or [None] * len(paths)
+        handles: list[FileStateHandle] = []
+        locals_: list[FileStateHandle | None] = []
+        for segment, path, local_path in zip(segments, paths, local_paths, strict=True):
+            size = segment.payload_size
+            handles.append(FileStateHandle(path, size))
+            locals_.append(None if local_path is None else FileStateHandle(local_path, size))
+            if self._registry is not None:
+                self._registry.start_tracking(handles[-1], segment.num_sets, locals_[-1])
+        return UploadTasksResult(
+            tasks=tuple(
+                TaskResults(task, _Results(sets, handles, locals_)) for task, sets in placed
+            ),
+            handles=tuple(handles),
+            payload_bytes=sum(segment.payload_size for segment in segments),
+        )
+
+    def discard(self, result: UploadTasksResult) -> None:
+        """Delete the file of an upload that lost; without a registry it is left to the clean-up."""
+        if self._registry is not None:
+            for handle in result.handles:
+                self._registry.discard(handle)
+
+    def close(self) -> None:
+        """Do nothing: the store is the caller's."""
+
+    def _clean_up(self, paths: Iterable[str]) -> None:
+        try:
+            self._store.delete(paths)
+        except Exception:
+            return  # the put's own error says more; the next clean-up finds the object
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A file that is ready to be put, any number of times."""
+
+    content: list[Buffer]
+    payload_size: int
+    num_sets: int
+
+
+_Placed = list[tuple[UploadTask, list[tuple[StateChangeSet, int, SetEntry]]]]
+"""Each task, and for each of its sets the number of its file and its place there."""
+
+
+class _Results(Sequence[UploadResult]):
+    """
+    The results of one task, made when they are first looked at.
+
+    That is when the attempt has ended: its time-out is for the store, however many sets there are.
+    """
+
+    __slots__ = ("_make", "_results")
+
+    def __init__(
+        self,
+        sets: list[tuple[StateChangeSet, int, SetEntry]],
+        handles: list[FileStateHandle],
+        copies: list[FileStateHandle | None],
+    ) -> None:
+        self._make: tuple[Any, ...] = (sets, handles, copies)
+        self._results: tuple[UploadResult, ...] | None = None
+
+    def _made(self) -> tuple[UploadResult, ...]:
+        if self._results is None:
+            sets, handles, copies = self._make
+            self._results = tuple(
+                [upload_result(each, handles[at], entry, copies[at]) for each, at, entry in sets]
+            )
+        return self._results
+
+    def __len__(self) -> int:
+        return len(self._make[0])
+
+    @overload
+    def __getitem__(self, at: int) -> UploadResult: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[UploadResult]: ...
+    def __getitem__(self, at: int | slice) -> UploadResult | Sequence[UploadResult]:
+        return self._made()[at]
+
+    def __iter__(self) -> Iterator[UploadResult]:
+        return iter(self._made())
+
+
+def _pass_on(result: UploadTasksResult) -> UploadTasksResult:
+    """Answer an upload that has nothing to write."""
+    fail_point("before-upload")
+    fail_point("after-upload")
+    return result
+
+
+def upload_result(
+    change_set: StateChangeSet,
+    handle: StreamStateHandle,
+    at: SetEntry,
+    copy: FileStateHandle | None = None,
+) -> UploadResult:
+    """Return the result of one change set in *handle*."""
+    entry = HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c)
+    return UploadResult(
+        log_id=change_set.log_id,
+        sqn=change_set.sqn,
+        size_bytes=change_set.size_bytes,
+        entry=entry,
+        local=None if copy is None else replace(entry, handle=copy),
+    )

@@ -1,0 +1,274 @@
+"""
+The proof of `statelog demo`: what the stream made, against a plain batch query over the same files.
+
+Three things must agree to the last digit: the batch answer, made by Spark SQL with window functions
+and nothing of statelog; what the sink got, folded by batch id; and the state as read back from the
+newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.demo.job import CSV_OPTIONS, ORDER_LINES, JobConfig, purchases
+from statelog.errors import CheckpointError
+from statelog.model import KeyGroupRange
+from statelog.spark.rows.types import make_row
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.store import LocationPaths, open_store
+
+FIELDS = ("revenue", "orders", "sessions", "lines", "country", "last_order")
+DIFFERENCES_MAX = 20
+"""So many differences are told one by one."""
+
+Totals = dict[str, tuple[Any, ...]]
+
+_SESSIONS = """
+  WITH marked AS (
+    SELECT *, lag(ordered_at) OVER (PARTITION BY customer ORDER BY ordered_at) AS before
+    FROM purchases
+  ), numbered AS (
+    SELECT *, count_if(before IS NULL OR ordered_at > before + make_interval(0,0,0,0,0,0,{gap}))
+      OVER (PARTITION BY customer ORDER BY ordered_at) AS number
+    FROM marked
+  )
+  SELECT customer, number, min(ordered_at) AS start, max(ordered_at) AS end
+  FROM numbered GROUP BY customer, number ORDER BY customer, number
+"""
+_TOTALS = """
+  SELECT customer, CAST(sum(amount) AS decimal(18,4)) AS revenue,
+    count(DISTINCT invoice) AS orders, count(*) AS lines,
+    max(struct(ordered_at, invoice, country)).country AS country, max(ordered_at) AS last_order
+  FROM purchases GROUP BY customer
+"""
+_ORDERS = "SELECT customer, array_sort(collect_set(invoice)) AS orders FROM purchases GROUP BY 1"
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """
+    What the comparison found.
+
+    Args:
+        exact: Everything agrees.
+        differences: What does not, in words; the first of each kind.
+        difference_count: How many there are.
+        lines, dropped_lines: Order lines in the input; those without a customer.
+        customers, sessions, orders: Totals of the batch answer.
+        revenue: Their revenue, as a decimal number.
+        total_all_lines: Quantity times price over all lines, dropped ones too.
+        batches: Micro-batches that lie in the sink.
+        deliveries: How often the sink was called, by a micro-batch delivered twice more than that.
+        state_customers: Keys in the state that was read back.
+        state_checkpoint: The checkpoint it was read from.
+        top: The customers with the highest revenue.
+    """
+
+    exact: bool = False
+    differences: list[str] = []
+    difference_count: int = 0
+    lines: int = 0
+    dropped_lines: int = 0
+    customers: int = 0
+    sessions: int = 0
+    orders: int = 0
+    revenue: str = "0"
+    total_all_lines: str = "0"
+    batches: int = 0
+    deliveries: int = 0
+    state_customers: int = 0
+    state_checkpoint: int = -1
+    top: list[dict[str, Any]] = []
+
+
+class _Findings:
+    """Gathers differences and keeps count."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        if len(self.shown) < DIFFERENCES_MAX:
+            self.shown.append(text)
+
+    def compare(self, where: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        for customer in sorted({*expected, *found}):
+            if customer not in found:
+                self.add(f"{where}: customer {customer} is missing")
+            elif customer not in expected:
+                self.add(f"{where}: customer {customer} should not be there")
+            elif expected[customer] != found[customer]:
+                self.add(
+                    f"{where}: customer {customer} is {_text(found[customer])}, the batch answer "
+                    f"is {_text(expected[customer])}"
+                )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        pairs = zip(FIELDS, value, strict=False)
+        return ", ".join(f"{name} {one}" for name, one in pairs)
+    return f"{value!s:.120}"
+
+
+def verify(session: SparkSession, config: JobConfig) -> Verdict:
+    """
+    Compare what the job made with a batch query over its input.
+
+    Blocks: For a few Spark jobs.
+    """
+    read = session.read.schema(ORDER_LINES).options(**CSV_OPTIONS).csv(config.input)
+    lines = read.drop("StockCode", "Description").cache()  # the files are parsed once
+    purchases(lines).createOrReplaceTempView("purchases")
+    totals, sessions = _batch_answer(session, config.session_gap_seconds)
+    orders = {row.customer: row.orders for row in session.sql(_ORDERS).collect()}
+    verdict = Verdict(customers=len(totals), sessions=sum(map(len, sessions.values())))
+    verdict.revenue = str(sum((row[0] for row in totals.values()), Decimal(0)))
+    verdict.orders = sum(row[1] for row in totals.values())
+    _count_lines(lines, verdict)
+    findings = _Findings()
+    _check_output(Path(config.output), config.delivery, totals, verdict, findings)
+    _check_state(config.location, totals, sessions, orders, verdict, findings)
+    lines.unpersist()
+    best = sorted(totals, key=lambda customer: totals[customer][0], reverse=True)[:10]
+    verdict.top = [
+        {"customer": one, **{name: _plain(v) for name, v in zip(FIELDS, totals[one], strict=True)}}
+        for one in best
+    ]
+    verdict.differences, verdict.difference_count = findings.shown, findings.count
+    verdict.exact = not findings.count
+    return verdict
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int) else str(value)
+
+
+def _count_lines(lines: DataFrame, verdict: Verdict) -> None:
+    row = lines.selectExpr(
+        "count(*)", "count_if(CustomerID IS NULL)", "sum(Quantity * UnitPrice)"
+    ).collect()[0]
+    verdict.lines, verdict.dropped_lines = row[0], row[1]
+    verdict.total_all_lines = str(row[2] or 0)
+
+
+def _batch_answer(
+    session: SparkSession, gap_seconds: float
+) -> tuple[Totals, dict[str, list[tuple[dt.datetime, dt.datetime]]]]:
+    """Return the totals and the sessions of each customer."""
+    sessions: dict[str, list[tuple[dt.datetime, dt.datetime]]] = {}
+    for row in session.sql(_SESSIONS.format(gap=f"{gap_seconds:.6f}")).collect():
+        sessions.setdefault(row.customer, []).append((row.start, row.end))
+    totals = {}
+    for row in session.sql(_TOTALS).collect():
+        values = {**row.asDict(), "sessions": len(sessions[row.customer])}
+        totals[row.customer] = tuple(values[name] for name in FIELDS)
+    return totals, sessions
+
+
+def _check_output(
+    folder: Path, delivery: str, totals: Totals, verdict: Verdict, findings: _Findings
+) -> None:
+    """Fold the batches of the sink and see that none is missing, twice or changed."""
+    files = {int(path.stem.partition("=")[2]): path for path in folder.glob("batch=*.parquet")}
+    verdict.batches = len(files)
+    if sorted(files) != list(range(len(files))):
+        findings.add(f"output: the batches are {sorted(files)}, not 0 to {len(files) - 1}")
+    upserted: Totals = {}
+    added: dict[str, tuple[Decimal, int]] = {}
+    for batch_id in sorted(files):
+        rows = pq.read_table(files[batch_id]).to_pylist()
+        repeated = [name for name, n in Counter(r["customer"] for r in rows).items() if n > 1]
+        if repeated:
+            findings.add(f"output: batch {batch_id} names customer {repeated[0]} twice")
+        for row in rows:
+            upserted[row["customer"]] = tuple(row[name] for name in FIELDS)
+            revenue, lines = added.get(row["customer"], (Decimal(0), 0))
+            added[row["customer"]] = revenue + row["added_revenue"], lines + row["added_lines"]
+    findings.compare("output", totals, upserted)
+    # A batch that the sink lacks, or holds twice, may not show in the newest totals; in the sums
+    # of what each batch added it does.
+    sums = {customer: (row[0], row[3]) for customer, row in totals.items()}
+    findings.compare("sum over all batches of the output", sums, added)
+    _check_deliveries(folder / "deliveries.jsonl", delivery, verdict, findings)
+
+
+def _check_deliveries(log: Path, delivery: str, verdict: Verdict, findings: _Findings) -> None:
+    digests: dict[int, str] = {}
+    lines = log.read_bytes().splitlines() if log.exists() else []
+    for line in lines:
+        # A kill may cut a line short, or come before it: it is the files that count.
+        try:
+            note = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        verdict.deliveries += 1
+        first = digests.setdefault(note["batch"], note["digest"])
+        if delivery == "staged" and first != note["digest"]:
+            findings.add(f"output: batch {note['batch']} was delivered twice, with other rows")
+
+
+def _check_state(
+    location: str,
+    totals: Totals,
+    sessions: Mapping[str, list[tuple[dt.datetime, dt.datetime]]],
+    orders: Mapping[str, list[str]],
+    verdict: Verdict,
+    findings: _Findings,
+) -> None:
+    """Compare the state in the newest checkpoint, all three variables of it."""
+    verdict.state_checkpoint, tables = read_state(location)
+    accounts = tables["account"]
+    found: Totals = {}
+    found_sessions = {}
+    for key, (revenue, lines, order_count, session_count, country, start, last) in accounts.items():
+        found[key[0]] = (revenue, order_count, session_count, lines, country, last)
+        found_sessions[key[0]] = [*tables["sessions"].get(key, ()), (start, last)]
+    verdict.state_customers = len(found)
+    findings.compare("state", totals, found)
+    findings.compare("state, sessions", sessions, found_sessions)
+    found_orders = {key[0]: _invoices(invoices) for key, invoices in tables["orders"].items()}
+    findings.compare("state, orders", orders, found_orders)
+
+
+def _invoices(user_keys: Iterable[tuple[Any, ...]]) -> list[str]:
+    return sorted(user_key[0] for user_key in user_keys)
+
+
+def read_state(location: str) -> tuple[int, dict[str, dict[Any, Any]]]:
+    """
+    Return the id of the newest checkpoint of *location*, and its state by variable and key.
+
+    Raises:
+        CheckpointError: There is no checkpoint.
+        CorruptionError: It is damaged.
+    """
+    store, paths = open_store(location), LocationPaths()
+    newest = find_newest(store, paths).newest
+    if newest is None:
+        raise CheckpointError(f"{location} holds no checkpoint", reason="missing")
+    codec = OperatorCodec(OperatorStateSchema.from_json(BatchRecord.of(newest).schema), make_row)
+    state = KeyedState(codec)
+    everything = KeyGroupRange(0, newest.max_parallelism - 1)
+    stored = read_checkpoint(store, paths, newest.checkpoint_id)
+    handle = stored.checkpoint.for_range(everything)
+    state.catch_up(everything, newest.checkpoint_id, (), lambda: (store, handle))
+    tables: dict[str, dict[Any, Any]] = {one.descriptor.name: {} for one in codec.states}
+    for group in state.groups.values():
+        for one, table in zip(codec.states, group.tables, strict=True):
+            tables[one.descriptor.name].update(table)
+    return newest.checkpoint_id, tables

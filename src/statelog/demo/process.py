@@ -1,0 +1,138 @@
+"""The demonstration's job as a process: what it tells, and how it is ended in the middle."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from statelog.demo.job import JobConfig
+from statelog.demo.processes import ProcessInfo, kill_session, start_session
+from statelog.errors import StatelogError
+
+PROGRAM = ("-m", "statelog.demo.program")
+_LOG_LINES = 15
+
+
+class JobProcess:
+    """
+    One run of the job, with all processes it brings; they end with the `with` block at the latest.
+
+    Args:
+        config: The run.
+        log: File that takes what the processes say; appended to.
+        program: Arguments of the interpreter that start the job.
+        environment: Environment variables on top of this process's.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        log: Path,
+        *,
+        program: Sequence[str] = PROGRAM,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = log
+        self._pipe, theirs = os.pipe()
+        try:
+            self._process: subprocess.Popen[bytes] = start_session(
+                [sys.executable, *program, msgspec.json.encode(config).decode(), str(theirs)],
+                log=log,
+                environment={**os.environ, **(environment or {})},
+                pass_fds=(theirs,),
+            )
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(theirs)
+        self._ended = False
+
+    def __enter__(self) -> JobProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._ended:
+            self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Id of the driver's process, and of its session."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status of the driver, negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    def events(self, poll_seconds: float | None = None) -> Iterator[dict[str, Any]]:
+        """
+        Yield what the job tells, until its driver has ended.
+
+        Args:
+            poll_seconds: Yield an empty message whenever so long nothing was told.
+
+        Raises:
+            StatelogError: It ended with an error of its own (not by a signal); the message has the
+                last lines of its log.
+
+        Blocks: For the job.
+        """
+        failure = ""
+        pending = b""
+        while True:
+            ready, _, _ = select.select([self._pipe], [], [], poll_seconds)
+            if not ready:
+                yield {}
+                continue
+            data = os.read(self._pipe, 65536)
+            if not data:
+                break
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                message: dict[str, Any] = msgspec.json.decode(line)
+                if message["event"] == "failed":
+                    failure = message["message"]
+                else:
+                    yield message
+        # What it leaves behind (a JVM about to end) goes with it.
+        status = self._wait()
+        if status > 0 or failure:
+            raise StatelogError(self._describe(failure, status), exit_status=status)
+
+    def _wait(self) -> int:
+        """Let the driver end by itself, then end what is left, and return the driver's status."""
+        if hasattr(os, "waitid"):  # leaves it unreaped, so that its id cannot become another's
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            self._process.wait()
+        self.kill()
+        return self._process.returncode
+
+    def kill(self) -> list[ProcessInfo]:
+        """Send SIGKILL to every process of the job, wait for their end, and return them."""
+        if self._ended:
+            return []
+        killed = kill_session(self._process)
+        os.close(self._pipe)
+        self._ended = True
+        return killed
+
+    def _describe(self, failure: str, status: int) -> str:
+        first, _, _ = failure.partition("\n")
+        said = f"the job failed: {first}" if first else f"the job ended with status {status}"
+        tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        return "\n".join([said, "the last lines of its log:", *(f"  {line}" for line in tail)])

@@ -1,0 +1,122 @@
+"""
+The process that `statelog demo` starts, kills and starts again: `python -m statelog.demo.program`.
+
+It runs the job over what is there, tells about each micro-batch in JSON lines on a pipe, and in the
+end, if asked to, verifies the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.demo.check import verify
+from statelog.demo.java import prepare_environment
+from statelog.demo.job import OUTPUT, JobConfig, start_job
+from statelog.spark.query.progress import BatchProgress
+
+
+class Messages:
+    """
+    Tells the parent what happens, one JSON object a line.
+
+    Args:
+        descriptor: The pipe.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def send(self, event: str, **facts: Any) -> None:
+        """Send one message."""
+        data = msgspec.json.encode({"event": event, **facts}) + b"\n"
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def batch(self, progress: BatchProgress) -> None:
+        """Send what a micro-batch did."""
+        self.send("batch", progress=progress.to_json())
+
+
+def open_session(master: str, scratch: str) -> SparkSession:
+    """Start a small, quiet, local Spark."""
+    session = (
+        SparkSession.builder.master(master)
+        .appName("statelog demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.warehouse.dir", os.path.join(scratch, "warehouse"))
+        .config("spark.local.dir", os.path.join(scratch, "local"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("WARN")
+    return session
+
+
+def run(
+    config: JobConfig,
+    messages: Messages,
+    processor: StatefulProcessor | None = None,
+    output: str = OUTPUT,
+) -> None:
+    """
+    Run the job until all input is processed, and verify if asked to.
+
+    Args:
+        config: The run.
+        messages: Told of everything.
+        processor: Another one than `CustomerTotals`.
+        output: The schema of its output rows.
+    """
+    prepare_environment()
+    session = open_session(config.master, os.path.dirname(config.checkpoint))
+    messages.send("session")
+    query = start_job(session, config, messages.batch, processor, output)
+    query.awaitTermination()
+    messages.send("finished")
+    if config.verify:
+        messages.send("verdict", verdict=msgspec.to_builtins(verify(session, config)))
+    session.stop()
+
+
+def main(arguments: Sequence[str], work: Callable[[JobConfig, Messages], None] = run) -> int:
+    """Do *work* with a `JobConfig` in JSON and the number of the pipe as arguments."""
+    config = msgspec.json.decode(arguments[0], type=JobConfig)
+    messages = Messages(int(arguments[1]))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    try:
+        work(config, messages)
+    except Exception as error:
+        traceback.print_exc()
+        messages.send("failed", message=f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, that is, of the parent; then end at once."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)  # the JVM and the workers end with their driver
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

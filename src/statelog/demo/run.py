@@ -1,0 +1,334 @@
+"""
+The course of `statelog demo`: lay out the input, run the job, kill it, go on elsewhere, prove it.
+
+Nothing here shows anything; an `Audience` is told.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.ownership import newest_epoch
+from statelog.demo.check import Verdict
+from statelog.demo.data import lay_out, write_orders
+from statelog.demo.java import prepare_environment
+from statelog.demo.job import JobConfig
+from statelog.demo.process import JobProcess
+from statelog.demo.processes import ProcessInfo
+from statelog.errors import StatelogError, UsageError
+from statelog.store import LocationPaths, open_store
+
+_POLL_SECONDS = 0.01
+_INTO_THE_BATCH = 0.45
+_BATCHES_MIN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """
+    What is to be demonstrated.
+
+    Args:
+        work: An empty folder for everything.
+        source: Folder of CSV files; None makes some.
+        orders: How many orders to make.
+        seed: Of what is made.
+        batches: Micro-batches aimed at.
+        session_gap_seconds: Longest pause within a session.
+        delivery: "staged" or "direct".
+        location: State location; None for a folder in *work*.
+        kill: Whether to kill the job half-way and start it again.
+        tasks_before: Number of tasks of the first run.
+        tasks_after: Number of tasks after the kill.
+        cores: Cores that Spark may use.
+    """
+
+    work: Path
+    source: Path | None = None
+    orders: int = 10_000
+    seed: int = 1
+    batches: int = 24
+    session_gap_seconds: float = 1800.0
+    delivery: str = "staged"
+    location: str | None = None
+    kill: bool = True
+    tasks_before: int = 2
+    tasks_after: int = 3
+    cores: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """
+    What was killed, and when.
+
+    Args:
+        batch_id: The newest micro-batch that had begun.
+        batches_before: Micro-batches that were through.
+        in_batch: Whether that micro-batch was under way (Spark had not noted its end).
+        committed: Whether its checkpoint had been committed.
+        delivered: Whether its rows lay in the sink.
+        processes: What was killed, by id.
+    """
+
+    batch_id: int
+    batches_before: int
+    in_batch: bool
+    committed: bool
+    delivered: bool
+    processes: tuple[ProcessInfo, ...]
+
+
+class Audience(Protocol):
+    """Whoever wants to see the course of it."""
+
+    def prepared(self, files: int, batches: int, location: str) -> None:
+        """Tell that the input lies there."""
+
+    def starting(self, run: int, tasks: int) -> None:
+        """Tell that run 1 or 2 starts."""
+
+    def started(self) -> None:
+        """Tell that Spark is up."""
+
+    def batch(self, run: int, progress: dict[str, Any]) -> None:
+        """Show the numbers of a micro-batch, see `BatchProgress`."""
+
+    def killed(self, kill: Kill) -> None:
+        """Tell that the job is dead."""
+
+    def verifying(self) -> None:
+        """Tell that the input is through, and that the proof begins."""
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """
+    What happened.
+
+    Args:
+        verdict: What the proof found.
+        kill: The kill, if there was one.
+        micro_batches: Numbers of each, with the run it was in.
+        phases: Seconds of each phase.
+        files: Number of CSV files.
+        location: Where the state is.
+    """
+
+    verdict: Verdict = field(default_factory=Verdict)
+    kill: Kill | None = None
+    micro_batches: list[dict[str, Any]] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    files: int = 0
+    location: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form: the document of `statelog demo --json`."""
+        proof: dict[str, Any] = msgspec.to_builtins(self.verdict)
+        batches = self.micro_batches
+        return {
+            **{
+                name: proof.pop(name)
+                for name in ("exact", "differences", "difference_count", "customers", "lines")
+            },
+            "dropped_lines": proof.pop("dropped_lines"),
+            "top_customers": proof.pop("top"),
+            "files": self.files,
+            "location": self.location,
+            "kill": None if self.kill is None else msgspec.to_builtins(self.kill),
+            "totals": {
+                **proof,
+                "micro_batches": len({batch["batch_id"] for batch in batches}),
+                "rows": sum(batch["rows"] for batch in batches),
+                "objects": sum(batch["objects"] for batch in batches),
+                "object_bytes": sum(batch["object_bytes"] for batch in batches),
+                "snapshots": sum(batch["snapshots"] for batch in batches),
+            },
+            "micro_batches": batches,
+            "seconds": round(sum(self.phases.values()), 3),
+            "phases": {name: round(seconds, 3) for name, seconds in self.phases.items()},
+        }
+
+
+class Demo:
+    """
+    One demonstration.
+
+    Args:
+        plan: What to do.
+        audience: Told of everything.
+    """
+
+    def __init__(self, plan: DemoPlan, audience: Audience) -> None:
+        self._plan = plan
+        self._audience = audience
+        self._location = plan.location or str(plan.work / "state")
+        self._result = DemoResult(location=self._location)
+        self._files_per_trigger = 1
+        self._batches = 0
+
+    @property
+    def log(self) -> Path:
+        """The log of the job."""
+        return self._plan.work / "job.log"
+
+    def run(self) -> DemoResult:
+        """
+        Do all of it.
+
+        Raises:
+            UsageError: The input or the location cannot be used.
+            StatelogError: The job failed, or there is no Java.
+
+        Blocks: For a minute or more.  An exception on the way, an interrupt too, ends the job.
+        """
+        plan = self._plan
+        with self._phase("prepare"):
+            prepare_environment()
+            _refuse_used(self._location)
+            self._prepare()
+        tasks = plan.tasks_before
+        if plan.kill:
+            self._run_job(1, tasks, verify=False)
+            tasks = plan.tasks_after
+        self._run_job(2 if plan.kill else 1, tasks, verify=True)
+        return self._result
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            phases = self._result.phases
+            phases[name] = phases.get(name, 0.0) + time.monotonic() - begin
+
+    def _prepare(self) -> None:
+        plan, source = self._plan, self._plan.source
+        if source is None:
+            source = plan.work / "orders"
+            write_orders(source, orders=plan.orders, seed=plan.seed)
+        files = self._result.files = lay_out(source, plan.work / "input")
+        self._files_per_trigger = math.ceil(files / plan.batches)
+        self._batches = math.ceil(files / self._files_per_trigger)
+        if plan.kill and self._batches < _BATCHES_MIN:
+            raise UsageError(
+                f"{files} files make {self._batches} micro-batches; a kill in the middle needs "
+                f"{_BATCHES_MIN}: ask for more with --batches, or for --no-kill"
+            )
+        self._audience.prepared(files, self._batches, self._location)
+
+    def _config(self, tasks: int, verify: bool) -> JobConfig:
+        plan = self._plan
+        return JobConfig(
+            input=str(plan.work / "input"),
+            checkpoint=str(plan.work / "spark"),
+            location=self._location,
+            output=str(plan.work / "output"),
+            tasks=tasks,
+            delivery=plan.delivery,
+            files_per_trigger=self._files_per_trigger,
+            session_gap_seconds=plan.session_gap_seconds,
+            master=f"local[{plan.cores}]",
+            verify=verify,
+        )
+
+    def _run_job(self, run: int, tasks: int, *, verify: bool) -> None:
+        self._audience.starting(run, tasks)
+        moment = None if verify else _KillMoment(self._plan.work / "spark", self._batches // 2)
+        phase, begin = f"start_{run}", time.monotonic()
+        phases = self._result.phases
+        with JobProcess(self._config(tasks, verify), self.log) as job:
+            for message in job.events(None if moment is None else _POLL_SECONDS):
+                event = message.get("event")
+                if event in ("session", "finished"):
+                    now = time.monotonic()
+                    phases[phase], begin = now - begin, now
+                    phase = f"run_{run}" if event == "session" else "verify"
+                self._tell(run, event, message)
+                if moment is not None and moment.has_come(message):
+                    self._kill(job)
+                    break
+        phases[phase] = time.monotonic() - begin
+        if moment is not None and self._result.kill is None:
+            raise StatelogError("the job was through before it could be killed; ask for --batches")
+        if verify and not self._result.verdict.lines:
+            raise StatelogError(f"the job ended without a verdict: status {job.exit_status}")
+
+    def _tell(self, run: int, event: str | None, message: dict[str, Any]) -> None:
+        if event == "session":
+            self._audience.started()
+        elif event == "batch":
+            progress = message["progress"]
+            self._result.micro_batches.append({"run": run, **progress})
+            self._audience.batch(run, progress)
+        elif event == "finished":
+            self._audience.verifying()
+        elif event == "verdict":
+            self._result.verdict = msgspec.convert(message["verdict"], Verdict)
+
+    def _kill(self, job: JobProcess) -> None:
+        processes = job.kill()
+        spark, output = self._plan.work / "spark", self._plan.work / "output"
+        newest = find_newest(open_store(self._location), LocationPaths()).newest
+        batch_id = _newest_number(spark / "offsets")
+        ended = _newest_number(spark / "commits")
+        self._result.kill = Kill(
+            batch_id=batch_id,
+            batches_before=ended + 1,
+            in_batch=ended < batch_id,
+            committed=newest is not None and BatchRecord.of(newest).batch_id == batch_id,
+            delivered=(output / f"batch={batch_id}.parquet").exists(),
+            processes=tuple(processes),
+        )
+        self._audience.killed(self._result.kill)
+
+
+class _KillMoment:
+    """
+    Finds the moment in the middle of a micro-batch.
+
+    Spark notes a micro-batch in its folder `offsets` before it begins; the middle is half of a
+    usual duration later.
+
+    Args:
+        spark: Spark's checkpoint folder.
+        after: Micro-batches to let through.
+    """
+
+    def __init__(self, spark: Path, after: int) -> None:
+        self._begun = spark / "offsets" / str(after)
+        self._durations: list[float] = []
+        self._due: float | None = None
+
+    def has_come(self, message: dict[str, Any]) -> bool:
+        if message.get("event") == "batch":
+            self._durations.append(message["progress"]["milliseconds"]["total"] / 1000)
+        if self._due is None and self._durations and self._begun.exists():
+            usual = statistics.median(self._durations[-3:])
+            self._due = time.monotonic() + usual * _INTO_THE_BATCH
+        return self._due is not None and time.monotonic() >= self._due
+
+
+def _newest_number(folder: Path) -> int:
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else iter(())
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def _refuse_used(location: str) -> None:
+    store = open_store(location)
+    if store.local_root is not None and not Path(store.local_root).exists():
+        return  # it is made when something is written
+    if present_ids(store, LocationPaths()) or newest_epoch(store, LocationPaths()):
+        raise UsageError(f"{location} holds state already; the demonstration needs an empty place")

@@ -1,0 +1,34 @@
+"""Pieces of bytes: joined, and their checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+Buffer = bytes | memoryview
+
+
+def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
+    """Return the CRC-32C over *buffers* one after another, continuing from *initial*."""
+    crc = initial
+    for buffer in buffers:
+        crc = google_crc32c.extend(crc, buffer if isinstance(buffer, bytes) else np.asarray(buffer))
+    return crc
+
+
+def joined(pieces: Sequence[Buffer | bytearray]) -> memoryview:
+    """
+    Return *pieces* one after another, in one buffer.
+
+    For upload threads: the buffer comes from Arrow's memory pool, which keeps its pages.  What
+    such a thread takes from the system comes in fresh pages, and they cost more than the copy.
+    """
+    whole = memoryview(pa.allocate_buffer(sum(len(piece) for piece in pieces))).cast("B")
+    position = 0
+    for piece in pieces:
+        whole[position : position + len(piece)] = piece
+        position += len(piece)
+    return whole

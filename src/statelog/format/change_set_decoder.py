@@ -1,0 +1,274 @@
+"""
+The bytes of one change set to changes, in columns or one by one; see `change_set_layout`.
+
+Every length is checked before it is used, and decoding ends exactly at the size of the set.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import CorruptionError, InvariantError
+from statelog.format.buffers import Buffer
+from statelog.format.change_rows import decode_rows
+from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
+from statelog.format.group_index import GroupIndex
+from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange
+
+
+def _check_columns(batches: Sequence[ChangeBatch]) -> None:
+    for batch in batches:
+        if len(batch.key_groups) != len(batch.values):
+            raise InvariantError(
+                f"{len(batch.key_groups)} key groups beside {len(batch.values)} values in a "
+                "change set; nothing is written"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedChangeSet:
+    """
+    A change set read back.
+
+    Args:
+        batch: All changes in file order (metadata first).
+        end: Payload position just behind the set.
+    """
+
+    batch: ChangeBatch
+    end: int
+
+
+def decode_change_set(
+    payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
+) -> DecodedChangeSet:
+    """
+    Decode the set that starts at *offset* of an uncompressed payload.
+
+    Args:
+        payload: Payload bytes, without the flag byte.
+        offset: Where the set starts, 0 to the payload's length.
+        size_bytes: Encoded length of the set, where it is known; the set must end exactly there.
+        where: Name of the object, for messages.
+
+    Raises:
+        CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
+    """
+    view = memoryview(payload)
+    if (few := decode_rows(view, offset)) is not None:
+        decoded = DecodedChangeSet(*few)
+    else:
+        decoded = _decode_uniform_set(view, offset) or _decode_set(view, offset, where)
+    _check_end(decoded.end, offset, size_bytes, where)
+    return decoded
+
+
+def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
+    """Decode any set, and say what is wrong with a damaged one."""
+    position = offset
+    (num_groups,) = _unpack(INT, view, position, where, "the number of groups")
+    position += INT_SIZE
+    if not 0 <= num_groups <= (len(view) - position) // GROUP.size:
+        _damaged(where, offset, f"{num_groups} groups cannot fit")
+    key_groups: list[int] = []
+    counts: list[int] = []
+    parts: list[pa.Array[Any]] = []
+    for _ in range(num_groups):
+        count, key_group = _unpack(GROUP, view, position, where, "a group header")
+        start = position + GROUP.size
+        if not 0 <= count <= (len(view) - start) // INT_SIZE:
+            _damaged(where, position, f"{count} changes cannot fit")
+        if key_group < METADATA_KEY_GROUP:
+            _damaged(where, position, f"key group {key_group} is impossible")
+        values, position = _decode_group(view, start, count, where)
+        key_groups.append(key_group)
+        counts.append(count)
+        parts.append(values)
+    column = np.repeat(np.asarray(key_groups, np.int32), np.asarray(counts, np.int64))
+    return DecodedChangeSet(ChangeBatch(column, _concat(parts)), position)
+
+
+def group_index(batch: ChangeBatch) -> GroupIndex:
+    """Return the groups of a set that was read back, in file order."""
+    if not len(batch):
+        return GroupIndex()
+    edges = np.flatnonzero(np.diff(batch.key_groups)) + 1
+    starts = np.concatenate(([0], edges))
+    counts = np.append(edges, len(batch)) - starts
+    lengths = pc.binary_length(batch.values).to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes = np.add.reduceat(lengths, starts) + INT_SIZE * counts + GROUP.size
+    return GroupIndex.of(batch.key_groups[starts], counts, sizes)
+
+
+def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:
+    """
+    Decode a set whose values all have one length, or return None if they do not seem to.
+
+    The walk over the groups trusts the first length; afterwards every length is compared with it
+    at once.  If all agree, each change was where the walk thought it was.  Whatever looks odd is
+    left to the careful way, which says what is wrong.
+    """
+    limit = len(view)
+    if offset < 0 or offset + INT_SIZE + GROUP.size + INT_SIZE > limit:
+        return None
+    (num_groups,) = INT.unpack_from(view, offset)
+    (length,) = INT.unpack_from(view, offset + INT_SIZE + GROUP.size)
+    if length <= 0 or num_groups <= 0:
+        return None
+    stride = INT_SIZE + length
+    key_groups, counts, parts = [], [], []
+    position = offset + INT_SIZE
+    for _ in range(num_groups):
+        start = position + GROUP.size
+        if start > limit:
+            return None
+        count, key_group = GROUP.unpack_from(view, position)
+        position = start + stride * count
+        if count <= 0 or key_group < METADATA_KEY_GROUP or position > limit:
+            return None
+        key_groups.append(key_group)
+        counts.append(count)
+        parts.append(view[start:position])
+    total = sum(counts)
+    if total * length > INT32_MAX:
+        return None
+    rows = np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(total, stride)
+    if not (rows[:, :INT_SIZE] == np.frombuffer(INT.pack(length), dtype=np.uint8)).all():
+        return None
+    data = np.ascontiguousarray(rows[:, INT_SIZE:])
+    offsets = np.arange(total + 1, dtype=np.int32) * np.int32(length)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    values = pa.Array.from_buffers(pa.binary(), total, buffers)
+    column = np.repeat(np.asarray(key_groups, np.int32), np.asarray(counts, np.int64))
+    return DecodedChangeSet(ChangeBatch(column, values), position)
+
+
+def _concat(parts: list[pa.Array[Any]]) -> pa.Array[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    if sum(part.nbytes for part in parts) > INT32_MAX:
+        parts = [part.cast(pa.large_binary()) for part in parts]
+    return pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
+
+
+def _decode_group(
+    view: memoryview, start: int, count: int, where: str
+) -> tuple[pa.Array[Any], int]:
+    """Return the values of one group and the position behind it."""
+    if count == 0:
+        return pa.array([], pa.binary()), start
+    (first,) = _unpack(INT, view, start, where, "a length")
+    stride = INT_SIZE + first
+    end = start + stride * count
+    if first > 0 and end <= len(view):
+        rows = np.frombuffer(view[start:end], dtype=np.uint8).reshape(count, stride)
+        # If every length at this stride equals the first, each is where the one before it says.
+        lengths = np.ascontiguousarray(rows[:, :INT_SIZE]).view(">i4").reshape(count)
+        if (lengths == first).all():
+            data = np.ascontiguousarray(rows[:, INT_SIZE:]).reshape(-1)
+            wide = data.nbytes > INT32_MAX
+            offsets = np.arange(count + 1, dtype=np.int64 if wide else np.int32) * first
+            kind = pa.large_binary() if wide else pa.binary()
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+            return pa.Array.from_buffers(kind, count, buffers), end
+    return _decode_varied_group(view, start, count, where)
+
+
+def _decode_varied_group(
+    view: memoryview, start: int, count: int, where: str
+) -> tuple[pa.Array[Any], int]:
+    limit = len(view)
+    unpack = INT.unpack_from
+    positions = [start]
+    position = start
+    for _ in range(count):
+        if position + INT_SIZE > limit:
+            _damaged(where, position, "the payload ends inside a change")
+        (length,) = unpack(view, position)
+        position += INT_SIZE + length
+        if length < 0 or position > limit:
+            _damaged(where, position, f"a change of {length} bytes cannot fit")
+        positions.append(position)
+    wide = position - start > INT32_MAX
+    offsets = np.asarray(positions, np.int64) - start
+    buffers = [
+        None,
+        pa.py_buffer(offsets if wide else offsets.astype(np.int32)),
+        pa.py_buffer(view[start:position]),
+    ]
+    prefixed = pa.Array.from_buffers(pa.large_binary() if wide else pa.binary(), count, buffers)
+    # The kernel reserves `stop` bytes for each value, so it must not be larger than needed.
+    longest = int(np.diff(offsets).max())
+    return pc.binary_slice(prefixed, INT_SIZE, longest), position
+
+
+def iterate_change_set(
+    payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
+) -> Iterator[StateChange]:
+    """
+    Yield the changes of the set at *offset* one by one, holding one change at a time.
+
+    Args:
+        payload: As for `decode_change_set`.
+        offset: Likewise.
+        size_bytes: Likewise; found out after the last change.
+        where: Likewise.
+
+    Raises:
+        CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
+    """
+    view = memoryview(payload)
+    limit = len(view)
+    (num_groups,) = _unpack(INT, view, offset, where, "the number of groups")
+    position = offset + INT_SIZE
+    if num_groups < 0:
+        _damaged(where, offset, f"{num_groups} groups are impossible")
+    unpack = INT.unpack_from
+    for _ in range(num_groups):
+        count, key_group = _unpack(GROUP, view, position, where, "a group header")
+        position += GROUP.size
+        if count < 0 or key_group < METADATA_KEY_GROUP:
+            _damaged(where, position, f"group of {count} changes in key group {key_group}")
+        for _ in range(count):
+            if position + INT_SIZE > limit:
+                _damaged(where, position, "the payload ends inside a change")
+            (length,) = unpack(view, position)
+            start = position + INT_SIZE
+            position = start + length
+            if length < 0 or position > limit:
+                _damaged(where, start, f"a change of {length} bytes cannot fit")
+            yield StateChange(key_group, bytes(view[start:position]))
+    _check_end(position, offset, size_bytes, where)
+
+
+def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:
+    """Refuse a set whose changes end before or behind the end that is recorded for it."""
+    if size_bytes is not None and end != offset + size_bytes:
+        _damaged(
+            where,
+            offset,
+            f"its changes end after {end - offset} bytes, and {size_bytes} are recorded for it",
+        )
+
+
+def _unpack(
+    layout: struct.Struct, view: memoryview, position: int, where: str, what: str
+) -> tuple[Any, ...]:
+    if position < 0 or position + layout.size > len(view):
+        _damaged(where, position, f"the payload ends ({len(view)} bytes) inside {what}")
+    return layout.unpack_from(view, position)
+
+
+def _damaged(where: str, offset: int, reason: str) -> None:
+    raise CorruptionError(
+        f"damaged change set in {where or 'payload'} at payload offset {offset}: {reason}",
+        path=where,
+        offset=offset,
+    )

@@ -1,0 +1,236 @@
+"""
+One change set to bytes, in columns; the layout is in `change_set_layout`.
+
+Small groups of values of one length are scattered into one array; large groups are joined.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import InvariantError
+from statelog.format.buffers import Buffer, checksum
+from statelog.format.change_rows import encode_rows
+from statelog.format.change_set_decoder import _check_columns
+from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
+from statelog.format.group_index import GroupIndex
+from statelog.model import ChangeBatch, StateChangeSet
+from statelog.model.state_change import ChangeRows
+
+_SMALL_GROUP_BYTES: Final = 4096
+"""Below this average, a step for each group costs more than one more pass over the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChangeSet:
+    """
+    A change set ready to be written.
+
+    Args:
+        buffers: The bytes, in pieces to be written one after another.
+        size_bytes: Their summed length.
+        crc32c: Checksum over them.
+        groups: What the set holds, in file order.
+    """
+
+    buffers: tuple[Buffer, ...]
+    size_bytes: int
+    crc32c: int
+    groups: GroupIndex
+
+
+def encode_change_set(
+    change_set: StateChangeSet | Sequence[ChangeBatch],
+) -> EncodedChangeSet:
+    """
+    Encode the changes of one set.
+
+    Args:
+        change_set: A set, or its batches in append order.
+
+    Raises:
+        InvariantError: Columns differ in length, or the set does not have the size it declares.
+    """
+    batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
+    _check_columns(batches)
+    batches = [batch for batch in batches if len(batch)]
+    value_bytes = sum(_value_bytes(batch.values) for batch in batches)
+    if isinstance(change_set, StateChangeSet) and value_bytes != change_set.size_bytes:
+        raise InvariantError(
+            f"set {change_set.sqn.value} of writer {change_set.log_id} declares "
+            f"{change_set.size_bytes} value bytes and has {value_bytes}; nothing is written"
+        )
+    if not batches:
+        return _finish([INT.pack(0)], INT_SIZE, GroupIndex())
+    if all(isinstance(batch, ChangeRows) for batch in batches):
+        whole, groups = encode_rows(batches)
+        return _finish([whole], len(whole), groups)
+    key_groups = np.concatenate([batch.key_groups for batch in batches])
+    arrays = [batch.values for batch in batches]
+    order: npt.NDArray[np.int64] | None = None
+    if np.any(key_groups[1:] < key_groups[:-1]):
+        # int16 makes numpy's stable sort a radix sort; key groups never exceed 32767.
+        order = np.argsort(key_groups.astype(np.int16), kind="stable")
+        key_groups = key_groups[order]
+    edges = np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1
+    starts = np.concatenate(([0], edges, [len(key_groups)]))
+    present, counts = key_groups[starts[:-1]], np.diff(starts)
+    length = _common_length(arrays)
+    if value_bytes // len(present) < _SMALL_GROUP_BYTES:
+        if length and length % INT_SIZE == 0:
+            return _encode_small_rows(_scattered(arrays, order, length), length, present, starts)
+        return _encode_small_groups(_in_order(arrays, order), present, starts)
+    if length:
+        body = _scattered(arrays, order, length)
+        bounds = (starts * (INT_SIZE + length)).tolist()
+    else:
+        values = _in_order(arrays, order)
+        lengths, sums = _lengths(values)
+        bounds = (sums[starts] + INT_SIZE * starts).tolist()
+        prefixes = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(INT_SIZE), len(values), [None, pa.py_buffer(lengths.astype(">i4"))]
+        )
+        body = _woven(prefixes, values, bounds[-1])
+    headers = np.stack([counts, present], axis=1).astype(">i4").tobytes()
+    pieces: list[Buffer] = [INT.pack(len(present))]
+    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
+        pieces.append(headers[index * GROUP.size : (index + 1) * GROUP.size])
+        pieces.append(body[start:end])
+    size_bytes = INT_SIZE + len(headers) + bounds[-1]
+    return _finish(pieces, size_bytes, GroupIndex.of(present, counts, np.diff(bounds) + GROUP.size))
+
+
+def _encode_small_groups(
+    values: pa.Array[Any], present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
+) -> EncodedChangeSet:
+    """Encode with group headers and lengths as one column before the values: no step per group."""
+    lengths, sums = _lengths(values)
+    counts = np.diff(starts)
+    ordinals = np.arange(len(present))
+    at_length = np.arange(len(values)) + 2 * (np.repeat(ordinals, counts) + 1)
+    at_header = starts[:-1] + 2 * ordinals
+    words = np.empty(len(values) + 2 * len(present), dtype=">i4")
+    words[at_length] = lengths
+    words[at_header] = counts
+    words[at_header + 1] = present
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    offsets[1:] = (at_length + 1) * INT_SIZE
+    prefixes = pa.Array.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(words)]
+    )
+    sizes = np.diff(sums[starts]) + INT_SIZE * counts
+    size_bytes = int(sizes.sum()) + GROUP.size * len(present)
+    pieces: list[Buffer] = [INT.pack(len(present)), _woven(prefixes, values, size_bytes)]
+    return _finish(
+        pieces, INT_SIZE + size_bytes, GroupIndex.of(present, counts, sizes + GROUP.size)
+    )
+
+
+def _encode_small_rows(
+    body: memoryview,
+    length: int,
+    present: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+) -> EncodedChangeSet:
+    """Encode rows of one length, a multiple of four: headers go between them, word by word."""
+    rows = np.frombuffer(body, dtype=">i4")
+    row_words = 1 + length // INT_SIZE
+    counts = np.diff(starts)
+    at_header = starts[:-1] * row_words + 2 * np.arange(len(present))
+    room = pa.allocate_buffer((len(rows) + 2 * len(present)) * INT_SIZE)
+    words = np.frombuffer(room, dtype=">i4")
+    is_row = np.ones(len(words), dtype=bool)
+    is_row[at_header] = is_row[at_header + 1] = False
+    words[is_row] = rows
+    words[at_header] = counts
+    words[at_header + 1] = present
+    index = GroupIndex.of(present, counts, counts * row_words * INT_SIZE + GROUP.size)
+    pieces: list[Buffer] = [INT.pack(len(present)), memoryview(room).cast("B")]
+    return _finish(pieces, INT_SIZE + len(room), index)
+
+
+def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
+    written = sum(map(len, pieces))
+    if written != size:
+        raise InvariantError(f"a change set of {size} bytes has {written}; nothing is written")
+    return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
+
+
+def _offsets(values: pa.Array[Any]) -> npt.NDArray[Any]:
+    wide = pa.types.is_large_binary(values.type)
+    offsets = np.frombuffer(values.buffers()[1], dtype=np.int64 if wide else np.int32)
+    return offsets[values.offset : values.offset + len(values) + 1]
+
+
+def _value_bytes(values: pa.Array[Any]) -> int:
+    offsets = _offsets(values)
+    return int(offsets[-1]) - int(offsets[0])
+
+
+def _lengths(values: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the length of each value, and the summed lengths before each and after the last."""
+    offsets = _offsets(values).astype(np.int64)
+    return np.diff(offsets), offsets - offsets[0]
+
+
+def _common_length(arrays: Sequence[pa.Array[Any]]) -> int:
+    """Return the length that all values have, or 0 if they differ (or are empty)."""
+    first = int(np.diff(_offsets(arrays[0])[:2])[0])
+    same = all((np.diff(_offsets(values)) == first).all() for values in arrays)
+    return first if same else 0
+
+
+def _in_order(
+    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None
+) -> pa.Array[Any]:
+    """Return all values as one array, in *order*."""
+    wide = any(pa.types.is_large_binary(array.type) for array in arrays)
+    if wide or sum(_value_bytes(array) for array in arrays) > INT32_MAX:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    values = arrays[0] if len(arrays) == 1 else pa.concat_arrays(list(arrays))
+    return values if order is None else values.take(pa.array(order))
+
+
+def _scattered(
+    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None, length: int
+) -> memoryview:
+    """
+    Return values of one length, in *order*, each with its length before it.
+
+    Every value is copied once, from where the caller left it to where it is written from.
+    """
+    total = sum(len(array) for array in arrays)
+    # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
+    room = pa.allocate_buffer(total * (INT_SIZE + length))
+    body = np.frombuffer(room, dtype=np.uint8).reshape(total, INT_SIZE + length)
+    body[:, :INT_SIZE] = np.frombuffer(INT.pack(length), dtype=np.uint8)
+    row = 0
+    if order is not None:
+        places = np.empty(total, dtype=np.int64)
+        places[order] = np.arange(total)
+    for values in arrays:
+        start, end = (int(each) for each in _offsets(values)[[0, -1]])
+        data = np.frombuffer(values.buffers()[2], dtype=np.uint8)[start:end]
+        rows = slice(row, row + len(values))
+        body[rows if order is None else places[rows], INT_SIZE:] = data.reshape(-1, length)
+        row += len(values)
+    return memoryview(body.reshape(-1).data)
+
+
+def _woven(prefixes: pa.Array[Any], values: pa.Array[Any], size_bytes: int) -> memoryview:
+    """Return prefix and value of every row, one after another, *size_bytes* in all."""
+    wide = pa.types.is_large_binary(values.type) or size_bytes > INT32_MAX
+    kind = pa.large_binary() if wide else pa.binary()
+    woven = pc.binary_join_element_wise(
+        prefixes.cast(kind), values.cast(kind), pa.scalar(b"", kind)
+    )
+    buffer = woven.buffers()[2]
+    return memoryview(buffer if buffer is not None else b"").cast("B")[:size_bytes]

@@ -1,0 +1,23 @@
+"""Arrow tables as frames of Spark."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+_MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_NO_LIMIT = 2**31 - 1
+
+
+def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """Return an Arrow table as a frame, whatever the session says of the size of batches."""
+    limit = session.conf.get(_MAX_RECORDS) or "0"
+    if int(limit) > 0:
+        return session.createDataFrame(table, schema=schema)
+    # No limit, says the session; PySpark would hand the number on to Arrow, which refuses it.
+    session.conf.set(_MAX_RECORDS, str(_NO_LIMIT))
+    try:
+        return session.createDataFrame(table, schema=schema)
+    finally:
+        session.conf.set(_MAX_RECORDS, limit)

@@ -1,0 +1,317 @@
+"""
+A streaming source without rows, whose offset advances when a micro-batch without data is due.
+
+Spark plans a micro-batch when the offset of a source has changed.  This source stands beside the
+user's; Spark asks it at each trigger, on the thread of the query.  The answer is made here, in the
+driver's Python process, where the engine knows when the next timer is due; the watermark is read
+from Spark's own tracker.  Spark calls the source through py4j, as it calls the function given to
+`foreachBatch`.
+Source: Spark's MicroBatchExecution.constructNextBatch, TransformWithStateExec.shouldRunAnotherBatch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+from py4j.java_gateway import is_instance_of
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
+
+from statelog.errors import StatelogError
+from statelog.spark.driver.state_location import now_ms
+
+_ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
+_COUNT = "noDataBatches"
+_DESCRIPTION = "statelog: micro-batches without data"
+_CONNECTOR = "org.apache.spark.sql.connector"
+
+
+class NoDataDecision:
+    """
+    Decide at each trigger whether a micro-batch is due that has no data.
+
+    Args:
+        time_mode: "none", "processingtime" or "eventtime".
+        watermark_ms: Watermark of the query's last micro-batch; 0 for a new query.
+        run_ends: Whether the run ends when its data does (Trigger.AvailableNow).
+    """
+
+    def __init__(self, time_mode: str, watermark_ms: int, *, run_ends: bool = False) -> None:
+        self._time_mode = time_mode
+        self._watermark_ms = watermark_ms
+        self._run_ends = run_ends
+
+    def handle(
+        self,
+        *,
+        now_ms: int,
+        watermark_ms: int,
+        next_due_ms: int | None,
+        is_first: bool = True,
+    ) -> bool:
+        """
+        Return whether the micro-batch of this trigger is due, also without data.
+
+        In event time it is due as on Spark, once for each move of the watermark: the rows of the
+        next micro-batch are late by the watermark of this one, whether or not a timer fires in it.
+        In processing time a run that ends has one at its beginning only: a timer that registers
+        itself again and again would keep it alive for ever, as on Spark.
+
+        Args:
+            now_ms: Processing time.
+            watermark_ms: Watermark of the micro-batch that this trigger would run.
+            next_due_ms: When the next timer is due after the last commit; None if unknown.
+            is_first: Whether the run has had no micro-batch yet.
+        """
+        if self._time_mode == "eventtime":
+            moved = watermark_ms > self._watermark_ms
+            self._watermark_ms = max(self._watermark_ms, watermark_ms)
+            return moved
+        if self._time_mode == "processingtime":
+            if self._run_ends and not is_first:
+                return False
+            return next_due_ms is None or next_due_ms <= now_ms
+        return False
+
+
+class QueryTimers(Protocol):
+    """What the engine of a query knows of its timers."""
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next timer is due, as of the last commit; None if unknown."""
+
+    def has_run(self) -> bool:
+        """Return whether this run has had a micro-batch."""
+
+
+class _JavaObject:
+    """What Java asks of every object that it keeps."""
+
+    def hashCode(self) -> int:
+        """Return what Spark's maps of sources need."""
+        return id(self) & 0x7FFFFFFF
+
+    def equals(self, other: Any) -> bool:
+        """Return whether *other* is this object."""
+        return other is self
+
+    def toString(self) -> str:
+        """Return the description in the query's progress."""
+        return _DESCRIPTION
+
+
+class NoDataStream(_JavaObject):
+    """
+    Spark's `MicroBatchStream` of the source.
+
+    Args:
+        session: The session on which the query is started.
+        time_mode: "none", "processingtime" or "eventtime".
+        timers: What the engine knows of timers.
+
+    Thread: Spark's thread of the query; `hashCode`, `equals` and `toString` any thread.
+    """
+
+    def __init__(self, session: SparkSession, time_mode: str, timers: QueryTimers) -> None:
+        self._session = session
+        self._time_mode = time_mode
+        self._timers = timers
+        self._run_ends = False
+        self._enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
+        self._execution: Any = None
+        self._decision: NoDataDecision | None = None
+        jvm: Any = session._jvm
+        self._offset_of = jvm.org.apache.spark.sql.execution.streaming.runtime.SerializedOffset
+        self._initial = self._offset(0)
+        self._no_limit = _java_class(session, f"{_CONNECTOR}.read.streaming.ReadLimit")
+        self._no_partitions = _empty_array(session, f"{_CONNECTOR}.read.InputPartition")
+        # Spark pickles a factory into the tasks, though there is no partition to read.
+        factory = (
+            "org.apache.spark.sql.execution.streaming.sources.RateStreamMicroBatchReaderFactory$"
+        )
+        self._factory = getattr(_java_class(session, factory), "MODULE$")
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> Any:
+        """Return *start* if no micro-batch is due; None where there never was one."""
+        at = start.json()
+        if self._is_due():
+            return self._offset(_count(at) + 1)
+        return None if at == self._initial.json() else start
+
+    def _is_due(self) -> bool:
+        if not self._enabled:
+            return False
+        watermark_ms = -1
+        if self._time_mode == "eventtime":
+            watermark_ms = self._running().watermarkTracker().currentWatermark()
+        if self._decision is None:
+            self._decision = NoDataDecision(
+                self._time_mode, self._watermark_of_last_batch(), run_ends=self._run_ends
+            )
+        return self._decision.handle(
+            now_ms=now_ms(),
+            watermark_ms=watermark_ms,
+            next_due_ms=self._timers.next_due_ms(),
+            is_first=not self._timers.has_run(),
+        )
+
+    def _watermark_of_last_batch(self) -> int:
+        if self._time_mode != "eventtime":
+            return -1
+        latest = self._running().offsetLog().getLatest()
+        if not latest.isDefined():
+            return 0
+        watermark_ms: int = latest.get()._2().metadataOpt().get().batchWatermarkMs()
+        return watermark_ms
+
+    def _running(self) -> Any:
+        """Return Spark's execution of the query that asks."""
+        if self._execution is None:
+            query_id = self._session.sparkContext.getLocalProperty("sql.streaming.queryId")
+            streams: Any = self._session._jsparkSession.streams()
+            query = None if query_id is None else streams.get(query_id)
+            if query is None:
+                raise StatelogError(
+                    f"query {query_id} is not among those of the session that started it; its "
+                    "watermark is not known. Start the query on the session of its frame"
+                )
+            self._execution = query.streamingQuery()
+        return self._execution
+
+    def _offset(self, count: int) -> Any:
+        return self._offset_of(msgspec.json.encode({_COUNT: count}).decode())
+
+    def initialOffset(self) -> Any:
+        """Return the offset before the first micro-batch without data."""
+        return self._initial
+
+    def deserializeOffset(self, json: str) -> Any:
+        """Return any offset as it is; older queries have those of `rate-micro-batch`."""
+        return self._offset_of(json)
+
+    def getDefaultReadLimit(self) -> Any:
+        """Return no limit."""
+        return self._no_limit.allAvailable()
+
+    def reportLatestOffset(self) -> None:
+        """Return nothing: there is no data to be behind of."""
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix no offset: timers that the run's last rows make due fire in the run."""
+        self._run_ends = True
+
+    def planInputPartitions(self, start: Any, end: Any) -> Any:
+        """Return no partition."""
+        return self._no_partitions
+
+    def createReaderFactory(self) -> Any:
+        """Return a factory that is never asked."""
+        return self._factory
+
+    def commit(self, end: Any) -> None:
+        """Keep nothing."""
+
+    def stop(self) -> None:
+        """Let the query go."""
+        self._execution = None
+
+    class Java:  # how py4j wants it
+        implements: ClassVar = [
+            f"{_CONNECTOR}.read.streaming.MicroBatchStream",
+            f"{_CONNECTOR}.read.streaming.SupportsTriggerAvailableNow",
+        ]
+
+
+class _NoDataTable(_JavaObject):
+    """Spark's `Table`, `ScanBuilder` and `Scan` around a `NoDataStream`."""
+
+    def __init__(self, session: SparkSession, stream: NoDataStream) -> None:
+        self._stream = stream
+        jvm: Any = session._jvm
+        self._capabilities = jvm.java.util.HashSet()
+        self._capabilities.add(
+            _java_class(session, f"{_CONNECTOR}.catalog.TableCapability").MICRO_BATCH_READ
+        )
+        self._schema = jvm.org.apache.spark.sql.types.StructType()
+        self._rows = _java_class(session, f"{_CONNECTOR}.read.Scan$ColumnarSupportMode").UNSUPPORTED
+        self._metrics = _empty_array(session, f"{_CONNECTOR}.metric.CustomMetric")
+        self._task_metrics = _empty_array(session, f"{_CONNECTOR}.metric.CustomTaskMetric")
+
+    def name(self) -> str:
+        return _DESCRIPTION
+
+    def capabilities(self) -> Any:
+        return self._capabilities
+
+    def newScanBuilder(self, options: Any) -> _NoDataTable:
+        return self
+
+    def build(self) -> _NoDataTable:
+        return self
+
+    def readSchema(self) -> Any:
+        return self._schema
+
+    def description(self) -> str:
+        return _DESCRIPTION
+
+    def toMicroBatchStream(self, checkpoint_location: str) -> NoDataStream:
+        return self._stream
+
+    def columnarSupportMode(self) -> Any:
+        return self._rows
+
+    def supportedCustomMetrics(self) -> Any:
+        return self._metrics
+
+    def reportDriverMetrics(self) -> Any:
+        return self._task_metrics
+
+    class Java:  # how py4j wants it
+        implements: ClassVar = [
+            f"{_CONNECTOR}.catalog.SupportsRead",
+            f"{_CONNECTOR}.read.ScanBuilder",
+            f"{_CONNECTOR}.read.Scan",
+        ]
+
+
+def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
+    """Return *frame* with the source of *stream* beside it, last of all."""
+    session = frame.sparkSession
+    jvm: Any = session._jvm
+    ensure_callback_server_started(session.sparkContext._gateway)
+    # Spark makes the relation of a source by its name; this one takes the table of another.
+    relation = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    plan = relation._jdf.queryExecution().analyzed()
+    gateway: Any = session.sparkContext._gateway
+    parts = jvm.java.util.ArrayList()
+    for at in range(plan.productArity()):
+        part = plan.productElement(at)
+        is_table = is_instance_of(gateway, part, f"{_CONNECTOR}.catalog.SupportsRead")
+        parts.append(_NoDataTable(session, stream) if is_table else part)
+    jframe = jvm.org.apache.spark.sql.classic.Dataset.ofRows(
+        session._jsparkSession, plan.makeCopy(parts.toArray())
+    )
+    nothing = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    return frame.unionAll(DataFrame(jframe, session).select(*nothing))
+
+
+def _java_class(session: SparkSession, name: str) -> Any:
+    jvm: Any = session._jvm
+    return getattr(jvm, name)
+
+
+def _empty_array(session: SparkSession, name: str) -> Any:
+    gateway: Any = session.sparkContext._gateway
+    return gateway.new_array(_java_class(session, name), 0)
+
+
+def _count(offset: str) -> int:
+    """Return the number of micro-batches an offset counts; 0 for one of another source."""
+    try:
+        count = msgspec.json.decode(offset, type=dict[str, int]).get(_COUNT, 0)
+    except msgspec.MsgspecError:
+        return 0
+    return count

@@ -1,0 +1,155 @@
+"""
+Whether the first micro-batch of a run follows on a checkpoint.
+
+Spark repeats the micro-batch that did not finish, and what it repeats reads the same input.  That
+holds only while the checkpointLocation is whole: after files were removed or restored from a backup,
+a micro-batch of the same number is planned anew and reads other input.  So the position of the
+sources is compared, and not only the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.source_position import NOTHING_READ, SourceLog
+from statelog.errors import CheckpointError
+from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.spark.driver.batch_times import BatchTimes
+
+
+class QuerySources(Protocol):
+    """The sources of a running query; see `QueryTimes`."""
+
+    @property
+    def checkpoint_location(self) -> str:
+        """The query's checkpointLocation as Spark resolved it."""
+
+    def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
+        """Return what the logs of the sources say now of the entries that *logs* cover."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBatch:
+    """
+    The first micro-batch of a run.
+
+    Args:
+        query_id, batch_id: Spark's names of query and micro-batch.
+        times: Its times and positions.
+        sources: Where to read the positions of earlier micro-batches; None if unknown.
+    """
+
+    query_id: str
+    batch_id: int
+    times: BatchTimes
+    sources: QuerySources | None = None
+
+
+def check_state_is_there(first: FirstBatch, location: str) -> None:
+    """
+    Check that a query without a checkpoint is at its beginning.
+
+    Raises:
+        CheckpointError: It has read input before (`reason` "missing").
+    """
+    if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
+        raise CheckpointError(
+            f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
+            "its state is missing. Point stateLocation to the state, or ask for "
+            "restore='empty' to start without it",
+            reason="missing",
+        )
+
+
+def is_committed(
+    first: FirstBatch, base: CompletedCheckpoint, record: BatchRecord, location: str, *, free: bool
+) -> bool:
+    """
+    Return whether the run begins with the micro-batch that *base* holds.
+
+    Micro-batches that read nothing from any source may be missing between *base* and the first
+    one: those with nothing to do are not committed.  What a checkpoint of an older statelog does
+    not say of its sources is not compared.
+
+    Args:
+        first: The first micro-batch of the run.
+        base: The checkpoint to go on from.
+        record: What it says of its micro-batch.
+        location: The state location, for errors.
+        free: Whether any micro-batch may follow, because the caller asked for this checkpoint.
+
+    Raises:
+        CheckpointError: The micro-batch does not follow on the state (`reason` "gap").
+
+    Blocks: On the files of the checkpointLocation.
+    """
+    if record.query_id != first.query_id:  # adopted
+        return False
+    times, batch_id = first.times, first.batch_id
+    if batch_id == record.batch_id:
+        same = (
+            _may_be(times.position, record.position)
+            and _may_be(times.position_before, record.position_before)
+            and _same_logs(first, record)
+        )
+        if same or free:
+            return same
+        _refuse_planned_anew(first, base, record, location)
+    if free:
+        return False
+    known = record.position is not None and times.position_before is not None
+    same = record.position == times.position_before
+    if batch_id < record.batch_id or (batch_id > record.batch_id + 1 and not (known and same)):
+        _refuse(
+            f"the query is at batch {batch_id}, but the state in {location} is that after batch "
+            f"{record.batch_id} (checkpoint {base.checkpoint_id}): they do not belong together. "
+            "Files of the checkpointLocation or of the state were removed, or one of the two was "
+            "restored from a backup",
+            first,
+            base,
+            location,
+        )
+    if (known and not same) or not _same_logs(first, record):
+        _refuse_planned_anew(first, base, record, location)
+    return False
+
+
+def _may_be(found: str | None, recorded: str | None) -> bool:
+    return found is None or recorded is None or found == recorded
+
+
+def _same_logs(first: FirstBatch, record: BatchRecord) -> bool:
+    """Return whether the logs of file sources still name the files that were processed."""
+    if not record.source_logs or first.sources is None:
+        return True
+    return first.sources.read_again(record.source_logs) == record.source_logs
+
+
+def _refuse_planned_anew(
+    first: FirstBatch, base: CompletedCheckpoint, record: BatchRecord, location: str
+) -> NoReturn:
+    _refuse(
+        f"Spark has planned batch {record.batch_id} anew: it covers other input of the sources than "
+        f"the batch {record.batch_id} whose state is in {location} (checkpoint "
+        f"{base.checkpoint_id}). Files of the checkpointLocation were removed, or it was restored "
+        "from a backup. To go on would lose rows or count them twice",
+        first,
+        base,
+        location,
+    )
+
+
+def _refuse(what: str, first: FirstBatch, base: CompletedCheckpoint, location: str) -> NoReturn:
+    place = "CHECKPOINT_LOCATION" if first.sources is None else first.sources.checkpoint_location
+    raise CheckpointError(
+        f"{what}. Nothing was changed. Either bring sources and state back together: `statelog "
+        f"rewind {place} --state-location {location}` lists the batches to go back to; or go on "
+        "from this state with a new checkpointLocation and adopt=True, where the sources are read "
+        "from the place that their options say",
+        reason="gap",
+        batch_id=first.batch_id,
+        checkpoint_id=base.checkpoint_id,
+    )

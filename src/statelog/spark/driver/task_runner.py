@@ -1,0 +1,50 @@
+"""How the acknowledgements of tasks reach the driver: one for each task, the last one counts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from functools import partial
+
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame
+
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.task_entry import staged_task
+from statelog.spark.worker.task_input import changed_partitions
+
+
+class AckParam(AccumulatorParam[list[TaskAck]]):
+    """An accumulator that gathers the answers of tasks."""
+
+    def zero(self, value: list[TaskAck]) -> list[TaskAck]:
+        """Return the start: no answers."""
+        return []
+
+    def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
+        """Return both lists as one."""
+        return value1 + value2
+
+
+def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:
+    """Run all tasks of a staged micro-batch and return their answers, one per task."""
+    table = frame.mapInArrow(partial(staged_task, spec), "ack binary").toArrow()
+    return one_per_task(pickle.loads(data) for data in table.column("ack").to_pylist())
+
+
+def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
+    """
+    Return one answer per task, the last.
+
+    A frame that was evaluated twice, or a stage that ran again, gives several; each of them is
+    whole, and any one may be committed.
+
+    Raises:
+        UsageError: They saw different rows: the sink has changed the partitions.
+    """
+    by_partition: dict[int, TaskAck] = {}
+    for ack in acks:
+        if by_partition.setdefault(ack.partition, ack).rows != ack.rows:
+            raise changed_partitions()
+        by_partition[ack.partition] = ack
+    return [by_partition[partition] for partition in sorted(by_partition)]

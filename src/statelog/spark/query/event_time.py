@@ -1,0 +1,49 @@
+"""The columns that carry event time, checked when the query is defined."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import StructType, TimestampType
+
+from statelog.errors import UsageError
+
+_WATERMARK_KEY = "spark.watermarkDelayMs"
+
+
+def event_time_column(schema: StructType) -> str | None:
+    """
+    Return the column that carries the watermark, or None.
+
+    Args:
+        schema: Of the input.
+
+    Raises:
+        UsageError: Several columns carry one, or others have its name.
+    """
+    names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
+    if not names:
+        return None
+    if len(names) > 1 or schema.names.count(names[0]) > 1:
+        raise UsageError(
+            f"one event time column is needed; these carry a watermark: {', '.join(names)}, in "
+            f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
+        )
+    return names[0]
+
+
+def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
+    """
+    Check the argument `eventTimeColumnName`.
+
+    Raises:
+        UsageError: There is no watermark, or the output has no such timestamp column.
+    """
+    if not has_watermark:
+        raise UsageError(
+            f"eventTimeColumnName={name!r}: a watermark needs to be defined first; call "
+            "withWatermark on the input"
+        )
+    if name not in output.names or not isinstance(output[name].dataType, TimestampType):
+        raise UsageError(
+            f"eventTimeColumnName={name!r} is no timestamp column of the output "
+            f"({output.simpleString()})"
+        )

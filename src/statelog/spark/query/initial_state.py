@@ -1,0 +1,100 @@
+"""
+Initial state: rows with which the first micro-batch of an empty state begins.
+
+They travel to the tasks together with the first batch's input, by the same key groups: one frame
+with the columns of both, and a column that says which side a row is of.  Later batches know nothing
+of it.
+Source: PySpark's transformWithState(initialState=...): initial state is processed in the first batch
+only; here that is the first batch of a state location without a checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql.functions import col, lit
+from pyspark.sql.types import DataType
+
+from statelog.errors import UsageError
+from statelog.spark.query.keyed_frame import KeyedFrame, keyed_frame
+from statelog.spark.rows.initial_rows import InitialLayout
+from statelog.spark.rows.layout import KEY_GROUP_COLUMN, InputLayout
+
+_IS_INITIAL = "__initial"
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """
+    Initial rows with their key group.
+
+    Args:
+        keyed: The rows.
+        task_layout: How tasks find them.
+    """
+
+    keyed: KeyedFrame
+    task_layout: InitialLayout
+
+
+def initial_state(
+    grouped: GroupedData | None, stream: KeyedFrame, max_parallelism: int
+) -> InitialState | None:
+    """
+    Return the initial state for the tasks of a stream, or None where *grouped* is None.
+
+    Raises:
+        UsageError: It is a stream itself, or grouped by another key.
+    """
+    if grouped is None:
+        return None
+    keyed = keyed_frame(grouped, max_parallelism)
+    if keyed.frame.isStreaming:
+        raise UsageError("initialState takes df.groupBy(...) of a batch frame; this is a stream")
+    types = [field.dataType for field in keyed.key_schema]
+    wanted = [field.dataType for field in stream.key_schema]
+    if types != wanted:
+        raise UsageError(
+            f"initialState is grouped by ({_text(types)}), the stream by ({_text(wanted)}); group "
+            "both by keys of the same types"
+        )
+    return InitialState(
+        keyed,
+        InitialLayout(
+            InputLayout(keyed.key_positions, keyed.first_input),
+            tuple(stream.frame.columns[1:]),
+            tuple(keyed.frame.columns[1:]),
+        ),
+    )
+
+
+def _text(types: list[DataType]) -> str:
+    return ", ".join(kind.simpleString() for kind in types)
+
+
+def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
+    """Return the keyed rows of a micro-batch together with those of *initial*."""
+    rows = initial.keyed.frame
+    inputs, initials = frame.schema.fields[1:], rows.schema.fields[1:]
+    columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
+    own, others = columns[: len(inputs)], columns[len(inputs) :]
+    left = frame.toDF(KEY_GROUP_COLUMN, *own).select(
+        col(KEY_GROUP_COLUMN),
+        lit(False).alias(_IS_INITIAL),
+        *own,
+        *(
+            lit(None).cast(field.dataType).alias(name)
+            for name, field in zip(others, initials, strict=True)
+        ),
+    )
+    right = rows.toDF(KEY_GROUP_COLUMN, *others).select(
+        col(KEY_GROUP_COLUMN),
+        lit(True).alias(_IS_INITIAL),
+        *(
+            lit(None).cast(field.dataType).alias(name)
+            for name, field in zip(own, inputs, strict=True)
+        ),
+        *others,
+    )
+    return left.unionAll(right)

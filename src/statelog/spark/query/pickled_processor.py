@@ -1,0 +1,47 @@
+"""The processor as Spark ships it to the workers, or the reason why it cannot be shipped."""
+
+from __future__ import annotations
+
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.errors import UsageError
+
+# --------------------------------------------------------------------------------- on the driver
+
+
+def pickled(processor: StatefulProcessor) -> bytes:
+    """
+    Return a processor as Spark ships it to the workers.
+
+    Raises:
+        UsageError: It is a class or no processor, or it cannot be pickled.
+    """
+    if isinstance(processor, type):
+        raise UsageError(
+            f"statefulProcessor is the class {processor.__name__}; give an instance: "
+            f"{processor.__name__}(...)"
+        )
+    if not callable(getattr(processor, "init", None)) or not callable(
+        getattr(processor, "handleInputRows", None)
+    ):
+        raise UsageError(
+            f"statefulProcessor is an instance of a StatefulProcessor, not {processor!r:.100}"
+        )
+    try:
+        data: bytes = cloudpickle.dumps(processor)
+    except Exception as error:
+        raise UsageError(
+            f"{type(processor).__name__} cannot be pickled, so Spark cannot ship it to its "
+            f"workers: {_culprit(processor)}{error}. Open what cannot be pickled in init()"
+        ) from error
+    return data
+
+
+def _culprit(processor: StatefulProcessor) -> str:
+    for name, value in getattr(processor, "__dict__", {}).items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"attribute {name!r}: "
+    return ""

@@ -1,0 +1,23 @@
+"""Record batches as compressed Arrow IPC streams, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+
+def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    """Return batches as one compressed Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_ipc(data: bytes | memoryview) -> pa.Table:
+    """Return the table of an Arrow IPC stream."""
+    return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data))).read_all()

@@ -1,0 +1,116 @@
+"""Output rows: from what a processor yields to Arrow, and how they travel to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+
+from statelog.errors import ProcessorError
+
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class RowOutput:
+    """
+    Gathers the `Row`s of one task and turns them into record batches.
+
+    Args:
+        schema: Names and types of the output.
+        batch_id: The micro-batch, for messages.
+    """
+
+    def __init__(self, schema: pa.Schema, batch_id: int) -> None:
+        self._schema = schema
+        self._batch_id = batch_id
+        self._names = list(schema.names)
+        self._nested = [at for at, field in enumerate(schema) if _may_hold_struct(field.type)]
+        self._rows: list[Any] = []
+        self.extend = self._rows.extend  # called once a key: no method of ours in between
+
+    @property
+    def pending(self) -> int:
+        """The number of rows that the next batch will have."""
+        return len(self._rows)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._rows.clear()
+
+    def batch(self) -> pa.RecordBatch:
+        """
+        Return all rows as one batch.
+
+        Fields go by name; a name that a row lacks becomes null, as in Spark.
+
+        Raises:
+            ProcessorError: A row is no Row, or a value does not fit its column.
+        """
+        rows = self._rows
+        columns = self._columns(rows)
+        arrays = []
+        for field, column in zip(self._schema, columns, strict=True):
+            try:
+                arrays.append(pa.array(column, type=field.type))
+            except _UNFIT as error:
+                raise self._unfit(field, rows, column, error) from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        if not rows:
+            return [()] * len(self._names)
+        try:
+            fields = [row.__fields__ for row in rows]
+        except AttributeError:
+            wrong = next(row for row in rows if not hasattr(row, "__fields__"))
+            raise self._failed(
+                f"a processor yields pyspark Rows with field names, not {type(wrong).__name__} "
+                f"{wrong!r:.100}"
+            ) from None
+        if fields.count(self._names) == len(rows):
+            columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+            for at in self._nested:
+                columns[at] = [_by_name(value) for value in columns[at]]
+            return columns
+        values = [row.asDict(recursive=True) for row in rows]
+        return [[value.get(name) for value in values] for name in self._names]
+
+    def _unfit(
+        self, field: pa.Field, rows: Sequence[Any], column: Sequence[Any], error: Exception
+    ) -> ProcessorError:
+        """Return an error that shows the first row that does not fit its column."""
+        for row, value in zip(rows, column, strict=True):
+            try:
+                pa.array([value], type=field.type)
+            except _UNFIT:
+                return self._failed(
+                    f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
+                    f"{row!r:.200}: {error}"
+                )
+        return self._failed(f"output column {field.name!r} ({field.type}) failed: {error}")
+
+    def _failed(self, what: str) -> ProcessorError:
+        return ProcessorError(
+            f"the output of batch {self._batch_id}: {what}. Nothing of this batch was committed; "
+            "the last checkpoint is valid",
+            batch_id=self._batch_id,
+        )
+
+
+def _may_hold_struct(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return True
+    return any(_may_hold_struct(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _by_name(value: Any) -> Any:
+    """Return a value whose Rows are dicts, as `Row.asDict(True)` does; Arrow goes by position."""
+    if isinstance(value, Row):
+        return value.asDict(recursive=True) if hasattr(value, "__fields__") else value
+    if isinstance(value, list):
+        return [_by_name(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _by_name(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,246 @@
+"""
+`StatefulStream`: the output of a stateful operator, as a frame to go on with.
+
+It is a `DataFrame` by its methods.  Those that look at one row at a time are recorded and applied
+to each micro-batch's output before the sink; those that need more are refused, with what to do
+instead.  Staged rows lie in the checkpoint as the processor yielded them, so the plan may change at
+a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrameNaFunctions
+
+from statelog.errors import UsageError
+from statelog.spark.query.operator_definition import StatefulOperator
+from statelog.spark.stream.recorded_plan import RecordedPlan
+from statelog.spark.stream.writer import StatefulStreamWriter
+
+RECORDED: Final = [
+    "alias",
+    "coalesce",
+    "crossJoin",
+    "drop",
+    "dropna",
+    "fillna",
+    "filter",
+    "hint",
+    "join",
+    "mapInArrow",
+    "mapInPandas",
+    "melt",
+    "repartition",
+    "repartitionById",
+    "repartitionByRange",
+    "replace",
+    "select",
+    "selectExpr",
+    "to",
+    "toDF",
+    "unpivot",
+    "where",
+    "withColumn",
+    "withColumnRenamed",
+    "withColumns",
+    "withColumnsRenamed",
+    "withMetadata",
+]
+"""Methods that are applied to each micro-batch."""
+
+SHOWN: Final = [
+    "colRegex",
+    "columns",
+    "dtypes",
+    "explain",
+    "metadataColumn",
+    "printSchema",
+    "schema",
+]
+"""What is known of the frame without rows."""
+
+_STATE: Final = (
+    "it needs state of its own, and a query keeps the state of one stateful operator: do it in the "
+    "processor, or before it, or in a second query over what this one writes"
+)
+_WHOLE: Final = (
+    "it looks at all rows, and a stream has no end: within one micro-batch it can be done in "
+    ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
+)
+_UNION: Final = (
+    "Spark unites no stream with a batch frame, and the rows of a second stream would need a source "
+    "beside this one in the running query: unite the streams before the operator, or write both to "
+    "one sink"
+)
+_SUBQUERY: Final = (
+    "it makes a subquery of the frame, and Spark takes no stream in a subquery: write the rows "
+    "somewhere, and ask that in a query of its own, or do it to each micro-batch in "
+    ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
+)
+_ACTION: Final = (
+    "a stream has rows only while its query runs: start one with .writeStream, and look at the "
+    "rows in foreachBatch(lambda frame, batch_id: ...)"
+)
+_WRITE: Final = (
+    "a stream is written by .writeStream: format(...), toTable(...) or foreachBatch(...)"
+)
+_KEPT: Final = "a stream has no rows to keep; a micro-batch can be cached in foreachBatch"
+_VIEW: Final = (
+    "a view of it could not be queried, because its rows come out of the running query: go on with "
+    "the frame itself (select, selectExpr, where, join, ...), or make the view in foreachBatch"
+)
+_PLAIN: Final = (
+    "it is not offered on the output of a stateful operator: it can be done to each micro-batch in "
+    ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
+)
+
+REFUSED: Final[Mapping[str, str]] = {
+    name: reason
+    for reason, names in {
+        _STATE: (
+            "agg cube distinct dropDuplicates dropDuplicatesWithinWatermark drop_duplicates "
+            "groupBy groupby groupingSets limit rollup withWatermark"
+        ),
+        _WHOLE: (
+            "approxQuantile corr cov crosstab describe exceptAll freqItems intersect intersectAll "
+            "nearestByJoin offset orderBy randomSplit sample sampleBy sort "
+            "sortWithinPartitions stat subtract summary transpose zip zipWithIndex"
+        ),
+        _UNION: "union unionAll unionByName",
+        _SUBQUERY: "exists scalar",
+        _ACTION: (
+            "__arrow_c_stream__ collect count executionInfo first foreach foreachPartition head inputFiles isEmpty "
+            "pandas_api plot rdd show tail take toArrow toJSON toLocalIterator toPandas"
+        ),
+        _WRITE: "mergeInto write writeTo",
+        _KEPT: "cache checkpoint localCheckpoint persist storageLevel unpersist",
+        _VIEW: (
+            "asTable createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView "
+            "createTempView registerTempTable"
+        ),
+        _PLAIN: "isLocal lateralJoin observe sameSemantics semanticHash",
+    }.items()
+    for name in names.split()
+}
+"""Methods that cannot work, with the reason and what to do."""
+
+
+class StatefulStream(DataFrame):
+    """
+    The output of a stateful operator over a stream.
+
+    Args:
+        operator: What yields the rows.
+        plan: What is done to them.
+    """
+
+    _operator: StatefulOperator
+    _plan: RecordedPlan
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> StatefulStream:
+        # DataFrame's own would make a classic frame out of the arguments.
+        return object.__new__(cls)
+
+    def __init__(self, operator: StatefulOperator, plan: RecordedPlan) -> None:
+        self._operator = operator
+        self._plan = plan
+        self.is_cached = False
+
+    @property
+    def sparkSession(self) -> SparkSession:
+        """The session of the input."""
+        return self._operator.frame.sparkSession
+
+    @property
+    def isStreaming(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def na(self) -> DataFrameNaFunctions:
+        """Functions for missing values."""
+        return DataFrameNaFunctions(self)
+
+    @property
+    def writeStream(self) -> StatefulStreamWriter:
+        """A writer that works like Spark's."""
+        return StatefulStreamWriter(self._operator, self._plan)
+
+    def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> DataFrame:
+        """Return `func(self, ...)`."""
+        result = func(self, *args, **kwargs)
+        if not isinstance(result, DataFrame):
+            raise UsageError(
+                f"transform takes a function that returns a frame, not {type(result).__name__}"
+            )
+        return result
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, Column):
+            return self.filter(item)
+        if isinstance(item, list | tuple):
+            return self.select(*item)
+        return self._plan.shape[item]
+
+    def __getattr__(self, name: str) -> Any:
+        # Also reached for what a DataFrame has inside, such as the JVM's frame.
+        if name == "_jdf":
+            raise UsageError(
+                "the output of a stateful operator cannot be an argument of another frame or of a "
+                "function on frames: begin with it, such as in stateful.join(batch, ...)"
+            )
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._plan.shape.__getattr__(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *filter(str.isidentifier, self.columns)})
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.columns
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name}: {kind}" for name, kind in self.dtypes)
+        return f"StatefulStream[{columns}]"
+
+    def _repr_html_(self) -> None:
+        """Show plain text in notebooks."""
+
+
+def _recorded(name: str) -> Callable[..., StatefulStream]:
+    def method(self: StatefulStream, *args: Any, **kwargs: Any) -> StatefulStream:
+        return StatefulStream(self._operator, self._plan.then(name, args, kwargs))
+
+    return method
+
+
+def _shown(name: str) -> Any:
+    if isinstance(getattr(DataFrame, name), property):
+        return property(lambda self: getattr(self._plan.shape, name))
+    return lambda self, *args, **kwargs: getattr(self._plan.shape, name)(*args, **kwargs)
+
+
+def _refused(name: str, reason: str) -> Any:
+    def refuse(self: StatefulStream, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(f"{name} cannot follow a stateful operator: {reason}")
+
+    return property(refuse) if isinstance(getattr(DataFrame, name), property) else refuse
+
+
+def _define(name: str, method: Any) -> None:
+    if not isinstance(method, property):
+        method.__name__ = name
+        method.__qualname__ = f"StatefulStream.{name}"
+        method.__doc__ = f"See Spark's `DataFrame.{name}`."
+    setattr(StatefulStream, name, method)
+
+
+for _name in RECORDED:
+    _define(_name, _recorded(_name))
+for _name in SHOWN:
+    _define(_name, _shown(_name))
+for _name, _reason in REFUSED.items():
+    _define(_name, _refused(_name, _reason))

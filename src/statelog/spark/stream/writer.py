@@ -1,0 +1,278 @@
+"""
+`StatefulStreamWriter`: what starts a query over a stateful stream.
+
+It is Spark's `DataStreamWriter` over the input, so that query names, triggers and their errors are
+Spark's; what Spark would do with the output is kept here and done to each micro-batch.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pyspark.errors import PySparkValueError
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from statelog.errors import UsageError
+from statelog.spark.driver.batch_times import QueryTimes, recorded_query_id
+from statelog.spark.driver.engine import MicroBatchEngine
+from statelog.spark.driver.no_data_batches import wants_ticks
+from statelog.spark.driver.no_data_source import NoDataStream, with_no_data_source
+from statelog.spark.query.delivery import Sink
+from statelog.spark.query.operator_definition import StatefulOperator, engine_fields
+from statelog.spark.query.settings import OPTION_PREFIX, settle
+from statelog.spark.stream.recorded_plan import RecordedPlan
+from statelog.spark.stream.sinks import Target, batch_sink, foreach_sink
+from statelog.spark.stream.stateful_query import Failures, StatefulQuery
+from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
+from statelog.store.object_store import normalize_url
+
+_CHECKPOINT = "checkpointlocation"
+
+
+class StatefulStreamWriter(DataStreamWriter):
+    """
+    Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`.
+
+    Args:
+        operator: What yields the rows.
+        plan: What is done to them before they are written.
+    """
+
+    def __init__(self, operator: StatefulOperator, plan: RecordedPlan) -> None:
+        super().__init__(operator.frame)
+        self._operator = operator
+        self._plan = plan
+        self._settings: dict[str, Any] = {}
+        self._checkpoint: str | None = None
+        self._query_name: str | None = None
+        self._trigger: dict[str, Any] = {}
+        self._sink: Sink | None = None
+        self._target = Target()
+
+    def outputMode(self, outputMode: str) -> StatefulStreamWriter:
+        """
+        Accept "append" or "update"; both hand on what the processor yields.
+
+        Raises:
+            UsageError: Another mode; "complete" too, as in Spark, because nothing is aggregated.
+        """
+        mode = outputMode.strip().lower() if isinstance(outputMode, str) else ""
+        if mode == "complete":
+            raise UsageError(
+                "the output mode complete needs a streaming aggregation, as in Spark; use append or "
+                "update"
+            )
+        if mode not in ("append", "update"):
+            raise UsageError(f"outputMode is append or update; got {outputMode!r}")
+        return self
+
+    def trigger(self, **trigger: Any) -> StatefulStreamWriter:
+        """
+        Set the trigger, with the arguments of Spark's `trigger`.
+
+        Raises:
+            UsageError: The trigger would run the query without micro-batches.
+        """
+        for name in ("continuous", "realTime"):
+            if trigger.get(name) is not None:
+                raise UsageError(
+                    f"the trigger {name} runs no micro-batches, by which state is committed; use "
+                    "processingTime or availableNow"
+                )
+        super().trigger(**trigger)
+        self._trigger = trigger
+        return self
+
+    def queryName(self, queryName: str) -> StatefulStreamWriter:
+        """Name the query."""
+        super().queryName(queryName)
+        self._query_name = queryName
+        return self
+
+    def format(self, source: str) -> StatefulStreamWriter:
+        """Write each micro-batch in this format (also "console", "memory", "noop")."""
+        self._target = replace(self._target, source=_text("source", source))
+        return self
+
+    def option(self, key: str, value: Any) -> StatefulStreamWriter:
+        """
+        Set an option.
+
+        `checkpointLocation` is the query's, `statelog.<setting>` the state's, all others the
+        sink's.
+        """
+        if value is None:
+            return self
+        if key.lower() == _CHECKPOINT:
+            self._checkpoint = _text("checkpointLocation", str(value)).rstrip("/")
+        elif key.lower().startswith(OPTION_PREFIX):
+            self._settings[key[len(OPTION_PREFIX) :]] = value
+        else:
+            self._target = self._target.with_option(key, value)
+        return self
+
+    def options(self, **options: Any) -> StatefulStreamWriter:
+        """Set several options."""
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def partitionBy(self, *cols: Any) -> StatefulStreamWriter:
+        """Partition the files or table that is written."""
+        self._target = replace(self._target, partition_by=_names(cols))
+        return self
+
+    def clusterBy(self, *cols: Any) -> StatefulStreamWriter:
+        """Cluster the table that is written."""
+        self._target = replace(self._target, cluster_by=_names(cols))
+        return self
+
+    def foreach(self, f: Any) -> StatefulStreamWriter:
+        """Give each row to a function, or to an object with `process` (`open`, `close`)."""
+        self._sink = foreach_sink(f)
+        return self
+
+    def foreachBatch(self, func: Callable[[DataFrame, int], Any]) -> StatefulStreamWriter:
+        """Give each micro-batch's output and id to *func*."""
+        if not callable(func):
+            raise UsageError(f"foreachBatch takes a function of frame and batch id, not {func!r}")
+        self._sink = func
+        return self
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """
+        Start the query.
+
+        Args:
+            path: Where a file format writes.
+            format: As by the method of this name.
+            outputMode: As by the method of this name.
+            partitionBy: As by the method of this name.
+            queryName: As by the method of this name.
+            options: More options, as with `option`.
+
+        Raises:
+            CheckpointError: The state location cannot be used by this query.
+            StoreError: It cannot be read or written.
+            UsageError: A setting is wrong.
+        """
+        self._take(format, outputMode, partitionBy, queryName, options)
+        if path is not None:
+            self._target = self._target.with_option("path", path)
+        sink = self._sink or self._batch_sink()
+        return self._start(sink, one_time=self._sink is not None or self._target.is_one_time)
+
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query, appending each micro-batch to a table; see `start`."""
+        self._take(format, outputMode, partitionBy, queryName, options)
+        self._target = replace(self._target, table=_text("tableName", tableName))
+        return self._start(self._batch_sink(), one_time=False)
+
+    def _take(
+        self,
+        source: str | None,
+        output_mode: str | None,
+        partition_by: str | list[str] | None,
+        query_name: str | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.options(**options)
+        if output_mode is not None:
+            self.outputMode(output_mode)
+        if partition_by is not None:
+            self.partitionBy(partition_by)
+        if source is not None:
+            self.format(source)
+        if query_name is not None:
+            self.queryName(query_name)
+
+    def _batch_sink(self) -> Sink:
+        return batch_sink(self._spark, self._plan.shape.schema, self._target, self._query_name)
+
+    def _start(self, sink: Sink, *, one_time: bool) -> StreamingQuery:
+        arguments = self._operator.arguments
+        settings = settle(self._spark.conf.getAll, arguments, self._settings)
+        known = self._checkpoint_location(one_time)
+        checkpoint = temporary_checkpoint(self._spark) if known is None else known
+        location = settings.location(checkpoint, self._query_name, temporary=known is None)
+        config = replace(
+            self._operator.config,
+            location=normalize_url(location),
+            **engine_fields(settings, self._spark.sparkContext.defaultParallelism),
+        )
+        plan, frame = self._plan, self._operator.frame
+        ticks = wants_ticks(
+            settings.idle_ticks, config.time_mode, frame, config.plan.sources, checkpoint
+        )
+        times = QueryTimes(self._spark, ticks=ticks)
+        engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
+        engine.open(recorded_query_id(self._spark, checkpoint))
+        if ticks:
+            stream = NoDataStream(self._spark, config.time_mode, engine)
+            self._begin_anew(with_no_data_source(frame, stream))
+        failures = Failures(engine)
+        super().foreachBatch(failures)
+        self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
+        query = StatefulQuery(self._sq(self._jwrite.start()), failures)
+        if known is None:
+            delete_at_end(query, checkpoint, self._spark)
+        return query
+
+    def _begin_anew(self, frame: DataFrame) -> None:
+        """Write *frame* instead, under the name and with the trigger that were set."""
+        self._jwrite = frame._jdf.writeStream()
+        if self._query_name is not None:
+            super().queryName(self._query_name)
+        if self._trigger:
+            super().trigger(**self._trigger)
+
+    def _checkpoint_location(self, one_time: bool) -> str | None:
+        """Return the query's checkpointLocation, found as Spark finds it; None for a temporary one."""
+        if self._checkpoint is not None:
+            return self._checkpoint
+        base = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        if base:
+            return f"{base.rstrip('/')}/{self._query_name or uuid.uuid4()}"
+        if one_time:
+            return None
+        raise UsageError(
+            "a query needs .option('checkpointLocation', ...), or a session with "
+            "spark.sql.streaming.checkpointLocation and a queryName, so that its state can be "
+            "found again"
+        )
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise PySparkValueError(
+            errorClass="VALUE_NOT_NON_EMPTY_STR",
+            messageParameters={"arg_name": name, "arg_value": str(value)},
+        )
+    return value
+
+
+def _names(columns: tuple[Any, ...]) -> tuple[str, ...]:
+    if len(columns) == 1 and isinstance(columns[0], list | tuple):
+        columns = tuple(columns[0])
+    return columns

@@ -1,0 +1,208 @@
+"""
+The handle of a `ProcessorTester`, with which a test reaches the state and the timers of a key.
+
+Source: the handle of PySpark's TwsTester.  Deviations: it has the state variables that `init` asks
+for and makes no others; what it changes is committed call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from pyspark.sql.streaming.stateful_processor import (
+    ListState,
+    MapState,
+    StatefulProcessorHandle,
+    ValueState,
+)
+
+from statelog.spark.query.declared_state import SchemaLike
+from statelog.spark.rows.spark_errors import (
+    MissingStateError,
+    UnsupportedOperationError,
+    WrongArgumentError,
+    WrongTimeError,
+)
+from statelog.spark.worker.handle import TaskHandle
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.schema.descriptors import TIMERS_NAME, Aggregation, StateDescriptor, StateKind
+
+_METHODS: Final[dict[StateKind, type]] = {
+    StateKind.VALUE: ValueState,
+    StateKind.LIST: ListState,
+    StateKind.MAP: MapState,
+}
+
+
+class KnownStates(TaskHandle):
+    """A handle of one key that says at once which states there are when asked for another one."""
+
+    def _give(
+        self,
+        name: str,
+        kind: StateKind,
+        make: Callable[[int, StateCodec], Any],
+        aggregation: Aggregation | None = None,
+    ) -> Any:
+        known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
+        if name not in known:
+            raise WrongArgumentError(
+                f"init creates no state {name!r}; it creates {', '.join(known) or 'none'}"
+            )
+        state_id = self._codec.schema.state_id(name)
+        state = self._codec.states[state_id]
+        if state.descriptor.kind is not kind:
+            raise WrongArgumentError(f"state {name!r} is a {state.descriptor.kind_text} state")
+        return make(state_id, state)  # of a reducing or aggregating state, what is kept
+
+    def of_kind(self, name: str, kind: StateKind) -> Any:
+        """Return a state variable of the current key."""
+        if kind is StateKind.LIST:
+            return self.getListState(name, "")
+        if kind is StateKind.MAP:
+            return self.getMapState(name, "", "")
+        return self.getValueState(name, "")
+
+
+Open = Callable[[Any], tuple[KnownStates, Callable[[], None]]]
+
+
+class TesterHandle(StatefulProcessorHandle):
+    """
+    The handle of a tester; `setGroupingKey` says whose state it shows.
+
+    Args:
+        open_key: Returns a handle of a key, and what commits the changes made with it.
+        states: The state variables.
+        drop: Empties a state variable for all keys.
+        time_mode: "none", "processingtime" or "eventtime".
+    """
+
+    def __init__(
+        self,
+        open_key: Open,
+        states: Sequence[StateDescriptor],
+        drop: Callable[[str], None],
+        time_mode: str,
+    ) -> None:
+        self._open_key = open_key
+        self._kinds = {state.name: state.kind for state in states if state.name != TIMERS_NAME}
+        self._drop = drop
+        self._time_mode = time_mode
+        self._watermark_ms = 0
+        self.grouping_key: Any = None
+
+    def setGroupingKey(self, key: Any) -> None:
+        """Show the state and timers of *key* from now on."""
+        self.grouping_key = key
+
+    def setWatermark(self, watermarkMs: int) -> None:
+        """Refuse timers up to this watermark; the tester's `setWatermark` calls this."""
+        self._watermark_ms = watermarkMs
+
+    def _state(self, name: str, kind: StateKind) -> Any:
+        self._open_key(self.grouping_key)[0].of_kind(name, kind)  # refuses what is not there
+        return _KEYED[kind](self, name, kind)
+
+    def call(self, name: str, kind: StateKind, method: str, *args: Any) -> Any:
+        """Call a method of a state variable of the current key, and commit what it changes."""
+        handle, commit = self._open_key(self.grouping_key)
+        result = getattr(handle.of_kind(name, kind), method)(*args)
+        if isinstance(result, Iterator):
+            result = iter(list(result))
+        commit()
+        return result
+
+    def getValueState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        """Return the value state *stateName*, of the key that is current when it is used."""
+        state: ValueState = self._state(stateName, StateKind.VALUE)
+        return state
+
+    def getListState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> ListState:
+        """Return the list state *stateName*, as `getValueState`."""
+        state: ListState = self._state(stateName, StateKind.LIST)
+        return state
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: SchemaLike,
+        valueSchema: SchemaLike,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        """Return the map state *stateName*, as `getValueState`."""
+        state: MapState = self._state(stateName, StateKind.MAP)
+        return state
+
+    def _timers(self) -> tuple[KnownStates, Callable[[], None]]:
+        if self._time_mode == "none":
+            raise UnsupportedOperationError(
+                "timers need the time mode ProcessingTime or EventTime; this tester has None",
+                condition="UNSUPPORTED_OPERATION",
+            )
+        return self._open_key(self.grouping_key)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer of the current key; in event time one later than the watermark."""
+        handle, commit = self._timers()
+        if self._time_mode == "eventtime" and expiryTimestampMs <= self._watermark_ms:
+            raise WrongTimeError(
+                f"a timer at {expiryTimestampMs} ms is not later than the watermark, "
+                f"{self._watermark_ms} ms"
+            )
+        handle.registerTimer(expiryTimestampMs)
+        commit()
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key."""
+        handle, commit = self._timers()
+        handle.deleteTimer(expiryTimestampMs)
+        commit()
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the timers of the current key, ascending."""
+        return self._timers()[0].listTimers()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Empty a state variable for all keys, if there is one of this name."""
+        if stateName in self._kinds:
+            self._drop(stateName)
+
+    def deleteState(self, stateName: str) -> None:
+        """Delete a state variable of the current key."""
+        kind = self._kinds.get(stateName)
+        if kind is None:
+            raise MissingStateError(
+                f"init creates no state {stateName!r}; it creates {', '.join(self._kinds)}",
+                condition="STATE_NOT_EXISTS",
+            )
+        self.call(stateName, kind, "clear")
+
+
+def _keyed(kind: StateKind) -> type:
+    """Return PySpark's class of a state, each call of which goes to the current key."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            return self._handle.call(self._name, self._kind, name, *args)
+
+        return call
+
+    def begin(self: Any, handle: TesterHandle, name: str, kind: StateKind) -> None:
+        self._handle, self._name, self._kind = handle, name, kind
+
+    sparks = _METHODS[kind]
+    names = [name for name in vars(sparks) if not name.startswith("_")]
+    return type(
+        f"Keyed{sparks.__name__}",
+        (sparks,),
+        {"__init__": begin, **{name: method(name) for name in names}},
+    )
+
+
+_KEYED: Final = {kind: _keyed(kind) for kind in _METHODS}

@@ -1,0 +1,56 @@
+"""One task over one partition of a batch frame: state begins empty and is discarded at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from statelog.spark.rows.types import make_row
+from statelog.spark.worker.output_parts import DirectOutput
+from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.spill import SpillFile
+from statelog.spark.worker.task_input import TaskInput
+from statelog.spark.worker.task_log import encoded
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import KeyGroupState
+from statelog.state.keyed_state import KeyedState
+from statelog.state.schema.descriptors import OperatorStateSchema
+
+
+def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """
+    Run the processor over one partition, beginning without state.
+
+    Raises:
+        ProcessorError: The processor failed, or what it yielded or kept does not fit.
+    """
+    with contextlib.closing(SpillFile(spec.backend.folder)) as file:
+        yield from _run(spec, batches, file)
+
+
+def _run(
+    spec: TaskSpec, batches: Iterable[pa.RecordBatch], file: SpillFile
+) -> Iterator[pa.RecordBatch]:
+    (every_group,) = spec.ranges
+    codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
+    state = KeyedState(codec)
+    state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
+    rows = TaskInput(spec, codec.key, every_group, batches, file)
+    output = DirectOutput(
+        spec.flavour.output(spec.output, spec.batch_id), lambda _batch: None, spec.output, file
+    )
+    run = ProcessorRun(spec, state, every_group, output)
+    run.begin()
+    in_parts = rows.is_large and run.in_parts(file)
+    for part in rows.parts():
+        run.take(part.rows, part.initial)
+        if in_parts:
+            run.retire(encoded(run, codec))
+            yield from output.batches()
+    run.end()
+    encoded(run, codec)  # as in a stream, a value that does not fit is an error
+    output.flush()
+    yield from output.batches()

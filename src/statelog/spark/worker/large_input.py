@@ -1,0 +1,297 @@
+"""
+The input of a task in parts that fit into memory.
+
+A task reads its rows up to a bound and processes them at once, which is the case for nearly every
+micro-batch.  Above the bound it writes all rows to a file on the local disk, apart by key group, and
+reads them back a few key groups at a time.  Key groups come in ascending order and the rows of a key
+in the order of arrival, as without the bound.  Only the keys of a key group that is above the bound
+by itself come in another order: its rows are written apart by the hash of their key.  The rows of one
+key that are above the bound are read while the processor asks for them.
+
+Spark does not sort: the size of the input is unknown before it is read, an unconditional sort would
+cost every micro-batch, and the processor needs the rows of a key together, not in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.model import KeyGroupRange
+from statelog.spark.rows.formats import Flavour
+from statelog.spark.rows.interface import KeyedInput
+from statelog.spark.rows.layout import InputLayout
+from statelog.spark.worker.huge_key import HugeKeyInput
+from statelog.spark.worker.spill import Piece, SpillFile
+from statelog.state.encoding.values import KeyCodec
+from statelog.state.keys.key_hash import hash_columns
+
+_ROW_BYTES = 640
+_CELL_BYTES = 48
+"""What a row takes as Python objects, with the state and output that its processing makes."""
+_CHUNKS = 12
+"""Rows are written apart in chunks of this part of the bound."""
+_SLOTS = 256
+_SPLIT = 64
+_HEAVY = 0.2
+"""The rows of a key with this share of a key group are written apart from the others."""
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
+
+
+def python_bytes(batch: pa.RecordBatch) -> int:
+    """Return the estimated bytes of *batch* while it is processed as Python objects."""
+    rows: int = batch.num_rows
+    cells: int = rows * batch.num_columns
+    return rows * _ROW_BYTES + cells * _CELL_BYTES + 2 * int(batch.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    Some of a task's rows: all rows of their keys.
+
+    Args:
+        rows: The input rows.
+        initial: The rows of initial state; None for a batch without.
+        is_whole: Whether these are all rows of the task.
+    """
+
+    rows: KeyedInput
+    initial: KeyedInput | None
+    is_whole: bool
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Pieces of some key groups: of the input, and of initial state."""
+
+    pieces: list[list[Piece]] = field(default_factory=lambda: [[], []])
+
+    @property
+    def cost(self) -> int:
+        return sum(piece.cost for side in self.pieces for piece in side)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """
+    One of the two kinds of rows: the input, or initial state.
+
+    Args:
+        layout: Where the keys are in its rows.
+        pick: Returns its rows out of a batch of the task.
+    """
+
+    layout: InputLayout
+    pick: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+class LargeInput:
+    """
+    Rows of a task on the local disk, and the parts in which they are processed.
+
+    Args:
+        sides: The input, then initial state where the batch carries it.
+        flavour: Makes the input of a part.
+        key_codec: The operator's key.
+        key_group_range: The task's key groups.
+        part_bytes: Estimated bytes of a part as Python objects.
+        file: Where rows are written.
+    """
+
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        flavour: Flavour,
+        key_codec: KeyCodec,
+        key_group_range: KeyGroupRange,
+        part_bytes: int,
+        file: SpillFile,
+    ) -> None:
+        self._sides = sides
+        self._flavour = flavour
+        self._codec = key_codec
+        self._range = key_group_range
+        self._part_bytes = part_bytes
+        self._chunk_bytes = part_bytes // _CHUNKS
+        self._file = file
+        self._schemas: list[pa.Schema | None] = [None, None]
+        self._nulls: list[set[int]] = [set() for _ in sides]
+        self._slots = [_Slot() for _ in range(min(len(key_group_range), _SLOTS))]
+        self.row_count = 0
+        self.is_foreign = False
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """
+        Write all rows to the file.
+
+        `is_foreign` is True afterwards if a row is of another task's key groups.
+
+        Raises:
+            StoreError: The local disk is full.
+
+        Blocks: For the local disk.
+        """
+        waiting: list[list[pa.RecordBatch]] = [[] for _ in self._sides]
+        size = 0
+        for batch in batches:
+            for side, some in zip(self._sides, waiting, strict=True):
+                picked = side.pick(batch)
+                if picked.num_rows:
+                    some.append(picked)
+            size += batch.nbytes
+            if size >= self._chunk_bytes:
+                self._write(waiting)
+                waiting, size = [[] for _ in self._sides], 0
+        self._write(waiting)
+
+    def _write(self, waiting: Sequence[Sequence[pa.RecordBatch]]) -> None:
+        for number, some in enumerate(waiting):
+            if not some:
+                continue
+            self._schemas[number] = some[0].schema
+            batch = pa.concat_batches(some)
+            self._nulls[number].update(
+                at for at, column in enumerate(batch.columns) if column.null_count
+            )
+            groups = batch.column(0).to_numpy()
+            if groups.min() < self._range.start or groups.max() > self._range.end:
+                self.is_foreign = True
+                return
+            if number == 0:
+                self.row_count += len(groups)
+            slots = (groups.astype(np.int64) - self._range.start) * len(self._slots)
+            self._write_apart(number, batch, slots // len(self._range), self._slots)
+
+    def _write_apart(
+        self,
+        number: int,
+        batch: pa.RecordBatch,
+        places: npt.NDArray[np.int64],
+        slots: Sequence[_Slot],
+    ) -> None:
+        """Write the rows of a batch, each to its slot; their order in a slot is kept."""
+        row_cost = python_bytes(batch) / batch.num_rows
+        order = np.argsort(places.astype(np.uint16), kind="stable")
+        in_order = places[order]
+        bounds = np.searchsorted(in_order, np.arange(len(slots) + 1)).tolist()
+        batch = batch.take(pa.array(order))
+        for slot, start, end in zip(slots, bounds[:-1], bounds[1:], strict=True):
+            if end > start:
+                part = batch.slice(start, end - start)
+                piece = self._file.write_batch(part, int(row_cost * (end - start)) + 1)
+                slot.pieces[number].append(piece)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the rows part by part, each of at most the bound but for one huge key."""
+        slots, self._slots = self._slots, []
+        yield from self._parts(slots, 0)
+
+    def _parts(self, slots: Sequence[_Slot], level: int) -> Iterator[Part]:
+        waiting: list[_Slot] = []
+        size = 0
+        for slot in slots:
+            cost = slot.cost
+            if waiting and size + cost > self._part_bytes:
+                yield self._part(waiting)
+                waiting, size = [], 0
+            if cost > self._part_bytes:
+                yield from self._split(slot, level)
+            elif cost:
+                waiting.append(slot)
+                size += cost
+        if waiting:
+            yield self._part(waiting)
+
+    def _part(self, slots: Sequence[_Slot]) -> Part:
+        inputs = [
+            self._input(number, [piece for slot in slots for piece in slot.pieces[number]])
+            for number in range(len(self._sides))
+        ]
+        return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
+
+    def _input(self, number: int, pieces: Sequence[Piece]) -> KeyedInput:
+        found = self._flavour.input(
+            self._sides[number].layout, self._codec, frozenset(self._nulls[number])
+        )
+        found.read(self._batches(number, pieces))
+        return found
+
+    def _batches(self, number: int, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        schema = self._schemas[number]
+        if schema is not None:
+            for piece in pieces:
+                yield self._file.read_batch(piece, schema)
+
+    def _split(self, slot: _Slot, level: int) -> Iterator[Part]:
+        """Write the rows of a slot apart by the hash of their key, and yield their parts."""
+        count = min(_SPLIT, 2 * -(-slot.cost // self._part_bytes))
+        heavy = self._heavy_hashes(slot)
+        slots = [_Slot() for _ in range(count + len(heavy))]
+        for number, pieces in enumerate(slot.pieces):
+            for batch in _chunks(self._batches(number, pieces), self._chunk_bytes):
+                hashes = self._hashes(number, batch)
+                mixed = (hashes * _MIX[level % len(_MIX)]) >> np.uint64(32)
+                places = ((mixed * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
+                at = np.searchsorted(heavy, hashes)
+                if len(heavy):
+                    at = np.minimum(at, len(heavy) - 1)
+                    places = np.where(heavy[at] == hashes, count + at, places)
+                self._write_apart(number, batch, places, slots)
+        filled = [each for each in slots[:count] if each.cost]
+        apart = [each for each in slots[count:] if each.cost]
+        # Rows that no hash tells apart are those of one key.
+        if len(filled) == 1 and not apart and level + 1 >= len(_MIX):
+            yield self._huge(filled[0])
+        else:
+            yield from self._parts(filled, level + 1)
+        for each in apart:
+            yield self._huge(each) if each.cost > self._part_bytes else self._part([each])
+
+    def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
+        """Return the hashes, ascending, that have a large share of the rows of a slot."""
+        total = 0
+        counts: dict[int, int] = {}
+        for number, pieces in enumerate(slot.pieces):
+            for batch in self._batches(number, pieces[: 1 + len(pieces) // 4]):
+                total += batch.num_rows
+                hashes, some = np.unique(self._hashes(number, batch), return_counts=True)
+                for at in np.flatnonzero(some >= _HEAVY * batch.num_rows).tolist():
+                    counts[int(hashes[at])] = counts.get(int(hashes[at]), 0) + int(some[at])
+        large = [one for one, count in counts.items() if count >= _HEAVY / 2 * total]
+        return np.array(sorted(large), np.uint64)
+
+    def _hashes(self, number: int, batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        columns = [batch.column(at) for at in self._sides[number].layout.key_positions]
+        return hash_columns(columns, self._codec.schema)
+
+    def _huge(self, slot: _Slot) -> Part:
+        inputs = [
+            HugeKeyInput(
+                side.layout,
+                self._codec,
+                self._flavour,
+                frozenset(nulls),
+                lambda number=number: self._batches(number, slot.pieces[number]),  # type: ignore[misc]
+            )
+            for number, (side, nulls) in enumerate(zip(self._sides, self._nulls, strict=True))
+        ]
+        return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
+
+
+def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of many small batches in a few larger ones."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= chunk_bytes:
+            yield pa.concat_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)

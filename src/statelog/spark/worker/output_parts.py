@@ -1,0 +1,182 @@
+"""
+The output rows of a task while they are made: in memory, and beyond a bound on disk or in the store.
+
+Staged rows become files of the state location, each of a bounded size, where they are too many to
+travel inline.  Rows of direct delivery wait in the task's file on the local disk until the task has
+answered, because its answer comes before its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.format.buffers import checksum
+from statelog.model.handles import FileStateHandle
+from statelog.runtime.ids import IdSource
+from statelog.spark.rows.interface import Output
+from statelog.spark.rows.ipc import to_ipc
+from statelog.spark.worker.protocol import StagedOutput
+from statelog.spark.worker.spill import Piece, SpillFile
+from statelog.store import LocationPaths, ObjectStore
+
+_FIRST_ROWS = 131_072
+_LEAST_ROWS = 1_024
+_BATCH_BYTES = 8 * 1024 * 1024
+_HELD_BYTES = 16 * 1024 * 1024
+_AT_ONCE = 4_096
+
+
+class OutputParts:
+    """
+    Takes what a processor yields, and turns it into record batches as it comes.
+
+    Args:
+        output: Gathers rows of the flavour.
+        check: Called with each batch before it is kept; raises what the batch fails with.
+    """
+
+    def __init__(self, output: Output, check: Callable[[pa.RecordBatch], None]) -> None:
+        self._output = output
+        self._check = check
+        self._limit = self._most = _FIRST_ROWS
+        self._held: list[pa.RecordBatch] = []
+        self.held_bytes = 0
+        self.row_count = 0
+        # Of the output itself: called once a key, with no method of ours in between.
+        self.extend = output.extend
+
+    def bound_each_call(self) -> None:
+        """Expect much: a single call of the processor may yield more than memory holds."""
+        self.extend = self.extend_within
+        self._limit = self._most = _AT_ONCE * 4
+
+    def extend_within(self, produced: Iterable[Any]) -> None:
+        """Take what one call of the processor yields, in pieces."""
+        iterator = iter(produced)
+        while some := list(islice(iterator, _AT_ONCE)):
+            self._output.extend(some)
+            self.settle()
+
+    def settle(self) -> None:
+        """Turn rows into a batch where they are many; called between keys."""
+        if self._output.pending >= self._limit:
+            self.flush()
+
+    def flush(self) -> None:
+        """Turn all rows into a batch; raises `ProcessorError` if one does not fit."""
+        batch = self._output.batch()
+        self._output.clear()
+        self._check(batch)
+        self.row_count += batch.num_rows
+        if batch.num_rows:
+            size = batch.nbytes
+            # What a row takes is known now; rows of many bytes are not gathered by the thousand.
+            least = max(_LEAST_ROWS, _BATCH_BYTES * batch.num_rows // max(size, 1))
+            self._limit = min(self._most, least)
+            self._held.append(batch)
+            self.held_bytes += size
+            if self.held_bytes >= _HELD_BYTES:
+                self.spill()
+
+    def take(self) -> list[pa.RecordBatch]:
+        """Return the batches in memory, and forget them."""
+        held, self._held, self.held_bytes = self._held, [], 0
+        return held
+
+    def spill(self) -> None:
+        """Move the batches out of memory."""
+
+
+class DirectOutput(OutputParts):
+    """
+    Output rows that are the result of the task.
+
+    Args:
+        output: Gathers rows of the flavour.
+        check: Called with each batch before it is kept.
+        schema: Names and types of the output.
+        file: Where batches wait.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        check: Callable[[pa.RecordBatch], None],
+        schema: pa.Schema,
+        file: SpillFile,
+    ) -> None:
+        super().__init__(output, check)
+        self._schema = schema
+        self._file = file
+        self._pieces: list[Piece] = []
+
+    def spill(self) -> None:
+        """Write the batches to the task's file."""
+        self._pieces += [self._file.write_batch(batch, 0) for batch in self.take()]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows converted so far, in the order in which they were made, and forget them."""
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            yield self._file.read_batch(piece, self._schema)
+        yield from self.take()
+
+
+class StagedOutputParts(OutputParts):
+    """
+    Output rows that travel to the driver, or are written to files of the state location.
+
+    Args:
+        output: Gathers rows of the flavour.
+        check: Called with each batch before it is kept.
+        schema: Names and types of the output.
+        store: Where files are written.
+        paths: Makes their names.
+        ids: Makes unique names.
+        inline_bytes: Largest stream that travels in the answer.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        check: Callable[[pa.RecordBatch], None],
+        schema: pa.Schema,
+        store: ObjectStore,
+        paths: LocationPaths,
+        ids: IdSource,
+        inline_bytes: int,
+    ) -> None:
+        super().__init__(output, check)
+        self._schema = schema
+        self._store = store
+        self._paths = paths
+        self._ids = ids
+        self._inline_bytes = inline_bytes
+        self._files: list[FileStateHandle] = []
+
+    def spill(self) -> None:
+        """Write the batches to a file of the state location."""
+        self._put(to_ipc(self.take(), self._schema))
+
+    def _put(self, data: bytes) -> None:
+        path = self._paths.output(self._ids.new_id())
+        self._store.put(path, data)
+        self._files.append(FileStateHandle(path, len(data), checksum([data])))
+
+    def staged(self) -> StagedOutput:
+        """
+        Return the rows as an Arrow IPC stream, or the files that hold them.
+
+        Blocks: For the store.
+        """
+        held = self.take()
+        if held:
+            data = to_ipc(held, self._schema)
+            if len(data) <= self._inline_bytes and not self._files:
+                return data
+            self._put(data)
+        return tuple(self._files) if self._files else None

@@ -1,0 +1,329 @@
+"""
+One run of a processor over the keys of a task, whatever form its rows have.
+
+Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
+initial state in a first batch, then `handleInputRows` once if there are input rows; then every timer
+that is due, in the order of time; a processor is initialized once per task and closed at its end.
+The key is a plain tuple of what rows hold; in `handleExpiredTimer` it is a Row with the names of the
+key's columns, of what state holds (timestamps without a zone, structs as Rows).
+Deviation: a timer that another timer's call deleted does not fire (Spark has fetched it by then).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Collection
+from functools import cached_property
+from operator import itemgetter
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+from statelog.errors import ProcessorError
+from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.query.processor_failures import described
+from statelog.spark.rows.interface import KeyedInput, Yielded
+from statelog.spark.rows.types import make_row, row_factory
+from statelog.spark.worker.failures import ends_of_process_are_errors
+from statelog.spark.worker.handle import TaskHandle
+from statelog.spark.worker.protocol import NEVER_MS, TaskSpec
+from statelog.spark.worker.retired_changes import RetiredChanges
+from statelog.spark.worker.spill import SpillFile
+from statelog.state.encoding.values import StructCodec
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay, nothing
+from statelog.state.keyed_state import KeyedState
+from statelog.state.objects.bound_state import Cursor
+from statelog.state.objects.timers import Timers
+from statelog.state.schema.descriptors import TIMERS_NAME
+
+_BY_TIME = itemgetter(0)
+
+
+class ProcessorRun:
+    """
+    One run of a processor over the keys of one task, at once (`process`) or in parts.
+
+    In parts: `begin`, then for each part `take` and, once its overlays are appended to the log,
+    `retire`, then `end`.
+
+    Args:
+        spec: What to do.
+        state: The state, brought to the base checkpoint.
+        key_group_range: The task's key groups.
+        output: Takes what the processor yields.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        state: KeyedState,
+        key_group_range: KeyGroupRange,
+        output: Yielded,
+    ) -> None:
+        self._spec = spec
+        self._state = state
+        self._range = key_group_range
+        self._codec = state.codec
+        self._cursor = Cursor(spec.now_ms)
+        self._timers_id: int | None = None
+        self._timers: Timers | None = None
+        if spec.time_mode != "none":
+            self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
+            timers_codec = self._codec.states[self._timers_id].value
+            self._timers = Timers(self._cursor, self._timers_id, timers_codec)
+        has_time = spec.time_mode != "none"
+        self._times = TimerValues(spec.now_ms, spec.watermark_ms if has_time else -1)
+        self.output = output
+        self.overlays: dict[int, Overlay] = {}
+        self.key_count = 0
+        self._in_parts = False
+        self._retired: RetiredChanges | None = None
+        self._shadows: dict[int, KeyGroupState] = {}
+
+    def process(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """
+        Run the processor over all keys, then over the timers that are due.
+
+        Args:
+            rows: The task's input.
+            initial: Initial state by key; None for none.
+
+        Raises:
+            ProcessorError: It failed; the message names the key and the batch.
+        """
+        self.begin()
+        self.take(rows, initial)
+        self.end()
+
+    @ends_of_process_are_errors
+    def begin(self) -> None:
+        """Initialize the processor; raises `ProcessorError` if that fails."""
+        processor = self._spec.processor
+        handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop)
+        try:
+            processor.init(handle)
+            handle.initialized()
+        except (Exception, SystemExit) as error:
+            raise self._failed("init", None, error) from error
+
+    def in_parts(self, file: SpillFile) -> bool:
+        """
+        Prepare for parts whose changes leave memory; `begin` comes before.
+
+        Args:
+            file: Keeps the changes that timers need again.
+
+        Returns:
+            Whether `retire` may be called: not where `init` deleted a variable of all keys, whose
+            changes are in memory until the end.
+        """
+        self.output.bound_each_call()
+        self._in_parts = not self.overlays
+        if self._in_parts and self._timers_id is not None:
+            until = self._spec.due_until_ms
+            self._retired = RetiredChanges(self._codec, self._timers_id, until, file)
+        return self._in_parts
+
+    @ends_of_process_are_errors
+    def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """Run the processor over keys with all their rows; raises as `process`."""
+        if self._state.is_columnar:
+            keys = {group: rows.table_keys(group) for group in rows.key_groups()}
+            (self._state.borrow if self._in_parts else self._state.prepare)(keys)
+        if initial is not None:
+            self._initialize_groups(initial, rows)
+        for key_group in rows.key_groups():
+            self._enter(key_group)
+            self._process_group(key_group, rows)
+
+    def retire(self, changes: ChangeBatch) -> None:
+        """Forget the overlays; *changes* are the same, encoded and appended to the log."""
+        if self._retired is not None:
+            self._retired.add(self._state.groups, self.overlays, changes)
+        self._cursor.leave()
+        self.overlays = {}
+        self._state.give_back()
+
+    @ends_of_process_are_errors
+    def end(self) -> None:
+        """Run the processor over the timers that are due, and close it; raises as `process`."""
+        if self._timers_id is not None:
+            self._fire_timers(self._timers_id)
+        self._cursor.leave()
+        try:
+            self._spec.processor.close()
+        except (Exception, SystemExit) as error:
+            raise self._failed("close", None, error) from error
+
+    def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
+        """Hand the initial state over, key by key; keys without input rows count as well."""
+        initialize = self._spec.processor.handleInitialState
+        key: Key = ()
+        for key_group in initial.key_groups():
+            self._enter(key_group)
+            with_rows = set(rows_of.table_keys(key_group))
+            try:
+                for key, shown, rows in initial.keys(key_group):
+                    self._cursor.key = key
+                    for row in rows:
+                        initialize(shown, row, self._times)
+                    self.key_count += key not in with_rows
+            except (Exception, SystemExit) as error:
+                raise self._failed("handleInitialState", key, error) from error
+
+    def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
+        handle_rows = self._spec.processor.handleInputRows
+        cursor, times, extend = self._cursor, self._times, self.output.extend
+        count = 0
+        key: Key = ()
+        try:
+            for key, shown, rows in rows_of.keys(key_group):
+                cursor.key = key
+                produced = handle_rows(shown, rows, times)
+                if produced is not None:
+                    extend(produced)
+                count += 1
+        except (Exception, SystemExit) as error:
+            raise self._failed("handleInputRows", key, error) from error
+        self.key_count += count
+        self.output.settle()
+
+    def _overlay(self, key_group: int) -> Overlay:
+        overlay = self.overlays.get(key_group)
+        if overlay is None:
+            overlay = self.overlays[key_group] = [{} for _ in self._codec.states]
+        return overlay
+
+    def _enter(self, key_group: int) -> None:
+        group = self._shadows.get(key_group) or self._state.groups[key_group]
+        self._cursor.enter(group, self._overlay(key_group))
+
+    def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
+        """Return the timers that are due as (time, key group, key), in the order of time."""
+        until = self._spec.due_until_ms
+        self._state.prepare_due(self._range, timers_id, until)
+        retired = self._retired
+        due = [] if retired is None else retired.due
+        for key_group in self._range:
+            overlay = self.overlays.get(key_group)
+            changed = overlay[timers_id] if overlay is not None else {}
+            gone = changed if retired is None else retired.superseded(key_group)
+            for time, key in self._state.groups[key_group].timers_due(timers_id, until):
+                if key not in gone:
+                    due.append((time, key_group, key))
+            for key, times in changed.items():
+                due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
+        due.sort(key=_BY_TIME)
+        return due
+
+    def _fire_timers(self, timers_id: int) -> None:
+        due = self._due(timers_id)
+        if self._retired is not None:
+            keys: dict[int, set[Key]] = {}
+            for _, key_group, key in due:
+                keys.setdefault(key_group, set()).add(key)
+            self._state.prepare(keys)
+            for key_group, some in keys.items():
+                group = self._state.groups[key_group]
+                self._shadows[key_group] = self._retired.brought_forward(key_group, group, some)
+        for time, key_group, key in due:
+            self._enter(key_group)
+            self._cursor.key = key
+            self._fire(time, key)
+            self.output.settle()
+
+    def _fire(self, time: int, key: Key) -> None:
+        timers = self._timers
+        if timers is None or not timers.contains(time):
+            return  # a timer that fired before it deleted this one
+        try:
+            produced = self._spec.processor.handleExpiredTimer(
+                key=self._key_of_timer(key),
+                timerValues=self._times,
+                expiredTimerInfo=ExpiredTimerInfo(time),
+            )
+            if produced is not None:
+                self.output.extend(produced)
+        except (Exception, SystemExit) as error:
+            raise self._failed("handleExpiredTimer", key, error) from error
+        timers.delete(time)
+
+    @cached_property
+    def _key_of_timer(self) -> Callable[[Key], Row]:
+        """What makes of a key what `handleExpiredTimer` gets; for tasks in which a timer fires."""
+        schema = self._codec.key.schema
+        make, thaw = row_factory(schema.names), self._codec.key.thaw
+        as_state = StructCodec(schema, struct_factory=make_row, what="the key").normalize
+        return lambda key: make(as_state(thaw(key)))
+
+    def next_due_ms(self) -> int:
+        """Return when the earliest timer of the task is due after this run."""
+        timers_id = self._timers_id
+        if timers_id is None:
+            return NEVER_MS
+        in_columns = self._state.first_timer_in_columns(
+            self._range, timers_id, self._spec.due_until_ms
+        )
+        first = NEVER_MS if in_columns is None else in_columns
+        if self._retired is not None:  # may name a timer that is gone, which is only too early
+            first = min(first, self._retired.first_ms)
+        for key_group in self._range:
+            overlay = self.overlays.get(key_group)
+            changed = overlay[timers_id] if overlay is not None else {}
+            gone: Collection[Key] = changed
+            if self._retired is not None:
+                gone = {*changed, *self._retired.superseded(key_group)}
+            folded = self._state.groups[key_group].first_timer(timers_id, gone)
+            if folded is not None:
+                first = min(first, folded)
+            for times in changed.values():
+                if times:
+                    first = min(first, times[0])
+        return first
+
+    def _drop(self, state_id: int) -> None:
+        """Remove a variable of every key of the task."""
+        kind = self._codec.kinds[state_id]
+        self._state.prepare_all(self._range)
+        for key_group in self._range:
+            table = self._state.groups[key_group].tables[state_id]
+            if table:
+                deltas = self._overlay(key_group)[state_id]
+                for key in table:
+                    deltas[key] = nothing(kind)
+
+    def _failed(self, method: str, key: Key | None, error: BaseException) -> ProcessorError:
+        name = type(self._spec.processor).__name__
+        at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
+        return ProcessorError(
+            f"{name}.{method} failed{at} in batch {self._spec.batch_id}: {described(error)}. Nothing of this "
+            "batch was committed; the last checkpoint is valid",
+            batch_id=self._spec.batch_id,
+            key=None if key is None else repr(key),
+            method=method,
+        )
+
+    def explain_unfit(self, error: Exception) -> ProcessorError:
+        """Return an error that names the state and key whose value does not fit its type."""
+        for key_group, overlay in self.overlays.items():
+            for state, deltas in zip(self._codec.states, overlay, strict=True):
+                for key, delta in deltas.items():
+                    try:
+                        state.batch(state.rows({key: delta}))
+                    except (pa.ArrowException, OverflowError, TypeError, ValueError) as unfit:
+                        return ProcessorError(
+                            f"state {state.descriptor.name!r} of key "
+                            f"{self._codec.key.thaw(key)!r:.200} in batch {self._spec.batch_id} "
+                            "holds a value that does not fit "
+                            f"({state.descriptor.value_schema.to_string(show_field_metadata=False)})"
+                            f": {unfit}. Nothing of this batch was committed",
+                            batch_id=self._spec.batch_id,
+                            key=repr(key),
+                            state=state.descriptor.name,
+                            key_group=key_group,
+                        )
+        return ProcessorError(
+            f"the state changes of batch {self._spec.batch_id} cannot be encoded: {error}",
+            batch_id=self._spec.batch_id,
+        )

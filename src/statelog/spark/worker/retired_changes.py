@@ -1,0 +1,116 @@
+"""
+Changes of keys that a task is done with but for their timers.
+
+A task with much input appends the changes of each part of its rows to the log and drops them from
+memory.  Timers fire after all rows, so those of such a key need the changes again: they are kept in
+the task's file on the local disk, and read back for the keys whose timers are due.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.model import ChangeBatch
+from statelog.spark.worker.protocol import NEVER_MS
+from statelog.spark.worker.spill import Piece, SpillFile
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay, merged
+from statelog.state.keys.key_hash import hash_columns
+
+
+class RetiredChanges:
+    """
+    What became of the keys of earlier parts, as far as timers need it.
+
+    Args:
+        codec: The operator's codec.
+        timers_id: State id of the timers.
+        until_ms: Up to when timers are due.
+        file: Where changes are kept.
+
+    Attributes: `due`: (time, key group, key) of the timers that are due after the rows;
+    `first_ms`: time of the first timer later than these.
+    """
+
+    def __init__(
+        self, codec: OperatorCodec, timers_id: int, until_ms: int, file: SpillFile
+    ) -> None:
+        self._codec = codec
+        self._timers_id = timers_id
+        self._until_ms = until_ms
+        self._file = file
+        self._pieces: dict[int, list[Piece]] = {}
+        self._superseded: dict[int, set[Key]] = {}
+        self.due: list[tuple[int, int, Key]] = []
+        self.first_ms = NEVER_MS
+
+    def add(
+        self,
+        groups: Mapping[int, KeyGroupState],
+        overlays: Mapping[int, Overlay],
+        changes: ChangeBatch,
+    ) -> None:
+        """
+        Keep the changes of one part.
+
+        Args:
+            groups: The state before the micro-batch.
+            overlays: The changes.
+            changes: The same, encoded.
+        """
+        for key_group, value in zip(
+            changes.key_groups.tolist(), changes.values.to_pylist(), strict=True
+        ):
+            self._pieces.setdefault(key_group, []).append(self._file.write(value))
+        until = self._until_ms
+        for key_group, overlay in overlays.items():
+            before = groups[key_group].tables[self._timers_id]
+            for key, times in overlay[self._timers_id].items():
+                at = bisect.bisect(times, until)
+                self.due += [(time, key_group, key) for time in times[:at]]
+                if at < len(times):
+                    self.first_ms = min(self.first_ms, times[at])
+                old = before.get(key)
+                if old and old[0] <= until:
+                    self._superseded.setdefault(key_group, set()).add(key)
+
+    def superseded(self, key_group: int) -> Collection[Key]:
+        """Return the keys whose timers were due before the micro-batch changed them."""
+        return self._superseded.get(key_group, ())
+
+    def brought_forward(
+        self, key_group: int, group: KeyGroupState, keys: Collection[Key]
+    ) -> KeyGroupState:
+        """
+        Return the state of some keys with the kept changes folded in.
+
+        Args:
+            key_group: Their key group.
+            group: Its state before the micro-batch; stays as it is.
+            keys: Which keys.
+        """
+        found = KeyGroupState(group.kinds, group.version)
+        for state_id, table in enumerate(group.tables):
+            found.tables[state_id] = {key: table[key] for key in keys if key in table}
+        hashes = self._hashes(self._codec.key.encode(list(keys)))
+        reader = self._codec.present_reader()
+        for piece in self._pieces.get(key_group, ()):
+            changes = reader.batches([key_group], [self._file.read(piece)])
+            for state_id, batches in changes.items():
+                width = len(self._codec.key.schema)
+                for _, batch in batches:
+                    of_keys = np.isin(self._hashes(batch.columns[:width]), hashes)
+                    wanted = batch.filter(pa.array(of_keys))
+                    if wanted.num_rows:
+                        (deltas,) = self._codec.states[state_id].deltas(wanted, [wanted.num_rows])
+                        deltas = {key: delta for key, delta in deltas.items() if key in keys}
+                        table = found.tables[state_id]
+                        found.tables[state_id] = merged(table, deltas, group.kinds[state_id])
+        return found
+
+    def _hashes(self, columns: list[pa.Array]) -> np.ndarray:
+        return hash_columns(columns, self._codec.key.schema)

@@ -1,0 +1,302 @@
+"""
+What runs in a Python worker: one task of one micro-batch.
+
+A task owns a range of key groups.  It brings the worker's cached state to the last committed
+checkpoint, runs the user's processor over its keys, appends the deltas to the changelog, and
+acknowledges with the handles.  Nothing it writes counts before the driver commits.
+
+Spark gives a partition to any worker and may kill idle ones, so nothing here relies on what was
+cached; it only makes things faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload.inline import InlineStateChangeUploader
+from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.uploader import StateChangeFsUploader
+from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
+from statelog.errors import InvariantError
+from statelog.model import KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.runtime.fail_points import fail_point
+from statelog.runtime.ids import RandomIds
+from statelog.spark.rows.event_time_check import check_event_times
+from statelog.spark.rows.late_rows import LateCount
+from statelog.spark.rows.types import make_row
+from statelog.spark.worker.output_parts import DirectOutput, StagedOutputParts
+from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.row_counter import RowCounter
+from statelog.spark.worker.spill import SpillFile
+from statelog.spark.worker.stopwatch import Stopwatch
+from statelog.spark.worker.task_input import TaskInput, changed_partitions
+from statelog.spark.worker.task_log import TaskLog, files_only
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Overlay
+from statelog.state.keyed_state import KeyedState
+from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
+
+_CACHED_BYTES = 64 * 1024 * 1024
+_FREEZE_GROWTH = 1.5
+_ERROR_MAX = 2000
+
+
+class _Worker:
+    """What this process keeps between tasks, for one state location."""
+
+    def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
+        self.epoch = spec.epoch
+        self.store = CachedStore(
+            open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
+        )
+        self.paths = LocationPaths()
+        self.ids = RandomIds()
+        backend = spec.backend
+        self.state = KeyedState(codec, backend.limits(), backend.opener(spec.location, self.ids))
+        self.budget_bytes = backend.budget_bytes
+        self.frozen_entries = 0
+        uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
+        self.storage = FsStateChangelogStorage(
+            self.store,
+            job_id="",
+            scheduler=DirectStateChangeUploadScheduler(
+                InlineStateChangeUploader(spec.inline_bytes, uploader, ids=self.ids)
+            ),
+        )
+
+    @cached_property
+    def large_storage(self) -> FsStateChangelogStorage:
+        """Where the changes of a task with much input go."""
+        return files_only(self.store, self.paths, self.ids, self.budget_bytes)
+
+
+_workers: dict[str, _Worker] = {}
+
+
+def _worker(spec: TaskSpec) -> _Worker:
+    worker = _workers.get(spec.location)
+    # A new epoch is a new run of the query, maybe from an older checkpoint: start clean.
+    if worker is None or worker.epoch != spec.epoch:
+        codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
+        worker = _workers[spec.location] = _Worker(spec, codec)
+    return worker
+
+
+def run_task(
+    spec: TaskSpec, batches: Iterable[pa.RecordBatch], acknowledge: Callable[[TaskAck], None]
+) -> Iterator[pa.RecordBatch]:
+    """
+    Process one partition of a micro-batch.
+
+    Args:
+        spec: What to do.
+        batches: The input: key group, computed key columns, input columns.
+        acknowledge: Takes the answer once everything the task wrote is durable.
+
+    Returns:
+        The output rows, unless they are staged.
+
+    Raises:
+        ProcessorError: The user's processor failed.
+    """
+    # A task makes hundreds of thousands of objects that die by reference count; the collector's
+    # passes over them and over the state would cost more than all the rest.  PySpark's daemon
+    # collects after every task.
+    collecting = gc.isenabled()
+    gc.disable()
+    with contextlib.closing(SpillFile(spec.backend.folder)) as file:
+        try:
+            output = _run(spec, batches, file, acknowledge)
+        finally:
+            if collecting:
+                gc.enable()
+        yield from output
+
+
+def _run(
+    spec: TaskSpec,
+    batches: Iterable[pa.RecordBatch],
+    file: SpillFile,
+    acknowledge: Callable[[TaskAck], None],
+) -> Iterator[pa.RecordBatch]:
+    """Process a partition; return its output rows, none where they are staged."""
+    context = TaskContext.get()
+    partition = context.partitionId() if context is not None else 0
+    if partition >= len(spec.ranges):
+        raise changed_partitions()
+    watch = Stopwatch()
+    worker = _worker(spec)
+    objects, object_bytes = worker.store.objects_put, worker.store.bytes_put
+    key_group_range = spec.ranges[partition]
+    ack = TaskAck(partition, key_group_range)
+    ack.caught_up = worker.state.catch_up(
+        key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
+    )
+    worker.state.sweep(key_group_range, spec.now_ms)
+    watch.lap("catch_up")
+    late = LateCount()
+    if spec.reads_input and spec.late is not None:
+        batches = spec.late.left_out(batches, late)
+    counter = RowCounter(key_group_range, spec.key_positions)
+    read = spec.reads_input and spec.initial is None
+    counted = counter.through(batches) if read else _input_of(spec, batches)
+    rows = TaskInput(spec, worker.state.codec.key, key_group_range, counted, file)
+    ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
+    ack.late_rows = late.rows
+    watch.lap("input")
+    watch.milliseconds["wait"] = counter.waited_ms
+    output = _output(worker, spec, file)
+    run = ProcessorRun(spec, worker.state, key_group_range, output)
+    _process(worker, spec, rows, run, file, ack, watch)
+    if isinstance(output, StagedOutputParts):
+        ack.output = output.staged()
+        watch.lap("stage")
+    ack.output_rows = output.row_count
+    ack.group_entries = [
+        worker.state.entry_count(KeyGroupRange(one, one)) for one in key_group_range
+    ]
+    ack.entries = sum(ack.group_entries)
+    ack.objects = worker.store.objects_put - objects
+    ack.object_bytes = worker.store.bytes_put - object_bytes
+    _freeze(worker)
+    ack.milliseconds = watch.milliseconds
+    fail_point("before-acknowledge")
+    acknowledge(ack)
+    return output.batches() if isinstance(output, DirectOutput) else iter(())
+
+
+def _output(worker: _Worker, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:
+    def check(batch: pa.RecordBatch) -> None:
+        if spec.event_time_output is not None:
+            check_event_times(batch, spec.event_time_output, spec.watermark_ms, spec.batch_id)
+
+    output = spec.flavour.output(spec.output, spec.batch_id)
+    if not spec.staged:
+        return DirectOutput(output, check, spec.output, file)
+    return StagedOutputParts(
+        output, check, spec.output, worker.store, worker.paths, worker.ids, spec.inline_bytes
+    )
+
+
+def _process(
+    worker: _Worker,
+    spec: TaskSpec,
+    rows: TaskInput,
+    run: ProcessorRun,
+    file: SpillFile,
+    ack: TaskAck,
+    watch: Stopwatch,
+) -> None:
+    """Run the processor, and append what it changes; all rows at once, or part by part."""
+    state = worker.state
+    run.begin()
+    in_parts = rows.is_large and run.in_parts(file)
+    if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
+        # The changes of this micro-batch will not be in memory together: a snapshot without them.
+        _snapshot(worker, spec, spec.base_id, {}, ack)
+        watch.lap("snapshot")
+    storage = worker.large_storage if in_parts else worker.storage
+    log = TaskLog(storage, state.codec, ack.key_group_range, spec.checkpoint_id)
+    with contextlib.closing(log):
+        for part in rows.parts():
+            watch.lap("input")
+            run.take(part.rows, part.initial)
+            watch.lap("process")
+            if in_parts:
+                run.retire(log.append(run))
+                watch.lap("append")
+        run.end()
+        ack.keys, ack.next_due_ms = run.key_count, run.next_due_ms()
+        watch.lap("process")
+        run.output.flush()
+        watch.lap("output")
+        log.append(run)
+        ack.log, ack.delta_bytes = log.persist(), log.delta_bytes
+    if ack.log is not None and not in_parts:
+        handle_id = ack.log.state_handle_id
+        state.stage(spec.checkpoint_id, spec.base_id, handle_id, ack.key_group_range, run.overlays)
+    fail_point("between-uploads")
+    watch.lap("append")
+    if ack.partition in spec.snapshots and not in_parts:
+        _snapshot(worker, spec, spec.checkpoint_id, run.overlays, ack)
+        watch.lap("snapshot")
+
+
+def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    if spec.reads_input:
+        return batches
+    for _ in batches:  # what stands for a partition without input; Spark wants it read
+        pass
+    return ()
+
+
+def _load(
+    worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
+) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
+    # Read whole: the change sets inside are what the task most likely misses.
+    stored = read_checkpoint(worker.store, worker.paths, spec.base_id, whole=True)
+    return worker.store, stored.record.checkpoint.for_range(key_group_range)
+
+
+def _snapshot(
+    worker: _Worker,
+    spec: TaskSpec,
+    checkpoint_id: int,
+    overlays: dict[int, Overlay],
+    ack: TaskAck,
+) -> None:
+    """Write a snapshot of *checkpoint_id*; a failure is only told, the log has everything."""
+    try:
+        fail_point("before-snapshot")
+        key_group_range = spec.snapshots[ack.partition]
+        ack.materialized = _materialize(worker, spec, key_group_range, checkpoint_id, overlays)
+    except Exception as error:
+        ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
+
+
+def _materialize(
+    worker: _Worker,
+    spec: TaskSpec,
+    key_group_range: KeyGroupRange,
+    checkpoint_id: int,
+    overlays: dict[int, Overlay],
+) -> MaterializedHandle:
+    # Always a file: in the handle it would travel in every later checkpoint too.
+    data = worker.state.snapshot(key_group_range, overlays, spec.now_ms)
+    factory = FsCheckpointStreamFactory.for_checkpoint(
+        worker.store, spec.checkpoint_id, paths=worker.paths, threshold_bytes=0
+    )
+    with factory.create_task_owned_state_stream() as stream:
+        stream.write(data)
+        handle = stream.close_and_get_handle()
+    if handle is None:
+        raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
+    materialized = MaterializedHandle(key_group_range, checkpoint_id, handle)
+    worker.state.end_snapshot(materialized)
+    return materialized
+
+
+def _freeze(worker: _Worker) -> None:
+    """
+    Take the state out of the garbage collector's sight once it has grown much.
+
+    PySpark's daemon runs a full collection after every task; walking a large state each time
+    would cost more than the task.  What is in columns it does not see anyway.
+    """
+    entries = worker.state.object_count()
+    worker.frozen_entries = min(worker.frozen_entries, entries)
+    if entries > 100_000 and entries > worker.frozen_entries * _FREEZE_GROWTH:
+        gc.collect()
+        gc.freeze()
+        worker.frozen_entries = entries

@@ -1,0 +1,30 @@
+"""The functions that Spark calls for each partition, one for each delivery."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.spark.worker.failures import reported_to_driver
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.task import run_task
+
+
+def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a task whose only result is its answer."""
+    acks: list[TaskAck] = []
+    with reported_to_driver(spec.location):
+        for _ in run_task(spec, batches, acks.append):
+            pass
+    yield pa.RecordBatch.from_pydict({"ack": [pickle.dumps(ack) for ack in acks]})
+
+
+def direct_task(
+    spec: TaskSpec, acks: Any, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Run a task whose result is its output rows; the answer goes into an accumulator."""
+    with reported_to_driver(spec.location):
+        yield from run_task(spec, batches, lambda ack: acks.add([ack]))

@@ -1,0 +1,152 @@
+"""
+Replay of many changes without a Python object for any of them.
+
+For variables whose changes replace what was there (values, timers), the state after a replay is,
+for each key, the last change.  With keys sorted by their hash that is one pass over columns:
+millions of changes a second.  Lists and maps grow by their changes, and are folded one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.model import KeyGroupRange
+from statelog.state.columnar.sorted_run import (
+    ColumnarRun,
+    RowLayout,
+    Rows,
+    build_run,
+    one_batch,
+    order_of,
+    run_of,
+)
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import OP_CLEAR, StateCodec
+from statelog.state.encoding.snapshot_file import EXPIRES_FIELD
+from statelog.state.schema.descriptors import StateKind
+
+Changes = list[tuple[int, pa.RecordBatch]]
+"""Changes of one variable in the order of the log: key group, operations."""
+
+_REPLACING: Final = frozenset({StateKind.VALUE, StateKind.TIMER})
+_NONE: Final = -1
+
+
+def can_replay_columns(codec: OperatorCodec) -> bool:
+    """Return whether every change of the operator replaces what was there."""
+    return all(codec.kinds[state_id] in _REPLACING for state_id in codec.live)
+
+
+def replay_columns(
+    layout: RowLayout,
+    key_group_range: KeyGroupRange,
+    table: pa.Table,
+    changes: Mapping[int, Changes],
+) -> ColumnarRun | None:
+    """
+    Return the state of a few key groups after *changes*.
+
+    Args:
+        layout: The columns.
+        key_group_range: The key groups of the run.
+        table: Their state before, in the columns of a snapshot.
+        changes: By state id.
+
+    Returns:
+        The run; None if two keys have one hash, which only a fold can tell apart.
+    """
+    base = one_batch(table)
+    parts = {
+        state_id: _Part(layout, layout.codec.states[state_id], part)
+        for state_id, part in sorted(changes.items())
+        if part
+    }
+    if not parts:
+        return build_run(layout, key_group_range, table)
+    key_groups = np.concatenate(
+        [base.column(0).to_numpy(), *(part.key_groups for part in parts.values())]
+    )
+    width = layout.first_state - 1
+    keys = [
+        pa.concat_arrays([base.column(1 + at), *(part.keys[at] for part in parts.values())])
+        for at in range(width)
+    ]
+    hashes = layout.hashes(keys)
+    order = order_of(key_groups, hashes, stable=True)
+    if order is None:
+        order = np.arange(len(hashes))
+    sorted_groups, sorted_hashes = key_groups[order], hashes[order]
+    again = (sorted_groups[1:] == sorted_groups[:-1]) & (sorted_hashes[1:] == sorted_hashes[:-1])
+    if not _same_keys(layout, keys, order, np.flatnonzero(again)):
+        return None
+    first = np.flatnonzero(np.concatenate(([True], ~again))) if len(order) else order
+    key_of_row = np.empty(len(order), np.int64)  # which distinct key each unsorted row has
+    key_of_row[order] = np.cumsum(np.concatenate(([True], ~again))) - 1 if len(order) else order
+
+    base_row = np.full(len(first), _NONE)
+    base_row[key_of_row[: base.num_rows]] = np.arange(base.num_rows)
+    columns, some = [], np.zeros(len(first), np.bool_)
+    start = base.num_rows
+    for state_id, position in layout.columns.items():
+        column = base.column(position)
+        source = base_row.copy()
+        part = parts.get(state_id)
+        if part is not None:
+            # Where an index comes twice, numpy keeps the last value: the last change.
+            at = key_of_row[start : start + part.length]
+            source[at] = np.where(part.cleared, _NONE, base.num_rows + np.arange(part.length))
+            start += part.length
+            column = pa.concat_arrays([column, part.cells.cast(column.type)])
+        columns.append(column.take(pa.array(source, mask=source == _NONE)))
+        some |= columns[-1].is_valid().to_numpy(zero_copy_only=False)
+    chosen = pa.array(order[first])
+    whole = [pa.array(sorted_groups[first], pa.int32()), *(key.take(chosen) for key in keys)]
+    whole += columns
+    new_hashes = sorted_hashes[first]
+    if not some.all():
+        keep = pa.array(some)
+        whole, new_hashes = [column.filter(keep) for column in whole], new_hashes[some]
+    return run_of(layout, key_group_range, whole, new_hashes)
+
+
+class _Part:
+    """The changes of one variable, as columns."""
+
+    def __init__(self, layout: RowLayout, state: StateCodec, changes: Changes) -> None:
+        batch = one_batch(pa.Table.from_batches([part for _, part in changes]))
+        counts = [part.num_rows for _, part in changes]
+        key_groups = np.array([key_group for key_group, _ in changes], np.int32)
+        self.key_groups: npt.NDArray[np.int32] = np.repeat(key_groups, counts)
+        self.length = batch.num_rows
+        width = layout.first_state - 1
+        self.keys = batch.columns[:width]
+        self.cleared = batch.column(width).to_numpy() == OP_CLEAR
+        self.cells = _cells(state, batch.columns[width + 1 :])
+
+
+def _cells(state: StateCodec, columns: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+    """Return operations as the column of a snapshot; what a cleared one holds is not looked at."""
+    if state.descriptor.kind is StateKind.TIMER:
+        return columns[0]
+    fields = list(state.value.stored)
+    if state.expires:
+        fields.append(pa.field(EXPIRES_FIELD, pa.int64()))
+    return pa.StructArray.from_arrays(columns, fields=fields)
+
+
+def _same_keys(layout: RowLayout, keys: Sequence[pa.Array[Any]], order: Rows, again: Rows) -> bool:
+    """Return whether all rows at *again* + 1 have the key of the row before them."""
+    if not len(again):
+        return True
+    before, after = pa.array(order[again]), pa.array(order[again + 1])
+    left = [column.take(before) for column in keys]
+    right = [column.take(after) for column in keys]
+    if layout.codec.key.is_plain:
+        return all(one.equals(other) for one, other in zip(left, right, strict=True))
+    # As tables see them: all NaNs are one key, and both zeros.
+    return layout.codec.key.decode(left) == layout.codec.key.decode(right)

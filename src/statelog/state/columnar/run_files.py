@@ -1,0 +1,289 @@
+"""
+Runs of state in files on the local disk, mapped into memory and shared by all workers of a host.
+
+They are a cache: nothing is lost with them, everything in them was read from the store or folded
+from committed changes, and whoever opens a file of another process verifies it.  A file says for
+each of its key groups what the state in it was made of last, its *tip*: the id of a piece of log, or
+the path of a snapshot.  Both are unique for ever.  A file is used for a key group if the checkpoint
+to restore still knows the tip; so files of a run that was rolled back, or of another
+life of the location, are never mistaken for one's own.
+
+File: record batch message of Arrow IPC, JSON header, tail (checksum of all before, lengths, magic).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from statelog.errors import CorruptionError
+from statelog.format.buffers import checksum
+from statelog.model import KeyGroupRange
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.ids import IdSource
+from statelog.state.columnar.sorted_run import ColumnarRun, RowLayout
+
+_log = logging.getLogger("statelog")
+
+_MAGIC: Final = b"SLRUN\x00\x00\x01"
+_TAIL: Final = struct.Struct("<IIQ8s")
+_SUFFIX: Final = ".run"
+_HALF_WRITTEN_SECONDS: Final = 3600
+_FORGOTTEN_SECONDS: Final = 7 * 24 * 3600
+
+
+class _Header(msgspec.Struct, frozen=True):
+    layout: str
+    start: int
+    tips: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """
+    A file as its name and header describe it; not verified yet.
+
+    Args:
+        path: Where it is.
+        key_group_range: Its key groups.
+        version: Newest checkpoint that is in it.
+        tips: By key group: what its state was made of last.
+    """
+
+    path: Path
+    key_group_range: KeyGroupRange
+    version: int
+    tips: Mapping[int, str]
+
+
+def default_folder() -> Path:
+    """Return the folder for local state where none was asked for: one per user."""
+    return Path(tempfile.gettempdir()) / f"statelog-{os.getuid()}"
+
+
+class LocalRuns:
+    """
+    The runs of one state location on this host.
+
+    Args:
+        folder: Host-local folder for all locations; made when it is needed, for its owner only.
+        location: Root of the state location as a URL.
+        layout: The columns.
+        ids: Makes names for files being written.
+
+    Raises:
+        OSError: The folder is somebody else's, or open to others.
+
+    Thread: one at a time in a process; any number of processes.
+    """
+
+    def __init__(self, folder: Path, location: str, layout: RowLayout, ids: IdSource) -> None:
+        self._layout = layout
+        self._ids = ids
+        self._fingerprint = hashlib.sha256(layout.schema.serialize()).hexdigest()[:16]
+        self.folder = folder / hashlib.sha256(location.encode()).hexdigest()[:24]
+        # Made with the first file: most state never needs one.
+        if folder.exists():
+            _make_private(folder)
+        if self.folder.exists():
+            self._open_folder()
+
+    def _open_folder(self) -> None:
+        _make_private(self.folder.parent)
+        _make_private(self.folder)
+        os.utime(self.folder)
+        self._tidy(self.folder.parent)
+
+    def _tidy(self, folder: Path) -> None:
+        """Remove what writers that died left behind, and locations nobody asked for in a week."""
+        now = wall_clock_seconds()
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob("*.tmp"):
+                if now - path.stat().st_mtime > _HALF_WRITTEN_SECONDS:
+                    path.unlink(missing_ok=True)
+            for other in folder.iterdir():
+                if now - other.stat().st_mtime > _FORGOTTEN_SECONDS:
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def find(self, key_group_range: KeyGroupRange) -> list[RunFile]:
+        """Return the files that hold key groups of the range, newest version first."""
+        found = []
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.folder):
+                parsed = _parsed(name)
+                if parsed is not None and len(parsed[0].intersection(key_group_range)):
+                    found.append((parsed[1], name, parsed[0]))
+        files = (self._describe(name, part, version) for version, name, part in sorted(found)[::-1])
+        return [file for file in files if file is not None]
+
+    def _describe(self, name: str, part: KeyGroupRange, version: int) -> RunFile | None:
+        path = self.folder / name
+        try:
+            with open(path, "rb") as file:
+                file.seek(-_TAIL.size, os.SEEK_END)
+                _, header_size, _, magic = _TAIL.unpack(file.read(_TAIL.size))
+                file.seek(-_TAIL.size - header_size, os.SEEK_END)
+                header = msgspec.json.decode(file.read(header_size), type=_Header)
+        except (OSError, struct.error, msgspec.MsgspecError):
+            return None  # gone meanwhile, or damaged
+        if magic != _MAGIC or header.layout != self._fingerprint or header.start != part.start:
+            return None
+        return RunFile(path, part, version, dict(zip(part, header.tips, strict=False)))
+
+    def open(self, file: RunFile) -> ColumnarRun:
+        """
+        Map a file, and verify it.
+
+        Raises:
+            CorruptionError: It is damaged; it has been removed.
+            OSError: It cannot be read.
+
+        Blocks: For the disk.
+        """
+        with pa.memory_map(str(file.path)) as source:
+            data = source.read_buffer()
+        view = memoryview(data)
+        try:
+            crc, _, size, magic = _TAIL.unpack(view[-_TAIL.size :])
+            if magic != _MAGIC or crc != checksum([view[: -_TAIL.size]]):
+                raise CorruptionError("its checksum does not match")
+            rows = pa.ipc.read_record_batch(data.slice(0, size), self._layout.schema)
+            return ColumnarRun(file.key_group_range, rows)
+        except (pa.ArrowException, struct.error, CorruptionError) as error:
+            file.path.unlink(missing_ok=True)
+            raise CorruptionError(f"damaged local state {file.path}: {error}") from error
+
+    def write(self, run: ColumnarRun, tips: Sequence[str], version: int) -> ColumnarRun:
+        """
+        Write a run to a file, remove the files it supersedes, and return it mapped.
+
+        Args:
+            run: What to write.
+            tips: For each of its key groups, what its state was made of last.
+            version: Newest checkpoint that is in it.
+
+        Raises:
+            OSError: The disk refuses; nothing is left behind.
+
+        Blocks: For the disk.
+        """
+        pending = self.begin(run)
+        mapped = self.mapped(pending)
+        self.publish(pending, tips, version, committed=True)
+        return mapped
+
+    def mapped(self, pending: PendingRun) -> ColumnarRun:
+        """Return a run that was begun from its file; raises `OSError` if that cannot be read."""
+        with pa.memory_map(str(pending.path)) as source:
+            data = source.read_buffer()
+        rows = pa.ipc.read_record_batch(data.slice(0, pending.size), self._layout.schema)
+        return ColumnarRun(pending.key_group_range, rows)
+
+    def begin(self, run: ColumnarRun) -> PendingRun:
+        """Write the rows of a run whose tips are not known yet; see `publish`."""
+        if not self.folder.exists():
+            self._open_folder()
+        message = run.rows.serialize()
+        path = self.folder / f"{self._ids.new_id()}.tmp"
+        try:
+            path.write_bytes(message)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return PendingRun(path, run.key_group_range, message.size, checksum([memoryview(message)]))
+
+    def publish(
+        self,
+        pending: PendingRun,
+        tips: Sequence[str],
+        version: int,
+        *,
+        committed: bool = False,
+    ) -> RunFile:
+        """
+        Finish a file that was begun, and give it its name; remove those it supersedes.
+
+        Args:
+            pending: What was begun.
+            tips: As in `write`.
+            version: As in `write`.
+            committed: Whether the checkpoint *version* exists; if not, the next older file stays.
+
+        Raises:
+            OSError: As in `write`.
+        """
+        part = pending.key_group_range
+        header = msgspec.json.encode(_Header(self._fingerprint, part.start, list(tips)))
+        digest = hashlib.sha256(header).hexdigest()[:16]
+        path = self.folder / f"{part.start}-{part.end}-{version}-{digest}{_SUFFIX}"
+        crc = checksum([header], pending.crc)
+        try:
+            with open(pending.path, "ab") as file:
+                file.write(header)
+                file.write(_TAIL.pack(crc, len(header), pending.size, _MAGIC))
+            os.replace(pending.path, path)
+        except OSError:
+            pending.path.unlink(missing_ok=True)
+            raise
+        new = RunFile(path, part, version, dict(zip(part, tips, strict=True)))
+        self._remove_older(new, spare=0 if committed else 1)
+        return new
+
+    def _remove_older(self, new: RunFile, spare: int) -> None:
+        """Remove files that are older than *new* and have no key group beside its own."""
+        older: list[tuple[int, str]] = []
+        part = new.key_group_range
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.folder):
+                parsed = _parsed(name)
+                if parsed is None or parsed[1] >= new.version:
+                    continue
+                if part.start <= parsed[0].start and parsed[0].end <= part.end:
+                    older.append((parsed[1], name))
+            versions = sorted({version for version, _ in older}, reverse=True)
+            for version, name in older:
+                if version not in versions[:spare]:
+                    (self.folder / name).unlink(missing_ok=True)  # who mapped it keeps its pages
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRun:
+    """A file without its tips: where it is, its key groups, size and checksum of its rows."""
+
+    path: Path
+    key_group_range: KeyGroupRange
+    size: int
+    crc: int
+
+
+def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
+    if not name.endswith(_SUFFIX):
+        return None
+    try:
+        start, end, version, _ = name.removesuffix(_SUFFIX).split("-")
+        return KeyGroupRange(int(start), int(end)), int(version)
+    except ValueError:
+        return None
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that is ours alone; refuse one that somebody else prepared."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not a folder of user {os.getuid()}")
+    if found.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by others; make it private (chmod 700)")

@@ -1,0 +1,312 @@
+"""
+The runs of one process: which key groups live in columns, in which file, and what comes into them.
+
+Everything here keeps the state as it is and only changes its form: dict tables become columns when
+they are too much for the memory (`bound`), rows become dict entries when they are touched (`move`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+import pyarrow as pa
+
+from statelog.errors import CorruptionError
+from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.state.columnar.run_files import LocalRuns, PendingRun, RunFile
+from statelog.state.columnar.sorted_run import (
+    ColumnarRun,
+    Moved,
+    RowLayout,
+    build_run,
+    move_keys,
+    move_rows,
+    whole_table,
+)
+from statelog.state.heap.memory import BLOCK, MemoryLimits, block_sizes, choose_blocks
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+
+_log = logging.getLogger("statelog")
+
+Groups = dict[int, KeyGroupState]
+
+
+class Runs:
+    """
+    The columnar part of a process's state.
+
+    Args:
+        layout: The columns.
+        groups: The dict tables, by key group; shared with `KeyedState`.
+        limits: How much the dict tables may take.
+        local: Where runs are kept in files; None keeps them in memory.
+
+    Thread: one at a time.
+    """
+
+    def __init__(
+        self, layout: RowLayout, groups: Groups, limits: MemoryLimits, local: LocalRuns | None
+    ) -> None:
+        self.layout = layout
+        self.limits = limits
+        self.by_group: dict[int, ColumnarRun] = {}
+        self.tips: dict[int, str] = {}
+        self.now_ms = -1
+        self._groups = groups
+        self._local = local
+        self._pending: list[PendingRun] = []
+        self._borrowed: list[Moved] = []
+        self._ahead: set[int] = set()
+        self._unnamed: list[tuple[PendingRun, ColumnarRun]] = []
+
+    def forget(self, key_group: int) -> None:
+        """Drop what is known of a key group."""
+        self.by_group.pop(key_group, None)
+        self.tips.pop(key_group, None)
+
+    def live_count(self, key_groups: Iterable[int]) -> int:
+        """Return the number of keys of these key groups that are in columns."""
+        return sum(self.by_group[kg].live_count(kg) for kg in key_groups if kg in self.by_group)
+
+    def move(self, keys: Mapping[int, Iterable[Key]]) -> None:
+        """Move keys, by key group, into the dict tables."""
+        if self.by_group:
+            move_keys(self.layout, self._groups, self.by_group, keys)
+
+    def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
+        """Move keys, by key group, into the dict tables until `give_back`."""
+        if self.by_group:
+            self._borrowed.append(move_keys(self.layout, self._groups, self.by_group, keys))
+
+    def give_back(self) -> None:
+        """Take what was borrowed out of the dict tables, which nobody has changed meanwhile."""
+        for moved in self._borrowed:
+            for run, rows in moved.rows:
+                run.put_back(rows)
+            for key_group, key in moved.keys:
+                self._groups[key_group].remove(key)
+        self._borrowed = []
+
+    def keep_borrowed(self) -> None:
+        """Leave what a task that failed had borrowed in the dict tables."""
+        self._borrowed = []
+
+    def move_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
+        """Move every key that has a timer at or before *until_ms* into the dict tables."""
+        rows = []
+        for run, part in self._in(key_group_range):
+            due = run.due_rows(self.layout.columns[state_id], until_ms)
+            start, stop = run.span(part.start).start, run.span(part.end).stop
+            rows.append((run, due[(due >= start) & (due < stop)]))
+        move_rows(self.layout, self._groups, rows)
+
+    def first_timer(
+        self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
+    ) -> int | None:
+        """Return the earliest timer in columns, once those up to *after_ms* were moved."""
+        column = self.layout.columns[state_id]
+        times = [run.first_timer(column, after_ms) for run, _ in self._in(key_group_range)]
+        return min((time for time in times if time is not None), default=None)
+
+    def move_all(self, key_group_range: KeyGroupRange) -> None:
+        """Make all of these key groups dict tables."""
+        for key_group in key_group_range:
+            run = self.by_group.pop(key_group, None)
+            if run is not None:
+                move_rows(self.layout, self._groups, [(run, run.live_rows(key_group))])
+
+    def _in(self, key_group_range: KeyGroupRange) -> list[tuple[ColumnarRun, KeyGroupRange]]:
+        """Return the runs of these key groups, each with its contiguous key groups there."""
+        found = []
+        for identity, part in groupby(key_group_range, lambda kg: id(self.by_group.get(kg))):
+            key_groups = list(part)
+            run = self.by_group.get(key_groups[0])
+            if run is not None and identity:
+                found.append((run, KeyGroupRange(key_groups[0], key_groups[-1])))
+        return found
+
+    def table(
+        self,
+        key_group_range: KeyGroupRange,
+        overlays: Mapping[int, Overlay] | None = None,
+        now_ms: int = -1,
+    ) -> pa.Table:
+        """Return all state of these key groups in the columns of a snapshot; see `whole_table`."""
+        return whole_table(
+            self.layout,
+            self._groups,
+            self._in(key_group_range),
+            overlays or {},
+            key_group_range,
+            now_ms=now_ms,
+        )
+
+    def place(self, run: ColumnarRun) -> None:
+        """Let *run* be all state of its key groups; into a file, where there are files."""
+        if self._local is not None and run.rows.num_rows:
+            tips = [self.tips.get(key_group, "") for key_group in run.key_group_range]
+            version = max(self._groups[key_group].version for key_group in run.key_group_range)
+            try:
+                if self._ahead.isdisjoint(run.key_group_range):
+                    run = self._local.write(run, tips, version)
+                else:
+                    pending = self._local.begin(run)
+                    run = self._local.mapped(pending)
+                    self._unnamed.append((pending, run))
+            except OSError as error:
+                self._without_files(error)
+        self.place_in_memory(run)
+
+    def goes_ahead(self, key_groups: Iterable[int]) -> None:
+        """Note that the state of key groups is ahead of its tip, until `name_files`."""
+        self._ahead.update(key_groups)
+
+    def name_files(self) -> None:
+        """Name the files of key groups that were ahead, now that their tips are right."""
+        unnamed, self._unnamed = self._unnamed, []
+        self._ahead.clear()
+        for pending, run in unnamed:
+            part = run.key_group_range
+            superseded = any(self.by_group.get(key_group) is not run for key_group in part)
+            # A row that was moved may have changed since, and what is in dicts is not in the file.
+            changed = run.moved.any() or any(any(self._groups[kg].tables) for kg in part)
+            if self._local is None or superseded or changed:
+                pending.path.unlink(missing_ok=True)
+                continue
+            tips = [self.tips.get(key_group, "") for key_group in part]
+            version = max(self._groups[key_group].version for key_group in part)
+            try:
+                self._local.publish(pending, tips, version, committed=True)
+            except OSError as error:
+                self._without_files(error)
+
+    def drop_files(self) -> None:
+        """Remove the files that have no name: the replay that made them has failed."""
+        unnamed, self._unnamed = self._unnamed, []
+        self._ahead.clear()
+        for pending, _ in unnamed:
+            pending.path.unlink(missing_ok=True)
+
+    def place_in_memory(self, run: ColumnarRun) -> None:
+        """Let *run* as it is be all state of its key groups."""
+        for key_group in run.key_group_range:
+            old = self._groups[key_group]
+            self._groups[key_group] = KeyGroupState(old.kinds, old.version)
+            self.by_group[key_group] = run
+
+    def _without_files(self, error: OSError) -> None:
+        where = self._local.folder if self._local is not None else ""
+        self._local = None
+        _log.warning(
+            "cannot write state to %s (%s); this worker keeps it in memory from now on. Nothing is "
+            "lost; make room there, or set localDirectory",
+            where,
+            error,
+        )
+
+    def bound(self) -> int:
+        """Put dict tables into columns until the rest keeps its limit; return how many blocks."""
+        chosen = choose_blocks(block_sizes(self._groups), self.limits.recent_bytes)
+        for block in chosen:
+            present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in self._groups]
+            for part in contiguous(present):
+                table = self.table(part, now_ms=self.now_ms)
+                self.place(build_run(self.layout, part, table))
+        return len(chosen)
+
+    def restore_local(
+        self, handle: ChangelogStateBackendHandle, key_groups: Iterable[int]
+    ) -> set[int]:
+        """
+        Take key groups from files of this host, as far as they are newer than what is here.
+
+        Args:
+            handle: What is restored; a file counts only for what this knows.
+            key_groups: Which would have to be read from a snapshot otherwise.
+
+        Returns:
+            The key groups taken.
+        """
+        if self._local is None:
+            return set()
+        wanted = set(key_groups)
+        known = _known_tips(handle, wanted)
+        best: dict[int, tuple[int, RunFile]] = {}
+        for file in self._local.find(handle.key_group_range):
+            useful = False
+            for key_group, tip in file.tips.items():
+                version = known.get(key_group, {}).get(tip)
+                useful = useful or version is not None or key_group not in wanted
+                if version is None or version <= self._groups[key_group].version:
+                    continue
+                if key_group not in best or version > best[key_group][0]:
+                    best[key_group] = version, file
+            if not useful and file.version <= handle.checkpoint_id:
+                file.path.unlink(missing_ok=True)  # no later checkpoint will know it either
+        taken = set()
+        for file in {file.path: file for _, file in best.values()}.values():
+            try:
+                run = self._local.open(file)
+            except (CorruptionError, OSError) as error:
+                _log.warning("%s; reading from the store instead", error)
+                continue
+            for key_group, (version, source) in best.items():
+                if source is file:
+                    kinds = self._groups[key_group].kinds
+                    self._groups[key_group] = KeyGroupState(kinds, version)
+                    self.by_group[key_group] = run
+                    self.tips[key_group] = file.tips[key_group]
+                    taken.add(key_group)
+        return taken
+
+    def begin_snapshot(self, table: pa.Table, key_group_range: KeyGroupRange) -> None:
+        """Write the rows of a snapshot to a local file too, for the checkpoint that will have it."""
+        if self._local is None or not self._in(key_group_range):
+            return
+        try:
+            run = build_run(self.layout, key_group_range, table)
+            self._pending.append(self._local.begin(run))
+        except OSError as error:
+            self._without_files(error)
+
+    def end_snapshot(self, tip: str, checkpoint_id: int) -> None:
+        """Name the files of a snapshot, now that it is written; *tip* is its path."""
+        pending, self._pending = self._pending, []
+        for one in pending:
+            if self._local is None or not tip:
+                one.path.unlink(missing_ok=True)
+                continue
+            try:
+                self._local.publish(one, [tip] * len(one.key_group_range), checkpoint_id)
+            except OSError as error:
+                self._without_files(error)
+
+
+def tip_of(snapshot: MaterializedHandle) -> str:
+    """Return what a snapshot is known by; nothing for one without a file."""
+    return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
+
+
+def _known_tips(handle: ChangelogStateBackendHandle, wanted: set[int]) -> dict[int, dict[str, int]]:
+    """Return by key group the tips that *handle* knows, with their checkpoints."""
+    known: dict[int, dict[str, int]] = {key_group: {} for key_group in wanted}
+    for snapshot in handle.materialized:
+        for key_group in wanted.intersection(snapshot.key_group_range):
+            if tip := tip_of(snapshot):
+                known[key_group][tip] = snapshot.checkpoint_id
+    for log in handle.log:
+        for key_group in wanted.intersection(log.key_group_range):
+            known[key_group][log.state_handle_id] = log.checkpoint_id
+    return known
+
+
+def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:
+    """Return ascending key groups as ranges."""
+    parts = []
+    for _, part in groupby(enumerate(key_groups), lambda pair: pair[1] - pair[0]):
+        members = [key_group for _, key_group in part]
+        parts.append(KeyGroupRange(members[0], members[-1]))
+    return parts

@@ -1,0 +1,293 @@
+"""
+Changes of state as bytes: what a task appends to the log, and what a replay reads.
+
+A metadata change (key group -1) carries the operator's schema as JSON; it stands first in every
+change set, so that each file explains itself, and is read by its own schema whatever the present
+one is.  A data change holds what one micro-batch did to one variable in one key group, as an
+Arrow record batch without its schema::
+
+    change := kind:1  state_id:2 (big-endian)  Arrow IPC record batch message
+    kind   := 01 deltas
+
+The columns are those of `StateCodec`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.model import METADATA_KEY_GROUP, ChangeBatch
+from statelog.state.encoding.deltas import Rows, StateCodec, WrittenStateCodec
+from statelog.state.encoding.values import KeyCodec, StructFactory, tuple_factory
+from statelog.state.heap.tables import Overlay
+from statelog.state.schema.descriptors import OperatorStateSchema, schema_text
+
+DELTAS: Final = 1
+_HEADER: Final = struct.Struct(">BH")
+
+
+class OperatorCodec:
+    """
+    Encodes and decodes the changes of all variables of one operator.
+
+    Args:
+        schema: The operator's schema.
+        struct_factory: Builds nested structs, see `StructCodec`.
+    """
+
+    def __init__(
+        self, schema: OperatorStateSchema, struct_factory: StructFactory = tuple_factory
+    ) -> None:
+        self.schema = schema
+        self.key = KeyCodec(schema.key_schema)
+        self.states = [
+            StateCodec(self.key, descriptor, struct_factory) for descriptor in schema.states
+        ]
+        self.kinds = tuple(state.kind for state in schema.states)
+        self.live = tuple(index for index, state in enumerate(schema.states) if not state.dropped)
+        self._struct_factory = struct_factory
+        self._metadata = msgspec.json.encode(schema.to_json())
+        self._written: dict[bytes, WrittenStates] = {}
+
+    def metadata_change(self) -> bytes:
+        """Return the metadata change that explains the data changes."""
+        return self._metadata
+
+    def written_by(self, metadata: bytes) -> WrittenStates:
+        """
+        Return how to read what the schema in a metadata change wrote.
+
+        Raises:
+            CorruptionError: It is no schema, or one that this one did not come from.
+            IncompatibleFormatError: A newer statelog wrote it.
+        """
+        found = self._written.get(metadata)
+        if found is None:
+            if metadata == self._metadata:
+                codecs: list[StateCodec | None] = [
+                    None if codec.descriptor.dropped else codec for codec in self.states
+                ]
+                found = WrittenStates(self.schema, codecs, range(len(codecs)))
+            else:
+                found = self._earlier(schema_of_changes(metadata))
+            self._written[metadata] = found
+        return found
+
+    def _earlier(self, written: OperatorStateSchema) -> WrittenStates:
+        if written.generation > self.schema.generation:
+            raise CorruptionError(
+                f"state of generation {written.generation} of the schema lies among state of "
+                f"generation {self.schema.generation}"
+            )
+        if written.key_schema.types != self.schema.key_schema.types:
+            raise CorruptionError(
+                f"state changes of the key ({schema_text(written.key_schema)}) lie among those of "
+                f"({schema_text(self.schema.key_schema)})"
+            )
+        key_codec = KeyCodec(written.key_schema)
+        ids = {self.schema.states[at].identity: at for at in self.live}
+        codecs: list[StateCodec | None] = []
+        present_ids = []
+        for state in written.states:
+            at = -1 if state.dropped else ids.get(state.identity, -1)
+            present_ids.append(at)
+            codecs.append(
+                None
+                if at < 0
+                else WrittenStateCodec(
+                    key_codec, state, written.generation, self.states[at], self._struct_factory
+                )
+            )
+        return WrittenStates(written, codecs, present_ids)
+
+    def reader(self) -> ChangesReader:
+        """Return a reader of change sets, each by the schema it carries."""
+        return ChangesReader(self)
+
+    def present_reader(self) -> ChangesReader:
+        """Return a reader that takes what it reads first for changes of this schema."""
+        reader = self.reader()
+        reader.schema_is(self._metadata)
+        return reader
+
+    def encode(self, overlays: Mapping[int, Overlay]) -> ChangeBatch:
+        """
+        Return the overlays of several key groups as changes.
+
+        Args:
+            overlays: By key group.
+
+        Raises:
+            pyarrow.ArrowException: A value does not fit its type.
+        """
+        groups: list[int] = []
+        changes: list[bytes] = []
+        for state_id, codec in enumerate(self.states):
+            header = _HEADER.pack(DELTAS, state_id)
+            rows: Rows = ([], [], [], [], [])
+            bounds: list[tuple[int, int, int]] = []
+            for key_group in sorted(overlays):
+                deltas = overlays[key_group][state_id]
+                if deltas:
+                    start = len(rows[0])
+                    for whole, part in zip(rows, codec.rows(deltas), strict=True):
+                        whole += part  # type: ignore[operator]
+                    if len(rows[0]) > start:  # a delta may have come to nothing
+                        bounds.append((key_group, start, len(rows[0])))
+            if not bounds:
+                continue
+            # One conversion for all key groups, then a slice for each: far fewer Arrow calls.
+            batch = codec.batch(rows)
+            for key_group, start, end in bounds:
+                message = batch.slice(start, end - start).serialize()
+                groups.append(key_group)
+                changes.append(header + message.to_pybytes())
+        return ChangeBatch(np.asarray(groups, np.int32), pa.array(changes, pa.binary()))
+
+    def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
+        """
+        Return the overlays that one change set holds.
+
+        Args:
+            key_groups: Of each change.
+            values: The changes; without a metadata change they are of this schema.
+
+        Raises:
+            IncompatibleFormatError: A newer statelog wrote a change.
+            CorruptionError: A change cannot be read.
+        """
+        return self.present_reader().decode(key_groups, values)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStates:
+    """
+    How to read what one schema wrote.
+
+    Args:
+        schema: That schema.
+        codecs: By its state ids; None for a variable that is gone.
+        present_ids: The state ids of today, by its own; -1 for a variable that is gone.
+    """
+
+    schema: OperatorStateSchema
+    codecs: Sequence[StateCodec | None]
+    present_ids: Sequence[int]
+
+
+class ChangesReader:
+    """
+    Reads change sets in the order of the log; each is read by the schema it carries.
+
+    Args:
+        codec: The operator's codec, whose state the changes are to become.
+    """
+
+    def __init__(self, codec: OperatorCodec) -> None:
+        self._codec = codec
+        self._written: WrittenStates | None = None
+
+    def schema_is(self, metadata: bytes) -> None:
+        """Read what follows by the schema in *metadata*; see `OperatorCodec.written_by`."""
+        self._written = self._codec.written_by(metadata)
+
+    @property
+    def is_present(self) -> bool:
+        """Whether what was read last is of the schema that the codec has now."""
+        return self._written is self._codec.written_by(self._codec.metadata_change())
+
+    def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
+        """
+        Return the overlays that changes of one set hold, or of a part of it.
+
+        Raises:
+            IncompatibleFormatError: A newer statelog wrote a change.
+            CorruptionError: A change cannot be read.
+        """
+        return self.overlays(self.batches(key_groups, values))
+
+    def batches(
+        self, key_groups: Iterable[int], values: Iterable[bytes]
+    ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Return changes as (key group, operations) by written state id; raises as `decode`."""
+        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for key_group, value in zip(key_groups, values, strict=True):
+            if key_group == METADATA_KEY_GROUP:
+                self.schema_is(value)
+                continue
+            if self._written is None:
+                raise CorruptionError(
+                    f"a state change in key group {key_group} stands before any state schema"
+                )
+            state_id, batch = self._decode_one(self._written, key_group, value)
+            if batch is not None:
+                found.setdefault(state_id, []).append((key_group, batch))
+        return found
+
+    def overlays(
+        self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
+    ) -> dict[int, Overlay]:
+        """Return what `batches` returned as overlays; no key group has two for one variable."""
+        overlays: dict[int, Overlay] = {}
+        for state_id, parts in changes.items():
+            self._decode_state(state_id, parts, overlays)
+        return overlays
+
+    def _decode_state(
+        self,
+        state_id: int,
+        parts: Sequence[tuple[int, pa.RecordBatch]],
+        overlays: dict[int, Overlay],
+    ) -> None:
+        written = self._written
+        codec = written.codecs[state_id] if written is not None else None
+        if written is None or codec is None:
+            return
+        # One conversion for all key groups: far fewer Arrow calls.
+        whole = pa.Table.from_batches([batch for _, batch in parts]).combine_chunks()
+        batch = next(iter(whole.to_batches()), parts[0][1])
+        deltas = codec.deltas(batch, [part.num_rows for _, part in parts])
+        for (key_group, _), delta in zip(parts, deltas, strict=True):
+            overlay = overlays.get(key_group)
+            if overlay is None:
+                overlay = overlays[key_group] = [{} for _ in self._codec.states]
+            overlay[written.present_ids[state_id]] = delta
+
+    @staticmethod
+    def _decode_one(
+        written: WrittenStates, key_group: int, value: bytes
+    ) -> tuple[int, pa.RecordBatch | None]:
+        """Return state id and operations of a change; None for a variable that is gone."""
+        kind, state_id = _HEADER.unpack_from(value)
+        if kind != DELTAS or state_id >= len(written.codecs):
+            raise IncompatibleFormatError(
+                f"a change of kind {kind} for state {state_id} in key group {key_group} is "
+                "unknown to this statelog; upgrade it"
+            )
+        codec = written.codecs[state_id]
+        if codec is None:
+            return state_id, None
+        try:
+            message = pa.py_buffer(value)[_HEADER.size :]
+            return state_id, pa.ipc.read_record_batch(message, codec.schema)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptionError(
+                f"a change of state {codec.descriptor.name!r} in key group {key_group} cannot "
+                f"be read: {error}"
+            ) from error
+
+
+def schema_of_changes(value: bytes) -> OperatorStateSchema:
+    """Return the schema in a metadata change; raises `CorruptionError` if it is none."""
+    try:
+        return OperatorStateSchema.from_json(msgspec.json.decode(value))
+    except msgspec.DecodeError as error:
+        raise CorruptionError("a metadata change cannot be read") from error

@@ -1,0 +1,265 @@
+"""
+Spark's `xxhash64` of whole columns of keys, in numpy.
+
+The twin of `statelog.state.keys.key_groups` for many keys at once; both give the same numbers.  Rows are
+hashed in blocks that stay in the processor's cache.  Strings and binaries go by length: all of one
+length are a matrix of bytes, whose lanes of 8, 4 and 1 bytes are columns.
+Source: XXH64 by Yann Collet; Spark's XxHash64Function, see `key_groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import UsageError
+from statelog.state.encoding.values import KeyCodec
+from statelog.state.keys.key_groups import SEED, value_hasher
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+_Words: TypeAlias = npt.NDArray[Any]
+
+_BLOCK: Final = 65_536
+_LONG_DIGITS: Final = 18
+_U64: Final = np.uint64
+_P1: Final = _U64(0x9E3779B185EBCA87)
+_P2: Final = _U64(0xC2B2AE3D27D4EB4F)
+_P3: Final = _U64(0x165667B19E3779F9)
+_P4: Final = _U64(0x85EBCA77C2B2AE63)
+_P5: Final = _U64(0x27D4EB2F165667C5)
+
+
+def hash_columns(columns: Sequence[pa.Array[Any]], schema: pa.Schema) -> Hashes:
+    """
+    Return the hash of each key, as unsigned numbers.
+
+    Nested key columns, whose hash only Spark can compute, go in with a hash of ours: the result is
+    good for finding keys, not for their key group (see `is_sparks`).
+
+    Args:
+        columns: One array per key column, all of one length >= 0.
+        schema: Their Arrow types, as an operator's key schema has them.
+    """
+    length = len(columns[0]) if columns else 0
+    hashes = np.full(length, SEED, _U64)
+    for column, field in zip(columns, schema, strict=True):
+        hasher = _hasher(field.type) or _by_value(field)
+        for start in range(0, length, _BLOCK):
+            block = column.slice(start, _BLOCK)
+            part = hashes[start : start + _BLOCK]
+            new = hasher(block, part)
+            if block.null_count:
+                valid = block.is_valid().to_numpy(zero_copy_only=False)
+                np.copyto(part, new, where=valid)
+            else:
+                part[:] = new
+    return hashes
+
+
+def is_sparks(schema: pa.Schema) -> bool:
+    """Return whether `hash_columns` gives Spark's hash for keys of these types."""
+    try:
+        return all(_hasher(field.type) or value_hasher(field.type) for field in schema)
+    except UsageError:
+        return False
+
+
+_ColumnHasher: TypeAlias = "Callable[[pa.Array[Any], Hashes], Hashes]"
+
+
+def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
+    """Return what hashes a column of this type without looking at each value, or None."""
+    if pa.types.is_decimal128(kind):
+        return _decimals if kind.precision <= _LONG_DIGITS else None
+    for matches, hasher in _HASHERS:
+        if matches(kind):
+            return hasher
+    return None
+
+
+def _by_value(field: pa.Field) -> _ColumnHasher:
+    """Return a hasher that takes value by value: large decimals and nested types."""
+    try:
+        hash_value = value_hasher(field.type)
+    except UsageError:
+        return _by_text(field)
+
+    def hash_values(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+        pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
+        new = [seed if value is None else hash_value(value, seed) for value, seed in pairs]
+        return np.array(new, _U64)
+
+    return hash_values
+
+
+def _by_text(field: pa.Field) -> _ColumnHasher:
+    codec = KeyCodec(pa.schema([field]))
+
+    def hash_texts(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+        texts = [repr(_positive_zero(key)) for key in codec.decode([column])]
+        return _bytes(pa.array(texts, pa.string()), seeds)
+
+    return hash_texts
+
+
+def _positive_zero(value: Any) -> Any:
+    """Return a frozen key with every zero the same, as keys that are equal must hash alike."""
+    if isinstance(value, tuple):
+        return tuple(map(_positive_zero, value))
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def _numbers(column: pa.Array[Any], to: pa.DataType | None = None) -> npt.NDArray[Any]:
+    """Return a fixed-width column in numpy; what stands for a null is not looked at."""
+    if to is not None:
+        column = column.cast(to)
+    if column.null_count:
+        column = pc.fill_null(column, pa.scalar(0, column.type))
+    numbers: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _ints(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    words = _numbers(column, None if pa.types.is_int32(column.type) else pa.int32())
+    return _one_half(words.view(np.uint32), seeds)
+
+
+def _longs(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    words = _numbers(column, None if pa.types.is_int64(column.type) else pa.int64())
+    return _one_word(words.view(_U64), seeds)
+
+
+def _floats(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    values = _numbers(column) + np.float32(0)
+    values[np.isnan(values)] = np.nan
+    return _one_half(values.view(np.uint32), seeds)
+
+
+def _doubles(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    values = _numbers(column) + 0.0
+    values[np.isnan(values)] = np.nan
+    return _one_word(values.view(_U64), seeds)
+
+
+def _decimals(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    # 16 bytes each, little-endian: the lower half is the number where it fits a long.
+    words = np.frombuffer(column.buffers()[1], _U64)
+    return _one_word(words[2 * column.offset :: 2][: len(column)].copy(), seeds)
+
+
+def _bytes(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    """Hash strings or binaries, all of one length at a time."""
+    if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
+        width: Any = np.int64
+    else:
+        width = np.int32
+    _, offsets_buffer, data_buffer = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, width)[column.offset : column.offset + len(column) + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)
+    offsets = offsets.astype(np.int64)
+    lengths = np.diff(offsets)
+    result = np.empty(len(column), _U64)
+    order = np.argsort(lengths, kind="stable")
+    distinct, first = np.unique(lengths[order], return_index=True)
+    for length, rows in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
+        matrix = np.zeros((len(rows), -(-length // 8) * 8), np.uint8)
+        if length:
+            matrix[:, :length] = data[offsets[rows][:, None] + np.arange(length)]
+        result[rows] = _of_one_length(matrix, length, seeds[rows])
+    return result
+
+
+_HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _ColumnHasher], ...]] = (
+    (pa.types.is_int64, _longs),
+    (pa.types.is_signed_integer, _ints),
+    (pa.types.is_boolean, _ints),
+    (pa.types.is_date32, _ints),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _longs),
+    (pa.types.is_float32, _floats),
+    (pa.types.is_float64, _doubles),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _bytes),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _bytes),
+    (pa.types.is_null, lambda _column, seeds: seeds),
+)
+
+
+def _of_one_length(matrix: npt.NDArray[np.uint8], length: int, seeds: Hashes) -> Hashes:
+    words = matrix.view("<u8")
+    position = 0
+    if length >= 32:
+        lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
+        while position <= length - 32:
+            at = position // 8
+            lanes = [_round(lane, words[:, at + i]) for i, lane in enumerate(lanes)]
+            position += 32
+        result = sum(
+            (_rotl(lane, bits) for lane, bits in zip(lanes[1:], (7, 12, 18), strict=True)),
+            start=_rotl(lanes[0], 1),
+        )
+        for lane in lanes:
+            result = (result ^ _round(np.zeros_like(lane), lane)) * _P1 + _P4
+    else:
+        result = seeds + _P5
+    result = result + _U64(length)
+    while position <= length - 8:
+        result = _mix_word(result, words[:, position // 8])
+        position += 8
+    if position <= length - 4:
+        half = words[:, position // 8] & _U64(0xFFFFFFFF)
+        result = _mix_half(result, half)
+        position += 4
+    for byte in range(position, length):
+        result = _rotl(result ^ (matrix[:, byte].astype(_U64) * _P5), 11) * _P1
+    return _avalanche(result)
+
+
+def _one_word(words: _Words, seeds: Hashes) -> Hashes:
+    return _avalanche(_mix_word(seeds + (_P5 + _U64(8)), words))
+
+
+def _one_half(words: _Words, seeds: Hashes) -> Hashes:
+    return _avalanche(_mix_half(seeds + (_P5 + _U64(4)), words.astype(_U64)))
+
+
+def _mix_word(result: Hashes, words: _Words) -> Hashes:
+    mixed = _rotl(words * _P2, 31)
+    mixed *= _P1
+    mixed ^= result
+    mixed = _rotl(mixed, 27)
+    mixed *= _P1
+    mixed += _P4
+    return mixed
+
+
+def _mix_half(result: Hashes, halves: _Words) -> Hashes:
+    mixed = halves * _P1
+    mixed ^= result
+    mixed = _rotl(mixed, 23)
+    mixed *= _P2
+    mixed += _P3
+    return mixed
+
+
+def _round(lanes: Hashes, words: _Words) -> Hashes:
+    mixed: Hashes = words * _P2
+    return _rotl(mixed + lanes, 31) * _P1
+
+
+def _rotl(values: Hashes, bits: int) -> Hashes:
+    rotated = values << _U64(bits)
+    rotated |= values >> _U64(64 - bits)
+    return rotated
+
+
+def _avalanche(values: Hashes) -> Hashes:
+    values = values ^ (values >> _U64(33))
+    values *= _P2
+    values ^= values >> _U64(29)
+    values *= _P3
+    values ^= values >> _U64(32)
+    return values

@@ -1,0 +1,112 @@
+"""
+The state objects a processor holds: value, list and map state, timers.
+
+They stand on a *cursor*, which says whose state they show: the current key, and the tables and
+overlay of its key group.  A read looks into the overlay first, then into the table; a write goes
+to the overlay only.  Elements are tuples, and behave as copies.
+Source: Flink's ValueState, ListState, MapState; the rules of time to live are Spark's (expired
+values are hidden at once, a write starts the time anew).  Deviation: a map's entries come in the
+order of their last write, in Spark in that of their encoded keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from statelog.errors import UsageError
+from statelog.state.encoding.values import StructCodec
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay, Values
+
+MISSING = object()
+
+
+class _NoKey(dict[Any, Any]):
+    """Stands for table and overlay where no key is current."""
+
+    def _refuse(self, *_arguments: Any) -> Any:
+        raise UsageError(
+            "state belongs to a key: read and write it while rows or timers are handled, not in "
+            "init() or close()"
+        )
+
+    get = __getitem__ = __setitem__ = _refuse
+
+
+_NO_KEY = _NoKey()
+
+
+class Cursor:
+    """
+    Whose state the state objects show.
+
+    Args:
+        now_ms: Processing time of the batch in milliseconds, for time to live.
+    """
+
+    __slots__ = ("_bound", "group", "key", "now_ms", "overlay")
+
+    def __init__(self, now_ms: int = -1) -> None:
+        self.key: Key = ()
+        self.now_ms = now_ms
+        self.group: KeyGroupState | None = None
+        self.overlay: Overlay = []
+        self._bound: list[BoundState] = []
+
+    def bind(self, state: BoundState) -> None:
+        """Let *state* follow this cursor."""
+        self._bound.append(state)
+        if self.group is not None:
+            state.enter(self.group, self.overlay)
+
+    def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
+        """Move to a key group; set `key` afterwards."""
+        self.group, self.overlay = group, overlay
+        for state in self._bound:
+            state.enter(group, overlay)
+
+    def leave(self) -> None:
+        """Have no current key any more; reads and writes are refused from now on."""
+        self.group, self.overlay = None, []
+        for state in self._bound:
+            state.leave()
+
+
+class BoundState:
+    """
+    What all state objects share.
+
+    Args:
+        cursor: Whose state is shown.
+        state_id: Position of the variable in the operator's schema.
+        codec: Normalizes values.
+        ttl_ms: Time to live in milliseconds, or None.
+    """
+
+    def __init__(
+        self, cursor: Cursor, state_id: int, codec: StructCodec, ttl_ms: int | None = None
+    ) -> None:
+        self._cursor = cursor
+        self._state_id = state_id
+        self._normalize: Callable[[Iterable[Any]], Values] = codec.normalize
+        # What a processor does to a list or dict it was given must not reach the tables.
+        self._copy = codec.normalize if codec.is_mutable else None
+        self._ttl_ms = ttl_ms
+        self._base: dict[Key, Any] = _NO_KEY
+        self._overlay: dict[Key, Any] = _NO_KEY
+        cursor.bind(self)
+
+    def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
+        """Show the tables of *group* under *overlay*."""
+        self._base = group.tables[self._state_id]
+        self._overlay = overlay[self._state_id]
+
+    def leave(self) -> None:
+        """Show no key any more."""
+        self._base = self._overlay = _NO_KEY
+
+    def _expires(self) -> int:
+        return self._cursor.now_ms + (self._ttl_ms or 0)
+
+    def _live(self, stored: tuple[int, Values]) -> bool:
+        return stored[0] > self._cursor.now_ms

@@ -1,0 +1,231 @@
+"""Replays the log into the tables: change by change into dictionaries, or many at once in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from statelog.changelog.reader import read_change_batches
+from statelog.errors import check
+from statelog.model import ChangelogStateHandle, KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.state.columnar.replay import Changes, can_replay_columns, replay_columns
+from statelog.state.columnar.run_set import Runs, contiguous
+from statelog.state.columnar.sorted_run import ColumnarRun
+from statelog.state.encoding.changes import ChangesReader, OperatorCodec
+from statelog.state.heap.memory import blocks
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.store import ObjectStore
+
+_COLUMNAR_REPLAY_BYTES = 16 * 1024 * 1024
+_COLUMNAR_RESTORE_BYTES = 2 * 1024 * 1024
+"""So much log is replayed in columns: into state at hand, and into state just restored."""
+_FOLDED_SHARE = 0.125
+"""Changes folded one by one into dicts take so many times the bytes that they take in the log."""
+
+
+class ReplayTarget(Protocol):
+    """What a replay brings forward; `KeyedState` is one."""
+
+    groups: dict[int, KeyGroupState]
+    codec: OperatorCodec
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether some state is in columns, so that `prepare` has something to do."""
+
+    def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
+        """Make keys, by key group, ready to be changed."""
+
+    def reached(self, key_group: int, version: int, tip: str) -> None:
+        """Note that a key group is at checkpoint *version*, after the log handle *tip*."""
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """
+    What `catch_up` did, for the report of a batch.
+
+    Args:
+        folded: Key groups brought forward from an own overlay.
+        replayed: Change sets read from the log.
+        restored: Snapshots read.
+        local: Key groups taken from files of this host.
+        compacted: Blocks of key groups whose dict tables were put into columns.
+    """
+
+    folded: int = 0
+    replayed: int = 0
+    restored: int = 0
+    local: int = 0
+    compacted: int = 0
+
+
+class Replay:
+    """
+    One replay of the log: change by change into dict tables, or many at once in columns.
+
+    Args:
+        state: What is brought forward.
+        runs: Its columnar part, if it has one.
+        fresh: Whether key groups hold nothing but what was restored just now.
+        done: Told what was done.
+    """
+
+    def __init__(self, state: ReplayTarget, runs: Runs | None, fresh: bool, done: CatchUp) -> None:
+        self._state = state
+        self._runs = runs
+        self._fresh = fresh
+        self._done = done
+        self._pending: dict[int, Changes] = {}
+        self._pending_bytes = 0
+        self._folded_bytes = 0
+        self._reached: dict[int, tuple[int, str]] = {}
+        self._rows = 0
+        self._light: list[ColumnarRun] = []
+
+    def run(
+        self,
+        store: ObjectStore,
+        handle: ChangelogStateBackendHandle,
+        key_group_range: KeyGroupRange,
+    ) -> None:
+        """Replay what *handle* has for the range and the state does not."""
+        groups = self._state.groups
+        in_columns = self._is_long(handle.log)
+        last = -1
+        for log in handle.log:
+            check(log.checkpoint_id >= last, "log handles are not in the order of checkpoints")
+            last = log.checkpoint_id
+            wanted = log.key_group_range.intersection(key_group_range)
+            old = {kg for kg in wanted if groups[kg].version < log.checkpoint_id}
+            if not old:
+                continue
+            reader = self._state.codec.reader()
+            for batch in read_change_batches(store, log, key_group_range=wanted):
+                self._done.replayed += 1
+                self._take(reader, batch, old, in_columns)
+                self._bound(old)
+            for key_group in old:
+                self._reached[key_group] = log.checkpoint_id, log.state_handle_id
+            if not in_columns or self._pending_bytes > self._limit:
+                self._flush()
+        self._flush()
+        self._settle()
+        if self._runs is not None:
+            self._runs.name_files()
+
+    def _bound(self, key_groups: Collection[int]) -> None:
+        """Apply what is pending in the middle of a log handle, where it is too much for memory."""
+        runs = self._runs
+        if runs is None:
+            return
+        if self._pending_bytes > self._limit:
+            runs.goes_ahead(key_groups)
+            self._flush()
+        if self._folded_bytes > self._limit * _FOLDED_SHARE:
+            runs.goes_ahead(key_groups)
+            self._folded_bytes = 0
+            self._done.compacted += runs.bound()
+
+    def _take(
+        self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
+    ) -> None:
+        """Take changes of the key groups in *old*, now or with the next flush."""
+        changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
+        kept = {
+            state_id: [change for change in part if change[0] in old]
+            for state_id, part in changes.items()
+        }
+        if in_columns and reader.is_present:
+            self._collect(kept)
+        else:
+            self._flush()  # what stands before this in the log
+            self._fold(reader, kept)
+            self._folded_bytes += batch.nbytes
+
+    @property
+    def _limit(self) -> int:
+        return 0 if self._runs is None else self._runs.limits.pending_bytes
+
+    def _is_long(self, log: Sequence[ChangelogStateHandle]) -> bool:
+        if self._runs is None or not can_replay_columns(self._state.codec):
+            return False
+        groups = self._state.groups
+        size = sum(
+            one.size_bytes
+            for one in log
+            if any(groups[kg].version < one.checkpoint_id for kg in one.key_group_range)
+        )
+        return size > (_COLUMNAR_RESTORE_BYTES if self._fresh else _COLUMNAR_REPLAY_BYTES)
+
+    def _collect(self, changes: Mapping[int, Changes]) -> None:
+        for state_id, part in changes.items():
+            self._pending.setdefault(state_id, []).extend(part)
+            self._pending_bytes += sum(batch.nbytes for _, batch in part)
+
+    def _fold(self, reader: ChangesReader, changes: Mapping[int, Changes]) -> None:
+        overlays = reader.overlays({s: part for s, part in changes.items() if part})
+        if self._state.is_columnar:
+            self._state.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})
+        for key_group, overlay in overlays.items():
+            self._state.groups[key_group].fold(overlay)
+
+    def _flush(self) -> None:
+        """Apply what is pending, and note how far the key groups have come."""
+        if not self._reached and not self._pending:
+            return
+        reached, self._reached = self._reached, {}
+        pending, self._pending, self._pending_bytes = self._pending, {}, 0
+        touched = sorted({kg for part in pending.values() for kg, _ in part})
+        for key_group, (version, tip) in reached.items():
+            self._state.reached(key_group, version, tip)
+        if self._runs is None:
+            return
+        for part in (block for run in contiguous(touched) for block in blocks(run)):
+            self._merge(self._runs, part, _of_block(pending, part))
+        if not touched:
+            self._done.compacted += self._runs.bound()
+
+    def _merge(self, runs: Runs, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
+        run = replay_columns(runs.layout, part, runs.table(part), changes)
+        if run is None:
+            reader = self._state.codec.present_reader()
+            for state_id, some in changes.items():
+                for change in some:  # one by one: a key group may have several
+                    self._fold(reader, {state_id: [change]})
+            return
+        self._rows += run.rows.num_rows
+        if self._rows > runs.limits.dict_rows:
+            runs.place(run)
+        else:
+            runs.place_in_memory(run)
+            self._light.append(run)
+
+    def _settle(self) -> None:
+        """Make dict tables of a small state, and put the beginning of a large one into files."""
+        if self._runs is None:
+            return
+        for run in self._light:
+            part = run.key_group_range
+            if any(self._runs.by_group.get(kg) is not run for kg in part):
+                continue
+            if self._rows > self._runs.limits.dict_rows:
+                self._runs.place(run)
+            else:
+                self._runs.move_all(part)
+
+
+def _of_block(changes: Mapping[int, Changes], part: KeyGroupRange) -> dict[int, Changes]:
+    return {
+        state_id: [change for change in some if change[0] in part]
+        for state_id, some in changes.items()
+    }
+
+
+def keys_of(overlay: Overlay) -> set[Key]:
+    """Return the keys that *overlay* changes, over all state variables."""
+    return {key for deltas in overlay for key in deltas}

@@ -1,0 +1,1 @@
+"""Declared state variables (`descriptors`) and how they may change between two starts (`evolution`)."""

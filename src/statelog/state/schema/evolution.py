@@ -1,0 +1,174 @@
+"""
+How a state schema may change from one start of a job to the next.
+
+Fields are matched by name.  A field may be added (old values read None), removed, moved, and
+widened where no value can lose a digit; a variable may be added, left out, or deleted.  All else
+is refused by name, before anything is claimed or written.  What is added notes the generation of
+the schema that brought it, so that data from before, which may still be in the log, is not taken
+for a field or variable of the same name that was removed since.
+Source: Spark's state with the Avro encoding.  Deviations: Avro also turns INT into FLOAT and
+BIGINT into FLOAT or DOUBLE, which loses digits and is refused here; more digits of a DECIMAL, and
+a time to live that comes or goes, are not in Spark's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final, NoReturn
+
+import pyarrow as pa
+
+from statelog.errors import CheckpointError
+from statelog.state.schema.descriptors import (
+    OperatorStateSchema,
+    StateDescriptor,
+    TtlChange,
+    field_since,
+    schema_text,
+    with_since,
+)
+
+_WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
+    pa.int8(): frozenset((pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())),
+    pa.int16(): frozenset((pa.int32(), pa.int64(), pa.float32(), pa.float64())),
+    pa.int32(): frozenset((pa.int64(), pa.float64())),
+    pa.float32(): frozenset((pa.float64(),)),
+    # Spark's session says which of the two it hands over; the values are the same.
+    pa.string(): frozenset((pa.large_string(),)),
+    pa.large_string(): frozenset((pa.string(),)),
+    pa.binary(): frozenset((pa.large_binary(),)),
+    pa.large_binary(): frozenset((pa.binary(),)),
+}
+
+
+def evolve(
+    stored: OperatorStateSchema, wanted: OperatorStateSchema, *, now_ms: int
+) -> OperatorStateSchema:
+    """
+    Return the schema to go on with when a job with schema *wanted* restarts on *stored*.
+
+    Variables keep their ids; new ones come behind; those that the job no longer asks for stay,
+    unless it deletes them.
+
+    Args:
+        stored: The schema of the checkpoint that the job starts from.
+        wanted: What its processor asks for.
+        now_ms: Time of the start in milliseconds; values that get a time to live now count it
+            from here.
+
+    Raises:
+        CheckpointError: The state belongs to another operator, or a type changed in a way that
+            old values cannot follow.
+    """
+    if wanted.operator_id != stored.operator_id:
+        _refuse(f"it belongs to operator {stored.operator_id!r}, not {wanted.operator_id!r}")
+    if wanted.key_schema.types != stored.key_schema.types:
+        _refuse(
+            f"its key is ({schema_text(stored.key_schema)}), the query's is "
+            f"({schema_text(wanted.key_schema)}); key columns may only be renamed"
+        )
+    generation = stored.generation + 1
+    new_ones = {state.name: state for state in wanted.states}
+    states = []
+    for old in stored.states:
+        new = None if old.dropped else new_ones.get(old.name)
+        if new is None:
+            gone = old.dropped or old.name in wanted.deleted
+            states.append(replace(old, dropped=True) if gone else old)
+            continue
+        try:
+            states.append(_evolved(old, new, generation, now_ms))
+        except CheckpointError:
+            if old.name not in wanted.deleted:
+                raise
+            states.append(replace(old, dropped=True))  # deleted, and made anew as something else
+            continue
+        del new_ones[old.name]
+    states += [replace(state, since=generation) for state in new_ones.values()]
+    evolved = replace(stored, key_schema=wanted.key_schema, states=tuple(states))
+    if evolved.to_json() == stored.to_json():
+        return stored
+    return replace(evolved, generation=generation)
+
+
+def _evolved(
+    old: StateDescriptor, new: StateDescriptor, generation: int, now_ms: int
+) -> StateDescriptor:
+    if new.kind is not old.kind or new.aggregation is not old.aggregation:
+        _refuse(f"state {old.name!r} is a {old.kind_text} state there, a {new.kind_text} here")
+    before, after = old.user_key_schema, new.user_key_schema
+    if before is not None and after is not None and before.types != after.types:
+        _refuse(
+            f"state {old.name!r} has the map key ({schema_text(before)}) there, "
+            f"({schema_text(after)}) here; its fields may only be renamed"
+        )
+    fields = _fields(old.value_schema, new.value_schema, f"state {old.name!r}: field ", generation)
+    ttl_changes = old.ttl_changes
+    if old.ttl_ms is None and new.ttl_ms is not None:
+        ttl_changes += (TtlChange(generation, True, now_ms + new.ttl_ms),)
+    elif old.ttl_ms is not None and new.ttl_ms is None:
+        ttl_changes += (TtlChange(generation, False, now_ms),)
+    return replace(
+        old,
+        value_schema=pa.schema(fields),
+        user_key_schema=new.user_key_schema,
+        ttl_ms=new.ttl_ms,
+        ttl_changes=ttl_changes,
+    )
+
+
+def _fields(
+    old: Iterable[pa.Field], new: Iterable[pa.Field], path: str, generation: int
+) -> list[pa.Field]:
+    """Return the fields of *new*, each with the generation that brought it."""
+    by_name = {field.name: field for field in old}
+    fields = []
+    for field in new:
+        before = by_name.get(field.name)
+        where = f"{path}{field.name!r}"
+        if before is None:
+            if not field.nullable:
+                _refuse(f"{where} is new and NOT NULL, but values from before have none")
+            fields.append(with_since(field, generation))
+        else:
+            fields.append(with_since(_field(before, field, where, generation), field_since(before)))
+    return fields
+
+
+def _field(old: pa.Field, new: pa.Field, path: str, generation: int) -> pa.Field:
+    if old.nullable and not new.nullable:
+        _refuse(f"{path} may be null there, and is NOT NULL here")
+    return new.with_type(_type(old.type, new.type, path, generation))
+
+
+def _type(old: pa.DataType, new: pa.DataType, path: str, generation: int) -> pa.DataType:
+    """Return *new*, its inner fields with their generations; refuse what old values cannot be."""
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return pa.struct(_fields(old, new, f"{path}.", generation))
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return pa.list_(_field(old.value_field, new.value_field, f"{path}[]", generation))
+    if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+        item = _field(old.item_field, new.item_field, f"{path}{{}}", generation)
+        return pa.map_(new.key_field, item)
+    if new == old or new in _WIDER.get(old, ()):
+        return new
+    if (
+        pa.types.is_decimal(old)
+        and pa.types.is_decimal(new)
+        and new.scale >= old.scale
+        and new.precision - new.scale >= old.precision - old.scale
+    ):
+        return new
+    _refuse(
+        f"{path} is {old} there, {new} here; a type may only be widened so that no value loses a "
+        "digit"
+    )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise CheckpointError(
+        f"the state location cannot be used by this query: {reason}. Use another stateLocation, or "
+        "the processor that wrote this one",
+        reason="incompatible",
+    )

@@ -1,0 +1,311 @@
+"""The download cache: bounded, shared, verified, and never in the way."""
+
+import datetime as dt
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+from statelog.changelog.local.files import write_file
+from statelog.format.segment import SegmentWriter
+from statelog.model import ChangeBatch
+from statelog.runtime.driver import system_runtime
+
+HOUR = dt.timedelta(hours=1)
+
+
+def changelog_file(seed: int, size: int = 500, compress: bool = False) -> bytes:
+    segment = SegmentWriter(compress=compress)
+    value = bytes([seed % 251]) * size
+    batch = ChangeBatch(np.array([1], np.int32), pa.array([value], pa.binary()))
+    segment.add([batch])
+    return b"".join(bytes(piece) for piece in segment.finish())
+
+
+@pytest.fixture
+def store() -> ScriptedStore:
+    filled = ScriptedStore()
+    for index in range(6):
+        filled.objects[f"dstl/{index}"] = changelog_file(index)
+    return filled
+
+
+def cache_of(store: ScriptedStore, folder: Path, **settings: object) -> sl.DownloadCache:
+    return sl.DownloadCache(store, [folder], runtime=system_runtime(), **settings)  # type: ignore[arg-type]
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+def test_a_file_is_downloaded_once(store: ScriptedStore, tmp_path: Path) -> None:
+    cache = cache_of(store, tmp_path)
+    for _ in range(3):
+        assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+    assert store.objects["dstl/0"][5:9] == bytes(cache.get_range("dstl/0", 5, 4))
+    assert {"get": 1} == dict(store.requests)
+    assert (1, len(store.objects["dstl/0"])) == (len(files_in(tmp_path)), cache.used_bytes)
+    cache.get_range("dstl/1", 5, 4)
+    assert {"get": 1, "get_range": 1} == dict(store.requests), "a part is not worth a download"
+    cache.close()
+    assert [] == files_in(tmp_path)
+
+
+class SlowStore(ScriptedStore):
+    """Gets wait until they are let go, and may fail."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__()
+        self.objects = objects
+        self.released = threading.Event()
+        self.get_errors: list[BaseException] = []
+
+    def get(self, path: str) -> memoryview:
+        found = super().get(path)
+        self.released.wait(10)
+        if self.get_errors:
+            raise self.get_errors.pop()
+        return found
+
+
+def in_threads(
+    count: int, work: Callable[[], object]
+) -> tuple[list[object], list[threading.Thread]]:
+    outcomes: list[object] = []
+
+    def run() -> None:
+        try:
+            outcomes.append(work())
+        except Exception as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return outcomes, threads
+
+
+@pytest.mark.parametrize("errors", [[], [OSError("broken off")]])
+def test_concurrent_openers_share_one_download(
+    store: ScriptedStore, tmp_path: Path, errors: list[BaseException]
+) -> None:
+    slow = SlowStore(store.objects)
+    slow.get_errors = list(errors)
+    cache = cache_of(slow, tmp_path)
+    outcomes, threads = in_threads(8, lambda: bytes(cache.get("dstl/0")))
+    wait_until(lambda: slow.requests["get"] == 1)
+    slow.released.set()
+    for thread in threads:
+        thread.join(10)
+    good = [each for each in outcomes if isinstance(each, bytes)]
+    assert ({store.objects["dstl/0"]}, 8 - len(errors)) == (set(good), len(good))
+    assert 1 + len(errors) == slow.requests["get"], "after a failure the next one tries, alone"
+    assert 1 == len(files_in(tmp_path))
+
+
+def test_a_failed_download_leaves_nothing(store: ScriptedStore, tmp_path: Path) -> None:
+    cache = cache_of(store, tmp_path)
+    torn = store.objects["dstl/0"]
+    store.objects["dstl/0"] = torn[:-1]
+    store.objects["dstl/1"] = b"no changelog file"
+    for path in ("dstl/0", "dstl/1"):
+        assert store.objects[path] == bytes(cache.get(path)), "the reader judges"
+    with pytest.raises(sl.ObjectNotFoundError):
+        cache.get("dstl/none")
+    assert ([], 0) == (files_in(tmp_path), cache.used_bytes)
+    store.objects["dstl/0"] = torn
+    assert torn == bytes(cache.get("dstl/0")), "damage on the way is not kept"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "no space left"), MemoryError()])
+def test_a_disk_that_is_full_costs_only_the_cache(
+    store: ScriptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def half(path: str, content: bytes) -> None:
+        write_file(path, content[:10])
+        if content:
+            raise error
+
+    monkeypatch.setattr("statelog.changelog.local.download_cache.write_file", half)
+    cache = cache_of(store, tmp_path)
+    if isinstance(error, OSError):
+        assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+    else:
+        with pytest.raises(MemoryError):
+            cache.get("dstl/0")
+    assert ([], 0) == (files_in(tmp_path), cache.used_bytes)
+    monkeypatch.undo()
+    cache.get("dstl/0")
+    assert 1 == len(files_in(tmp_path))
+
+
+def test_a_directory_below_a_file_costs_only_the_cache(
+    store: ScriptedStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = cache_of(store, tmp_path / "file" / "cache")
+    for _ in range(2):
+        assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+    assert 2 == store.requests["get"]
+    cache.close()
+
+
+def test_the_bound_holds_and_the_least_recently_used_go(
+    store: ScriptedStore, tmp_path: Path
+) -> None:
+    size = len(store.objects["dstl/0"])
+    cache = cache_of(store, tmp_path, max_bytes=2 * size)
+    for index in (0, 1, 0, 2):
+        cache.get(f"dstl/{index}")
+        assert sum((tmp_path / name).stat().st_size for name in files_in(tmp_path)) <= 2 * size
+    store.requests.clear()
+    cache.get("dstl/0")
+    assert 0 == store.requests["get"], "used more lately than 1"
+    cache.get("dstl/1")
+    assert 1 == store.requests["get"]
+    store.objects["dstl/large"] = changelog_file(9, 3 * size)
+    cache.get("dstl/large")
+    assert 2 == len(files_in(tmp_path)), "what does not fit at all evicts nobody"
+
+
+def test_the_bound_holds_with_many_readers(store: ScriptedStore, tmp_path: Path) -> None:
+    size = len(store.objects["dstl/0"])
+    cache = cache_of(store, tmp_path, max_bytes=2 * size)
+    seen: list[int] = []
+
+    def work() -> bool:
+        for turn in range(60):
+            path = f"dstl/{turn * 7 % 6}"
+            if bytes(cache.get(path)) != store.objects[path]:
+                return False
+            seen.append(cache.used_bytes)
+        return True
+
+    outcomes, threads = in_threads(6, work)
+    for thread in threads:
+        thread.join(30)
+    assert [True] * 6 == outcomes
+    assert max(seen) <= 2 * size
+    cache._files.check_invariants()
+    assert not [name for name in files_in(tmp_path) if name.endswith(".tmp")]
+    cache.close()
+    assert [] == files_in(tmp_path)
+
+
+def test_idle_files_go(store: ScriptedStore, tmp_path: Path) -> None:
+    cache = cache_of(store, tmp_path, idle_timeout=dt.timedelta(milliseconds=30))
+    cache.get("dstl/0")
+    assert 1 == len(files_in(tmp_path))
+    wait_until(lambda: files_in(tmp_path) == [])
+    wait_until(lambda: cache.used_bytes == 0)
+    assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_file_that_was_damaged_or_removed_is_fetched_again(
+    store: ScriptedStore, tmp_path: Path, compress: bool
+) -> None:
+    store.objects["dstl/0"] = changelog_file(0, compress=compress)
+    cache = cache_of(store, tmp_path)
+    cache.get("dstl/0")
+    (name,) = files_in(tmp_path)
+    content = bytearray(store.objects["dstl/0"])
+    content[12] ^= 1
+    (tmp_path / name).write_bytes(content)
+    assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+    (tmp_path / name).unlink()
+    assert store.objects["dstl/0"][:5] == bytes(cache.get_range("dstl/0", 0, 5))
+    assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+    assert 3 == store.requests["get"]
+
+
+def test_processes_may_share_a_directory(store: ScriptedStore, tmp_path: Path) -> None:
+    one, two = cache_of(store, tmp_path), cache_of(store, tmp_path)
+    one.get("dstl/0")
+    two.get("dstl/0")
+    assert 1 == store.requests["get"], "a whole file is taken over"
+    one.close()
+    assert store.objects["dstl/0"] == bytes(two.get("dstl/0"))
+    (name,) = files_in(tmp_path)
+    (tmp_path / name).write_bytes(b"torn by a crash")
+    three = cache_of(store, tmp_path)
+    assert store.objects["dstl/0"] == bytes(three.get("dstl/0"))
+    # A file as Flink writes it: nothing proves it whole, so it is not kept.
+    store.objects["dstl/0"] = b"\0" + b"\0\0\0\1\0\0\0\1\0\0\0\5\0\0\0\1x"
+    assert store.objects["dstl/0"] == bytes(cache_of(store, tmp_path / "foreign").get("dstl/0"))
+    assert [] == files_in(tmp_path / "foreign")
+
+
+def test_what_dead_processes_left_is_swept(store: ScriptedStore, tmp_path: Path) -> None:
+    left = tmp_path / "dstl-0123.abc.tmp"
+    fresh, other = tmp_path / "dstl-4567.def.tmp", tmp_path / "notes.txt"
+    for path in (left, fresh, other):
+        path.write_text("x")
+    for path in (left, other):
+        os.utime(path, (time.time() - 7200,) * 2)
+    cache = cache_of(store, tmp_path, idle_timeout=HOUR)
+    cache.get("dstl/0")
+    assert (False, True, True) == (left.exists(), fresh.exists(), other.exists())
+
+
+def test_a_close_during_a_download_leaves_nothing(store: ScriptedStore, tmp_path: Path) -> None:
+    slow = SlowStore(store.objects)
+    cache = cache_of(slow, tmp_path)
+    outcomes, threads = in_threads(2, lambda: bytes(cache.get("dstl/0")))
+    wait_until(lambda: slow.requests["get"] == 1)
+    cache.close()
+    slow.released.set()
+    for thread in threads:
+        thread.join(10)
+    assert [store.objects["dstl/0"]] * 2 == outcomes
+    assert [] == files_in(tmp_path)
+    assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
+    assert [] == files_in(tmp_path)
+
+
+def test_a_storage_reads_through_its_cache(store: ScriptedStore, tmp_path: Path) -> None:
+    options = sl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=40))
+    with sl.FsStateChangelogStorage(
+        store, options=options, job_id="job", cache_directories=[tmp_path]
+    ) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"one")
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(5))
+        store.requests.clear()
+        for _ in range(2):
+            assert [b"one"] == values_of(storage.read(handle))
+        assert [1] == [batch.num_rows for batch in storage.read_batches(handle)]
+        assert 1 == store.requests["get"]
+        wait_until(lambda: files_in(tmp_path) == [])  # the option has an effect
+        assert [b"one"] == values_of(sl.read_changes(cache_of(store, tmp_path), handle))
+
+
+def test_a_store_on_local_disk_needs_no_cache(tmp_path: Path) -> None:
+    with sl.FsStateChangelogStorage(
+        tmp_path / "store", job_id="job", cache_directories=[tmp_path / "cache"]
+    ) as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"one")
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(5))
+        assert [b"one"] == values_of(storage.read(handle))
+        assert [] == files_in(tmp_path / "cache")
+
+
+def test_a_cache_without_a_place_is_refused(store: ScriptedStore, tmp_path: Path) -> None:
+    for directories, max_bytes in (([], 1), ([tmp_path], -1)):
+        with pytest.raises(sl.InvalidOptionsError):
+            sl.DownloadCache(store, directories, runtime=system_runtime(), max_bytes=max_bytes)

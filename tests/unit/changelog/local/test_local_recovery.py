@@ -1,0 +1,526 @@
+"""Local copies: written beside the upload, read before the store, and never in the way of either."""
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore, handle_of, values_of
+
+import statelog as sl
+from statelog.changelog.local.files import LocalFiles
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.model import FileStateHandle
+from statelog.runtime.driver import system_runtime
+from statelog.runtime.pool import ThreadPool
+from statelog.store.paths import LocationPaths
+
+SnapshotOfLog = sl.SnapshotResult[sl.ChangelogStateHandle]
+
+
+def sqn(value: int) -> sl.SequenceNumber:
+    return sl.SequenceNumber(value)
+
+
+@pytest.fixture
+def store() -> ScriptedStore:
+    return ScriptedStore()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> sl.LocalRecoveryConfig:
+    return sl.LocalRecoveryConfig((str(tmp_path / "local"),))
+
+
+@pytest.fixture
+def storage(
+    store: ScriptedStore, config: sl.LocalRecoveryConfig
+) -> Iterator[sl.FsStateChangelogStorage]:
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as opened:
+        yield opened
+
+
+def persisted(
+    writer: FsStateChangelogWriter, *values: bytes, from_sqn: int = 0, checkpoint_id: int = 1
+) -> SnapshotOfLog:
+    for value in values:
+        writer.append(1, value)
+        writer.next_sequence_number()
+    return writer.persist(sqn(from_sqn), checkpoint_id).result(5)
+
+
+def local_of(result: SnapshotOfLog) -> sl.ChangelogStateHandle:
+    assert result.task_local is not None
+    return result.task_local
+
+
+def path_of(handle: sl.ChangelogStateHandle, index: int = 0) -> Path:
+    stream = handle.handles_and_offsets[index].handle
+    assert isinstance(stream, FileStateHandle)
+    return Path(stream.path)
+
+
+def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(
+    storage: sl.FsStateChangelogStorage, store: ScriptedStore, tmp_path: Path
+) -> None:
+    result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
+    local, remote = local_of(result), handle_of(result)
+    (object_name,) = store.objects
+    path = path_of(local)
+    assert tmp_path / "local" / "jid_job" / "taskowned" / object_name.rsplit("/", 1)[-1] == path
+    assert store.objects[object_name] == path.read_bytes()
+    assert [path.name] == os.listdir(path.parent), "no unfinished file stays"
+    assert remote.state_handle_id == local.state_handle_id
+    assert [entry.offset for entry in remote.handles_and_offsets] == [
+        entry.offset for entry in local.handles_and_offsets
+    ]
+    assert (remote.size_bytes, 0) == (local.size_bytes, local.incremental_size_bytes)
+    assert local == sl.ChangelogStateHandle.from_json(local.to_json())
+
+
+def test_a_restore_takes_the_copy_and_says_so(
+    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+) -> None:
+    result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
+    store.objects.clear()
+    report = sl.ReadReport()
+    changes = storage.read(handle_of(result), local=local_of(result), report=report)
+    assert [b"one", b"two"] == values_of(changes)
+    assert sl.ReadReport(local_files=1) == report
+    batches = storage.read_batches(handle_of(result), local=local_of(result))
+    assert [1, 1] == [batch.num_rows for batch in batches]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8] ^= 1
+    path.write_bytes(content)
+
+
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:15])
+
+
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, damage, tear, replace_by_a_folder])
+def test_a_copy_that_is_not_whole_costs_one_request_and_no_restore(
+    storage: sl.FsStateChangelogStorage, harm: object
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    persisted(writer, b"one")
+    result = persisted(writer, b"two", checkpoint_id=2)
+    local = local_of(result)
+    harm(path_of(local, 0))  # type: ignore[operator]
+    report = sl.ReadReport()
+    changes = storage.read(handle_of(result), local=local, report=report)
+    assert [b"one", b"two"] == values_of(changes)
+    assert (1, 1) == (report.local_files, report.remote_files)
+    assert [str(path_of(local, 0))] == [name for name, _ in report.set_aside]
+
+
+def test_a_copy_of_another_file_is_not_taken(storage: sl.FsStateChangelogStorage) -> None:
+    writer = storage.create_writer("operator", ALL)
+    result = persisted(writer, b"one")
+    other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
+    path_of(local_of(result)).write_bytes(path_of(local_of(other)).read_bytes())
+    changes = storage.read(handle_of(result), local=local_of(result))
+    assert [b"one"] == values_of(changes)
+
+
+def test_the_copy_of_another_handle_is_not_taken(storage: sl.FsStateChangelogStorage) -> None:
+    writer = storage.create_writer("operator", ALL)
+    result = persisted(writer, b"one")
+    other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
+    for foreign in (
+        local_of(other),
+        replace(local_of(result), handles_and_offsets=()),
+    ):
+        report = sl.ReadReport()
+        changes = storage.read(handle_of(result), local=foreign, report=report)
+        assert [b"one"] == values_of(changes)
+        assert (0, 1, 1) == (report.local_files, report.remote_files, len(report.set_aside))
+
+
+def test_the_copy_serves_a_rescaled_handle_and_a_lone_set(
+    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    result = persisted(writer, b"a" * 5000, b"b" * 10)
+    half = sl.KeyGroupRange(0, 63)
+    remote = handle_of(result).intersection(half)
+    local = local_of(result).intersection(half)
+    assert remote is not None and local is not None
+    lone = replace(remote, handles_and_offsets=remote.handles_and_offsets[1:])
+    lone_local = replace(local, handles_and_offsets=local.handles_and_offsets[1:])
+    store.requests.clear()
+    (batch,) = storage.read_batches(lone, half, local=lone_local)
+    assert (1, 0) == (batch.num_rows, store.requests.total())
+
+
+def test_backup_and_recovery_are_separate_switches(store: ScriptedStore, tmp_path: Path) -> None:
+    directories = (str(tmp_path),)
+    writing = sl.LocalRecoveryConfig(directories, backup=True, recovery=False)
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=writing) as storage:
+        result = persisted(storage.create_writer("operator", ALL), b"one")
+        report = sl.ReadReport()
+        list(storage.read(handle_of(result), local=local_of(result), report=report))
+        assert (0, 1) == (report.local_files, report.remote_files)
+    reading = sl.LocalRecoveryConfig(directories, backup=False, recovery=True)
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=reading) as storage:
+        report = sl.ReadReport()
+        list(storage.read(handle_of(result), local=local_of(result), report=report))
+        assert (1, 0) == (report.local_files, report.remote_files)
+        assert persisted(storage.create_writer("operator", ALL), b"two").task_local is None
+        assert storage.registry.copies is None
+
+
+# --- H8: a local fault fails nothing --------------------------------------------------------------
+
+
+def below_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.write_text("in the way")
+
+
+def read_only(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.mkdir()
+    directory.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    if os.geteuid() == 0:  # nothing is read-only for the superuser
+        monkeypatch.setattr(os, "makedirs", refuse)
+
+
+def refuse(path: str, exist_ok: bool) -> None:
+    raise PermissionError(13, "permission denied", path)
+
+
+@pytest.mark.parametrize("fault", [below_a_file, read_only])
+def test_h8_a_directory_that_takes_nothing_means_no_local_copy(
+    fault: object,
+    store: ScriptedStore,
+    config: sl.LocalRecoveryConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault(tmp_path / "local", monkeypatch)  # type: ignore[operator]
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+        writer = storage.create_writer("operator", ALL)
+        result = persisted(writer, b"one")
+        assert result.task_local is None
+        assert [b"one"] == values_of(storage.read(handle_of(result)))
+        assert 0 == storage.metrics.snapshot()["number_of_upload_failures"]
+        assert 1 == len(storage.registry)
+
+
+class FullDisk:
+    """Stands for the module's `open`: the file takes a few bytes, and no more."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def __call__(self, path: str, mode: str) -> "FullDisk":
+        Path(path).write_bytes(b"half")
+        return self
+
+    def __enter__(self) -> "FullDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.at == "close":
+            raise OSError(28, "no space left on device")
+
+    def write(self, piece: bytes) -> None:
+        if self.at == "write":
+            raise OSError(28, "no space left on device")
+
+
+@pytest.mark.parametrize("at", ["write", "close"])
+def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
+    storage: sl.FsStateChangelogStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
+) -> None:
+    monkeypatch.setattr("statelog.changelog.local.files.open", FullDisk(at), raising=False)
+    writer = storage.create_writer("operator", ALL)
+    assert persisted(writer, b"one").task_local is None
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+    monkeypatch.undo()
+    assert persisted(writer, b"two", checkpoint_id=2).task_local is None, "one set has no copy"
+    assert persisted(writer, b"three", from_sqn=2, checkpoint_id=3).task_local is not None
+
+
+def with_backup(
+    store: ScriptedStore, folder: Path, pool: ThreadPool, policy: sl.RetryPolicy, patience_s: float
+) -> sl.FsStateChangelogStorage:
+    runtime = system_runtime()
+    copies = sl.LocalChangelogRegistry(runtime=runtime)
+    registry = sl.TaskChangelogRegistry(store, runtime=runtime, copies=copies)
+    backup = sl.LocalBackup(str(folder), runtime=runtime, pool=pool, patience_s=patience_s)
+    uploader = sl.StateChangeFsUploader(
+        store, paths=LocationPaths("job"), ids=runtime.ids, registry=registry, backup=backup
+    )
+    scheduler = sl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)
+    return sl.FsStateChangelogStorage(
+        store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
+    )
+
+
+def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(
+    store: ScriptedStore, tmp_path: Path
+) -> None:
+    pool = ThreadPool(1, "hanging")
+    released, answered = threading.Event(), threading.Event()
+    pool.submit(lambda: released.wait(10), lambda *_: None)
+    with with_backup(store, tmp_path, pool, sl.RetryPolicy.none(), 0.01) as storage:
+        result = persisted(storage.create_writer("operator", ALL), b"one")
+        assert result.task_local is None
+        released.set()
+        pool.submit(lambda: None, lambda *_: answered.set())
+        assert answered.wait(5)
+        assert [] == list(tmp_path.iterdir())
+    pool.close(5)
+
+
+def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
+    pool = ThreadPool(1, "hanging")
+    released = threading.Event()
+    pool.submit(lambda: released.wait(10), lambda *_: None)
+    backup = sl.LocalBackup(str(tmp_path), runtime=system_runtime(), pool=pool, patience_s=0)
+    copies = [backup.start(f"{index:02}", b"content") for index in range(40)]
+    assert [None] * 40 == [copy.take() for copy in copies]
+    released.set()
+    pool.close(5)
+    assert [] == list(tmp_path.iterdir())
+
+
+# --- H6, H7: what loses takes its copy with it ----------------------------------------------------
+
+
+def test_h7_a_failed_upload_leaves_no_copy(
+    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+) -> None:
+    store.put_errors = [OSError("broken off")]
+    result = persisted(storage.create_writer("operator", ALL), b"one")
+    path = path_of(local_of(result))
+    for _ in range(1000):
+        if [path.name] == os.listdir(path.parent):
+            break
+        threading.Event().wait(0.005)
+    assert [path.name] == os.listdir(path.parent)
+
+
+class HangingStore(ScriptedStore):
+    """The first put hangs until released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+        self.first = True
+
+    def put(self, path: str, data: object) -> None:
+        if self.first:
+            self.first = False
+            self.released.wait(10)
+        super().put(path, data)  # type: ignore[arg-type]
+
+
+def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
+    store, pool = HangingStore(), ThreadPool(2, "copies")
+    hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
+    with with_backup(store, tmp_path, pool, hedging, 1.0) as storage:
+        result = persisted(storage.create_writer("operator", ALL), b"one")
+        copies = storage.registry.copies
+        assert copies is not None
+        store.released.set()
+        for _ in range(1000):
+            if store.requests["delete"] and len(list(tmp_path.iterdir())) == 1:
+                break
+            threading.Event().wait(0.005)
+        assert [path_of(local_of(result)).name] == os.listdir(tmp_path)
+        assert (1, 1) == (len(storage.registry), len(copies))
+    pool.close(5)
+
+
+# --- H9, and the life of a copy -------------------------------------------------------------------
+
+
+def drained(storage: sl.FsStateChangelogStorage) -> None:
+    """Wait for the deletions under way."""
+    storage.registry.close()
+    runtime = storage._runtime
+    with runtime.lock:
+        copies = storage.registry.copies
+        assert copies is not None
+        assert runtime.lock.wait_for(lambda: copies._deleting == 0, 5)
+
+
+def test_h9_an_abort_leaves_the_copies_of_the_last_good_checkpoint(
+    storage: sl.FsStateChangelogStorage, store: ScriptedStore
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    first = persisted(writer, b"one")
+    writer.confirm(sqn(0), sqn(1), 1)
+    persisted(writer, b"two", checkpoint_id=2)
+    persisted(writer, b"three", checkpoint_id=3)
+    writer.reset(sqn(0), sqn(2), 2)
+    writer.reset(sqn(0), sqn(3), 3)
+    again = persisted(writer, checkpoint_id=4)
+    drained(storage)
+    store.objects.clear()
+    for result, expected in ((first, [b"one"]), (again, [b"one", b"two", b"three"])):
+        assert expected == values_of(storage.read(handle_of(result), local=local_of(result)))
+
+
+def test_h9_the_last_good_copy_outlives_truncation_and_abort(
+    storage: sl.FsStateChangelogStorage,
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    first = persisted(writer, b"one")
+    second = persisted(writer, b"two", checkpoint_id=2)  # in flight with the first
+    writer.confirm(sqn(0), sqn(1), 1)
+    writer.reset(sqn(0), sqn(2), 2)
+    writer.truncate(sqn(2))
+    drained(storage)
+    assert path_of(local_of(first)).exists()
+    assert not path_of(local_of(second), 1).exists(), (
+        "the aborted one's own file is gone everywhere"
+    )
+    third = persisted(writer, b"three", from_sqn=2, checkpoint_id=3)
+    writer.confirm(sqn(2), sqn(3), 3)
+    drained(storage)
+    assert not path_of(local_of(first)).exists()
+    assert path_of(local_of(third)).exists()
+
+
+def test_a_confirmed_checkpoint_frees_what_only_older_ones_used(
+    storage: sl.FsStateChangelogStorage,
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    first = persisted(writer, b"one")
+    writer.confirm(sqn(0), sqn(1), 1)
+    second = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
+    writer.truncate(sqn(1))
+    drained(storage)
+    assert path_of(local_of(first)).exists(), "a restore would still begin at 1"
+    writer.confirm(sqn(1), sqn(2), 2)
+    drained(storage)
+    assert not path_of(local_of(first)).exists()
+    assert path_of(local_of(second)).exists()
+
+
+def test_the_close_keeps_the_copies_that_a_restore_may_want(
+    store: ScriptedStore, config: sl.LocalRecoveryConfig
+) -> None:
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+        writer = storage.create_writer("operator", ALL)
+        result = persisted(writer, b"one")
+        writer.confirm(sqn(0), sqn(1), 1)
+        unconfirmed = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
+        writer.truncate_and_close(sqn(1))
+    assert path_of(local_of(result)).exists()
+    assert not path_of(local_of(unconfirmed)).exists(), "its remote file is gone"
+    store.objects.clear()
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+        changes = storage.read(handle_of(result), local=local_of(result))
+        assert [b"one"] == values_of(changes)
+
+
+def test_threads_of_the_copies_end_with_the_storage(
+    store: ScriptedStore, config: sl.LocalRecoveryConfig
+) -> None:
+    with sl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
+        persisted(storage.create_writer("operator", ALL), b"one")
+        assert any(each.name.startswith("statelog-local") for each in threading.enumerate())
+    assert not any(each.name.startswith("statelog-local") for each in threading.enumerate())
+
+
+# --- the configuration ----------------------------------------------------------------------------
+
+
+def test_the_configuration_understands_flinks_keys(tmp_path: Path) -> None:
+    dirs = "execution.checkpointing.local-backup.dirs"
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    recovery = "execution.state-recovery.from-local"
+    backup = "execution.checkpointing.local-backup.enabled"
+    read = sl.LocalRecoveryConfig.from_mapping
+    assert sl.LocalRecoveryConfig((), False, False) == read({})
+    assert sl.LocalRecoveryConfig((one, two)) == read({recovery: "true", dirs: f"{one}, {two}"})
+    assert sl.LocalRecoveryConfig((one,), backup=True, recovery=False) == read(
+        {backup: True, dirs: one}
+    )
+    assert sl.LocalRecoveryConfig((one,)) == read(
+        {"state.backend.local-recovery": "true", dirs: one}
+    )
+    for wrong in ({recovery: "true"}, {recovery: "perhaps", dirs: one}):
+        with pytest.raises(sl.InvalidOptionsError):
+            read(wrong)
+    with pytest.raises(sl.InvalidOptionsError):
+        sl.LocalRecoveryConfig("one text")  # type: ignore[arg-type]
+
+
+def test_a_job_has_one_of_the_directories_for_ever() -> None:
+    config = sl.LocalRecoveryConfig(("/a", "/b", "/c"))
+    # As Flink: JobID.hashCode() is the exclusive-or of the id's four words, text hashes as in Java.
+    assert "/b/jid_00000000000000000000000000000001/taskowned" == config.folder_of("0" * 31 + "1")
+    assert config.folder_of("f" * 8 + "0" * 24).startswith("/b/"), "the sign bit is dropped"
+    assert "/b/jid_hello/taskowned" == config.folder_of("hello")
+    assert "/a/jid_a%2Fb/taskowned" == sl.LocalRecoveryConfig(("/a",)).folder_of("a/b")
+
+
+def test_local_files_are_absolute(tmp_path: Path) -> None:
+    files = LocalFiles()
+    (tmp_path / "file").write_bytes(b"content")
+    assert b"nte" == bytes(files.get_range(str(tmp_path / "file"), 2, 3))
+    with pytest.raises(sl.StoreError, match="absolute"):
+        files.get("file")
+    with pytest.raises(sl.ObjectNotFoundError):
+        files.get(str(tmp_path / "none"))
+    with pytest.raises(sl.UsageError, match="absolute"):
+        sl.LocalChangelogRegistry(runtime=system_runtime()).register(FileStateHandle("file", 1), 1)
+
+
+def test_the_copies_of_a_job_can_be_discarded(
+    storage: sl.FsStateChangelogStorage, config: sl.LocalRecoveryConfig
+) -> None:
+    writer = storage.create_writer("operator", ALL)
+    first = persisted(writer, b"one")
+    second = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
+    assert 0 == sl.discard_local_copies(config, "another job")
+    assert 1 == sl.discard_local_copies(config, "job", keep=[local_of(second)])
+    assert [b"one"] == values_of(storage.read(handle_of(first), local=local_of(first)))
+    assert 1 == sl.discard_local_copies(config, "job")
+
+
+def test_readers_in_threads_share_the_copies(storage: sl.FsStateChangelogStorage) -> None:
+    result = persisted(storage.create_writer("operator", ALL), *[b"%03d" % i for i in range(50)])
+    outcomes: list[tuple[list[bytes], int]] = []
+
+    def read() -> None:
+        report = sl.ReadReport()
+        changes = storage.read(handle_of(result), local=local_of(result), report=report)
+        outcomes.append((values_of(changes), report.remote_files))
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert [([b"%03d" % i for i in range(50)], 0)] * 6 == outcomes
+
+
+def test_a_copy_that_a_truncation_has_taken_is_not_given_out() -> None:
+    registry = sl.LocalChangelogRegistry(runtime=system_runtime())
+    one, two = FileStateHandle("/nowhere/one", 1), FileStateHandle("/nowhere/two", 1)
+    registry.track(one)
+    registry.track(two)
+    assert registry.claim([one, two, sl.ByteStreamStateHandle("inline", b"")], 1)
+    registry.drop(two.path)
+    assert not registry.claim([one, two], 2)
+    registry.discard_up_to_checkpoint(2)
+    assert (True, False, 1) == (one in registry, two in registry, len(registry))
+    registry.release(one.path)
+    assert 0 == len(registry)
+    registry.close()

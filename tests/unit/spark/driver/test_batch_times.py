@@ -1,0 +1,102 @@
+"""When a micro-batch may be left out, and what its times refuse; without Spark running."""
+
+import datetime as dt
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+
+from statelog.core.source_position import NOTHING_READ
+from statelog.errors import ProcessorError, UsageError
+from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.no_data_batches import nothing_due
+from statelog.spark.query.event_time import check_output_column, event_time_column
+from statelog.spark.query.input_plan import InputPlan
+from statelog.spark.rows.event_time_check import check_event_times
+from statelog.spark.rows.late_rows import LateCount, LateRows
+
+DELAY = {"spark.watermarkDelayMs": 1000}
+
+
+def due(
+    position: str | None,
+    *,
+    time_mode: str = "processingtime",
+    next_due_ms: int | None = 100,
+    is_stateless: bool = True,
+    has_record: bool = True,
+) -> bool:
+    """Return whether the batch at time 99, watermark 50, after position "b" can be left out."""
+    config: Any = SimpleNamespace(
+        time_mode=time_mode,
+        plan=InputPlan(has_watermark=True, is_stateless=is_stateless, sources=1),
+    )
+    record: Any = SimpleNamespace(next_due_ms=next_due_ms) if has_record else None
+    before = NOTHING_READ if position == NOTHING_READ else "b"
+    times = BatchTimes(now_ms=99, watermark_ms=50, position=position, position_before=before)
+    return nothing_due(config, record, times)
+
+
+def test_a_batch_is_left_out_only_without_input_and_with_nothing_due() -> None:
+    assert due("b")
+    assert not due("c")  # new input
+    assert not due(None)  # unknown
+    assert not due("b", next_due_ms=99)
+    assert not due("b", next_due_ms=None)  # an older record does not say
+    assert not due("b", is_stateless=False)  # an operator before may give rows by itself
+    assert due("b", time_mode="eventtime", next_due_ms=51)
+    assert not due("b", time_mode="eventtime", next_due_ms=50)
+    assert due("b", time_mode="none", next_due_ms=None)
+    assert due(NOTHING_READ, has_record=False)
+    assert not due("b", has_record=False)  # the state is missing
+
+
+def test_watermarks_do_not_go_back() -> None:
+    times = BatchTimes(now_ms=1, watermark_ms=7, late_ms=3)
+    assert (7, 5) == (times.not_before(5).watermark_ms, times.not_before(5).late_ms)
+    assert (9, 9) == (times.not_before(9).watermark_ms, times.not_before(9).late_ms)
+
+
+def test_the_event_time_column_is_the_one_with_a_watermark() -> None:
+    at = StructField("at", TimestampType(), metadata=DELAY)
+    key = StructField("key", LongType())
+    assert event_time_column(StructType([key, at])) == "at"
+    assert event_time_column(StructType([key])) is None
+    with pytest.raises(UsageError, match="these carry a watermark: at, later, in"):
+        event_time_column(StructType([at, StructField("later", TimestampType(), metadata=DELAY)]))
+    with pytest.raises(UsageError, match="one event time column is needed"):
+        event_time_column(StructType([at, StructField("at", LongType())]))
+
+
+def test_an_output_column_of_event_time_is_a_timestamp_and_not_older_than_the_watermark() -> None:
+    output = StructType([StructField("at", TimestampType()), StructField("n", LongType())])
+    check_output_column("at", output, has_watermark=True)
+    with pytest.raises(UsageError, match="'n' is no timestamp column of the output"):
+        check_output_column("n", output, has_watermark=True)
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    watermark_ms = int(moment.timestamp() * 1000)
+    kind = pa.timestamp("us", tz="UTC")
+    rows = pa.record_batch([pa.array([None, moment], kind)], names=["at"])
+    check_event_times(rows, "at", watermark_ms, 4)
+    check_event_times(rows.slice(0, 0), "at", watermark_ms, 4)
+    with pytest.raises(ProcessorError, match=r"batch 4: at = 2026-01-01.* is older than the water"):
+        check_event_times(rows, "at", watermark_ms + 1, 4)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_late_rows_are_left_out_of_a_tasks_input_and_counted(window: bool) -> None:
+    limit_ms = 1_000
+    at = pa.array([999_999, 1_000_000, 1_000_001, None, -5], pa.timestamp("us", tz="Asia/Tokyo"))
+    if window:
+        at = pa.StructArray.from_arrays([pa.nulls(5, pa.int8()), at], names=["start", "end"])
+    batch = pa.RecordBatch.from_arrays([pa.array(range(5)), at], names=["n", "at"])
+    in_time = batch.slice(2, 2)
+    seen = LateCount()
+    given = [batch, batch.slice(0, 0), in_time]
+    first, empty, same = LateRows(1, limit_ms).left_out(given, seen)
+    assert [2, 3] == first.column(0).to_pylist()
+    assert 0 == empty.num_rows
+    assert same is in_time
+    assert 3 == seen.rows

@@ -1,0 +1,107 @@
+"""Whether a first micro-batch follows on a checkpoint; without Spark running."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.source_position import NOTHING_READ, SourceLog
+from statelog.errors import CheckpointError
+from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
+
+LOG = SourceLog(source=0, folder="0", after=3, upto=4, digest="files")
+BASE: Any = SimpleNamespace(checkpoint_id=7)
+
+
+@dataclass
+class Sources:
+    digest: str = "files"
+    checkpoint_location: str = "/query"
+
+    def read_again(self, logs: Any) -> list[SourceLog]:
+        return [msgspec.structs.replace(log, digest=self.digest) for log in logs]
+
+
+def record(**changes: Any) -> BatchRecord:
+    values: dict[str, Any] = {
+        "query_id": "q",
+        "batch_id": 4,
+        "position": "e4",
+        "position_before": "e3",
+        "source_logs": [LOG],
+        **changes,
+    }
+    names = ("operator_id", "schema", "tasks", "delivery", "time_mode", "now_ms", "rows", "keys")
+    names += ("output_rows", "state_entries", "delta_bytes", "output_bytes", "output_files")
+    return BatchRecord(**dict.fromkeys(names), **values)  # type: ignore[arg-type]
+
+
+def follows(
+    batch_id: int,
+    before: str | None,
+    position: str | None = "new",
+    *,
+    digest: str = "files",
+    query_id: str = "q",
+    free: bool = False,
+    changes: dict[str, Any] | None = None,
+) -> bool:
+    times = BatchTimes(position=position, position_before=before)
+    first = FirstBatch(query_id, batch_id, times, Sources(digest))
+    return is_committed(first, BASE, record(**(changes or {})), "/state", free=free)
+
+
+def refused(message: str, *arguments: Any, **named: Any) -> None:
+    with pytest.raises(CheckpointError, match=message) as raised:
+        follows(*arguments, **named)
+    assert ("gap", 7) == (raised.value.reason, raised.value.checkpoint_id)
+    assert "`statelog rewind /query --state-location /state` lists" in str(raised.value)
+    assert "new checkpointLocation and adopt=True" in str(raised.value)
+
+
+def test_a_batch_is_committed_only_if_it_covers_the_same_input() -> None:
+    assert follows(4, "e3", "e4")
+    refused("planned batch 4 anew", 4, "e3", "other")
+    refused("planned batch 4 anew", 4, "other", "e4")
+    refused("planned batch 4 anew", 4, "e3", "e4", digest="other files")
+
+
+def test_the_next_batch_begins_where_the_committed_one_ended() -> None:
+    assert not follows(5, "e4")
+    assert not follows(9, "e4")  # batches 5 to 8 read nothing
+    refused("planned batch 4 anew", 5, "other")
+    refused("planned batch 4 anew", 5, "e4", digest="other files")
+    refused("is at batch 6, but the state .* after batch 4", 6, "other")
+    refused("is at batch 6", 6, None)
+    refused("is at batch 3", 3, "e4")
+
+
+def test_what_an_older_statelog_did_not_record_is_not_compared() -> None:
+    old = {"changes": {"position": None, "position_before": None, "source_logs": None}}
+    last = {"changes": {"position_before": None, "source_logs": None}}
+    assert follows(4, "e3", "e4", **old)
+    assert not follows(5, "e4", **old)
+    refused("is at batch 6", 6, "e4", **old)
+    assert follows(4, "e3", "e4", **last)
+    refused("planned batch 4 anew", 4, "e3", "x", **last)
+    refused("planned batch 4 anew", 5, "x", **last)
+
+
+def test_after_an_adoption_or_a_restore_any_batch_may_follow() -> None:
+    assert not follows(0, NOTHING_READ, query_id="heir")
+    assert not follows(9, "other", free=True)
+    assert not follows(2, "other", free=True)
+    assert follows(4, "e3", "e4", free=True)
+    assert not follows(4, "e3", "other", free=True)  # the number of a batch with other input
+
+
+def test_a_query_without_a_checkpoint_is_at_its_beginning() -> None:
+    for batch_id, before in ((0, None), (0, NOTHING_READ), (3, NOTHING_READ)):
+        first = FirstBatch("q", batch_id, BatchTimes(position_before=before))
+        check_state_is_there(first, "/state")
+    with pytest.raises(CheckpointError, match="its state is missing"):
+        check_state_is_there(FirstBatch("q", 1, BatchTimes(position_before="e")), "/state")

@@ -1,0 +1,147 @@
+"""Where the settings of a query come from, and what is said of wrong ones."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.settings import QuerySettings, settle
+
+
+def settled(
+    conf: dict[str, str] | None = None,
+    arguments: dict[str, Any] | None = None,
+    written: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+) -> QuerySettings:
+    keys = {f"spark.statelog.{key}": value for key, value in (conf or {}).items()}
+    return settle(keys, arguments or {}, written, environ=environ or {})
+
+
+def test_without_any_setting_there_are_the_defaults() -> None:
+    assert QuerySettings() == settled()
+    assert QuerySettings() == settle({"spark.sql.shuffle.partitions": "7"}, {"tasks": None})
+
+
+def test_every_setting_can_be_configured_as_text() -> None:
+    found = settled(
+        {
+            "stateLocation": "s3://bucket/jobs",
+            "delivery": "Direct",
+            "tasks": "3",
+            "maxParallelism": "12",
+            "inlineBytes": "64 kb",
+            "fsync": "false",
+            "retained": "9",
+            "checkpoint.compress-metadata": "false",
+            "materialization.max-log-handles": "5",
+            "storeOptions.aws_region": "eu-central-1",
+        }
+    )
+    assert ("s3://bucket/jobs", None) == (found.base_location, found.state_location)
+    assert (Delivery.DIRECT, 3, 12) == (found.delivery, found.tasks, found.max_parallelism)
+    assert (65536, False) == (found.inline_bytes, found.fsync)
+    assert (9, False) == (found.checkpoints.retained, found.checkpoints.compress_metadata)
+    assert 5 == found.materialization.max_log_handles
+    assert {"aws_region": "eu-central-1"} == found.store_options
+
+
+def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> None:
+    conf = {"tasks": "2", "retained": "4", "delivery": "direct", "storeOptions.region": "a"}
+    code: dict[str, Any] = {
+        "tasks": 5,
+        "retained": 6,
+        "fsync": False,
+        "storeOptions": {"region": "b", "endpoint": "x"},
+    }
+    written = {"tasks": "7", "storeOptions.region": "c", "restore": "41", "adopt": "true"}
+    found = settled(conf, code, written)
+    assert (7, 6, Delivery.DIRECT) == (found.tasks, found.checkpoints.retained, found.delivery)
+    assert {"region": "c", "endpoint": "x"} == found.store_options
+    assert (41, True, False) == (found.restore, found.adopt, found.fsync)
+    assert (5, 6) == (settled(conf, code).tasks, settled(conf, code).checkpoints.retained)
+
+
+def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
+    environ = {"STATELOG_CHECKPOINT_RETAINED": "8"}
+    assert 8 == settled(environ=environ).checkpoints.retained
+    found = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
+    assert 5 == found.checkpoints.retained
+    policy = MaterializationPolicy(max_log_handles=3)
+    found = settled({"materialization.max-log-handles": "9"}, {"materialization": policy})
+    assert policy == found.materialization
+
+
+@pytest.mark.parametrize(
+    ("conf", "arguments", "written", "said"),
+    [
+        ({"delivry": "direct"}, {}, {}, "spark.statelog.delivry.*did you mean 'delivery'"),
+        ({"state-locatoin": "x"}, {}, {}, "did you mean 'stateLocation'"),
+        ({"checkpoint.retaind": "2"}, {}, {}, "did you mean 'checkpoint.retained'"),
+        ({"nonsense": "2"}, {}, {}, "spark.statelog.nonsense.*unknown"),
+        ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
+        ({"delivery": "twice"}, {}, {}, "staged or direct"),
+        ({"restore": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
+        ({"operatorId": "x"}, {}, {}, "no effect there"),
+        ({"changelog.base-path": "x"}, {}, {}, "stateLocation names"),
+        ({"tasks": "2", "TASKS": "3"}, {}, {}, "tasks is set a second time"),
+        ({"retained": "2", "checkpoint.retained": "3"}, {}, {}, "checkpoint.retained.* a second"),
+        ({"maxParallelism": "4"}, {"tasks": 5}, {}, r"tasks is 1 to maxParallelism \(4\); got 5"),
+        ({}, {"tasks": 0}, {}, "tasks is 1 to"),
+        ({}, {"minTasks": 0}, {}, "minTasks is 1 to"),
+        ({}, {"maxTasks": 129}, {}, "maxTasks is 1 to"),
+        ({"maxTasks": "2"}, {"minTasks": 3}, {}, r"minTasks is at most maxTasks \(2\); got 3"),
+        ({}, {"maxParallelism": 0}, {}, "maxParallelism is at least 1"),
+        ({}, {"inlineBytes": -1}, {}, "inlineBytes is never negative"),
+        ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged or direct"),
+        ({}, {"restore": -2}, {}, "'latest', 'empty' or a checkpoint id"),
+        ({}, {"restore": "oldest"}, {}, "'latest', 'empty' or a checkpoint id"),
+        ({}, {"adopt": True, "restore": "empty"}, {}, "leave one of them out"),
+        ({}, {"retained": 0}, {}, "retained is 0; it must be at least 1"),
+        ({}, {}, {"maxParallelism": 4}, "give it to transform_with_state"),
+        ({}, {}, {"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_place(
+    conf: dict[str, str], arguments: dict[str, Any], written: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidOptionsError, match=said):
+        settled(conf, arguments, written)
+
+
+def test_what_has_no_effect_on_spark_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    settled({"state.backend.changelog.dstl.dfs.upload.num-threads": "9"})
+    assert "upload.num-threads' has no effect on Spark" in caplog.text
+
+
+def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:
+    assert "ckpt/statelog" == settled().location("ckpt/", None)
+    assert "mine" == settled({"stateLocation": "base"}, {"stateLocation": "mine"}).location(
+        "c", "q"
+    )
+    for word in (
+        settled({"stateLocation": "checkpoint"}),
+        settled({"stateLocation": "base"}, {"stateLocation": "checkpoint"}),
+        settled({"stateLocation": "base"}, {}, {"stateLocation": "checkpoint"}),
+    ):
+        assert "ckpt/statelog" == word.location("ckpt/", None)
+    base = settled({"stateLocation": "s3://bucket/jobs/"})
+    assert "s3://bucket/jobs/totals" == base.location("c", "totals")
+    for name in (None, "", "a/b", ".."):
+        with pytest.raises(UsageError, match="queryName"):
+            base.location("c", name)
+    assert "own" == settled({"stateLocation": "b"}, {}, {"stateLocation": "own"}).location(
+        "c", None
+    )
+
+
+def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
+    assert (1, 4) == QuerySettings().task_bounds(4)
+    assert (1, 3) == QuerySettings(max_parallelism=3).task_bounds(4)
+    assert (6, 6) == QuerySettings(min_tasks=6).task_bounds(4)
+    assert (2, 9) == QuerySettings(min_tasks=2, max_tasks=9).task_bounds(4)
+    assert (5, 5) == QuerySettings(tasks=5).task_bounds(4)

@@ -1,0 +1,112 @@
+"""What can be said of the surface on Spark without a session."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, GroupedData
+
+from statelog.errors import UsageError
+from statelog.spark import disable, enable, transform_with_state
+from statelog.spark.driver.engine import _is_stop
+from statelog.spark.enable import _SESSIONS
+from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
+
+OWN = {
+    "isStreaming": "it is true",
+    "na": "goes through fillna, dropna and replace",
+    "sparkSession": "the session",
+    "transform": "calls the function",
+    "writeStream": "the writer",
+}
+
+
+def test_every_method_of_a_frame_is_recorded_shown_or_refused() -> None:
+    public = {name for name in dir(DataFrame) if not name.startswith("_")}
+    classified = {*RECORDED, *SHOWN, *REFUSED, *OWN}
+    assert set() == public - classified
+    assert set() == classified - public - {"__arrow_c_stream__"}
+    assert len(RECORDED) + len(SHOWN) + len(REFUSED) == len({*RECORDED, *SHOWN, *REFUSED})
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_work_is_refused_by_name(name: str) -> None:
+    stream = object.__new__(StatefulStream)
+    with pytest.raises(UsageError, match=f"^{name} cannot follow a stateful operator: .*"):
+        getattr(stream, name)()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "union",
+            "Spark unites no stream with a batch frame.*unite the streams before the operator",
+        ),
+        ("unionByName", "Spark unites no stream with a batch frame"),
+        ("exists", "Spark takes no stream in a subquery"),
+        ("scalar", "Spark takes no stream in a subquery"),
+        ("limit", "it needs state of its own"),
+        ("sort", "it looks at all rows"),
+    ],
+)
+def test_the_reason_is_the_true_one(name: str, reason: str) -> None:
+    stream = object.__new__(StatefulStream)
+    with pytest.raises(UsageError, match=reason):
+        getattr(stream, name)()
+
+
+def on_connect(name: str, module: str, base: type = object) -> Any:
+    """Return an object of a class that could be Spark Connect's, which needs grpc to import."""
+    return type(name, (base,), {"__module__": module})()
+
+
+def test_spark_connect_is_refused_at_every_entry() -> None:
+    session = on_connect("SparkSession", "pyspark.sql.connect.session")
+    grouped = on_connect("GroupedData", "pyspark.sql.connect.group")
+    processor: Any = None
+    for entry in (
+        lambda: enable(session),
+        lambda: disable(session),
+        lambda: transform_with_state(grouped, processor, "a int"),
+        lambda: enable(type("Mine", (type(session),), {})()),
+    ):
+        with pytest.raises(UsageError, match="does not work on Spark Connect"):
+            entry()
+    assert not hasattr(GroupedData.transformWithState, _SESSIONS)
+
+
+def test_what_is_no_grouped_frame_is_refused() -> None:
+    anything: Any = [1, 2]
+    with pytest.raises(UsageError, match=r"takes what df\.groupBy.*got builtins\.list"):
+        transform_with_state(anything, anything, "a int")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"outputMode": "sometimes"}, "outputMode is one of append, update, complete"),
+        ({"timeMode": "Lunch"}, "timeMode is one of none, processingtime"),
+        ({"outputMode": 3}, "outputMode is one of"),
+        ({"stateLocaton": "x"}, "no argument stateLocaton; it takes Spark's and stateLocation"),
+    ],
+)
+def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:
+    grouped: Any = object.__new__(GroupedData)
+    with pytest.raises(UsageError, match=said):
+        transform_with_state(grouped, grouped, "a int", **arguments)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.lang.InterruptedException: sleep",
+        "calling readArrowStreamFromFile: java.nio.channels.ClosedByInterruptException",
+        "[SPARK_JOB_CANCELLED] Job 3 cancelled",
+    ],
+)
+def test_an_interruption_is_known_for_a_stop(text: str) -> None:
+    assert _is_stop(RuntimeError(text))
+    assert not _is_stop(RuntimeError("the sink is full"))

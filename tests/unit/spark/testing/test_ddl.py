@@ -1,0 +1,40 @@
+"""Schemas from text without a JVM; tests/spark/test_tester.py asks Spark about the same texts."""
+
+import pytest
+from pyspark.sql.types import ArrayType, DecimalType, IntegerType, MapType, StringType
+from tests.ddl_texts import TEXTS
+
+from statelog.errors import UsageError
+from statelog.spark.testing.ddl import parse_ddl
+
+
+@pytest.mark.parametrize(("text", "types"), TEXTS.items())
+def test_types(text: str, types: str) -> None:
+    assert ", ".join(field.dataType.simpleString() for field in parse_ddl(text)) == types
+
+
+def test_parts() -> None:
+    schema = parse_ddl("`a b``c` decimal(12) NOT NULL COMMENT 'its', m: map<string,array<int>>")
+    assert schema.names == ["a b`c", "m"]
+    assert schema[0].dataType == DecimalType(12, 0) and not schema[0].nullable
+    assert schema[1].dataType == MapType(StringType(), ArrayType(IntegerType()))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n lng", "the type 'lng' is not known"),
+        ("n", "it ends too early"),
+        ("n long total double", "'total' comes too much"),
+        ("n array<int", "'>' is missing"),
+        ("n decimal(x)", "'x' stands where a number"),
+        ("n char", "char needs a length"),
+        (", n int", "',' stands where a column's name"),
+        ("n interval day to year", "no interval day to year"),
+        ("n int; m int", "'; m int' is not understood"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read") as raised:
+        parse_ddl(text)
+    assert why in str(raised.value)

@@ -1,0 +1,612 @@
+"""
+A micro-batch with more rows than memory has room for gives what it gives at once.
+
+Tasks run in this process, without Spark; tests/spark has the same through a stream.
+"""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.differential.programs import (
+    EPOCH_MS,
+    INPUT,
+    OUTPUT,
+    SECONDS_PER_BATCH,
+    Interpreter,
+    InterpreterInPandas,
+    batch_of,
+)
+from tests.unit.spark.rows.test_pandas_input import SETTINGS
+
+from statelog.errors import ProcessorError, StoreError, UsageError
+from statelog.model import KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.rows.formats import Flavour, PandasFlavour, RowFlavour
+from statelog.spark.rows.initial_rows import InitialLayout
+from statelog.spark.rows.ipc import from_ipc
+from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.types import arrow_schema, make_row
+from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.worker import task as task_module
+from statelog.spark.worker.batch_task import batch_task
+from statelog.spark.worker.output_parts import OutputParts
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.spill import SpillFile
+from statelog.spark.worker.task import run_task
+from statelog.state import replay
+from statelog.state.backend import StateBackend
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.memory import MemoryLimits
+from statelog.state.keyed_state import KeyedState
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.store import open_store
+
+GROUPS = 32
+ALL = KeyGroupRange(0, GROUPS - 1)
+KEY = pa.schema([("key", pa.string()), ("part", pa.string())])
+FLAVOURS: dict[str, tuple[Flavour, type[StatefulProcessor]]] = {
+    "row": (RowFlavour(), Interpreter),
+    "pandas": (
+        PandasFlavour(replace(SETTINGS, max_records=3), parse_ddl(OUTPUT)),
+        InterpreterInPandas,
+    ),
+}
+
+
+def arrow_input(
+    rows: list[tuple[Any, ...]], ddl: str = INPUT, keys: int = 2
+) -> list[pa.RecordBatch]:
+    """Return rows as a task gets them: small batches, the key group first."""
+    schema = arrow_schema(parse_ddl(ddl))
+    groups = [key_group_of(row[:keys], pa.schema(list(schema)[:keys]), GROUPS) for row in rows]
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows), schema)]  # noqa: B905
+    table = pa.table([pa.array(groups, pa.int32()), *columns], names=["__key_group", *schema.names])
+    return table.to_batches(max_chunksize=37)
+
+
+class Query:
+    """
+    Micro-batches of one task, with what the driver would keep.
+
+    Args:
+        folder: Of the state location.
+        processor: The processor.
+        changes: Of the task's specification.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        processor: StatefulProcessor,
+        flavour: Flavour,
+        input_bytes: int,
+        *,
+        time_mode: str = "none",
+        output: str = OUTPUT,
+        key: pa.Schema = KEY,
+        **changes: Any,
+    ) -> None:
+        self.location = folder.as_uri()
+        self.acks: list[TaskAck] = []
+        schema = operator_schema(processor, "op", key, parse_ddl, time_mode=time_mode)
+        self.spec = TaskSpec(
+            location=self.location,
+            store_options={},
+            fsync=False,
+            epoch=1,
+            batch_id=0,
+            checkpoint_id=0,
+            base_id=-1,
+            committed=(),
+            ranges=(ALL,),
+            schema=schema.to_json(),
+            key_positions=tuple(range(1, 1 + len(key))),
+            first_input=1,
+            output=arrow_schema(parse_ddl(output)),
+            processor=processor,
+            time_mode=time_mode,
+            now_ms=-1,
+            snapshots={},
+            inline_bytes=0,
+            staged=True,
+            flavour=flavour,
+            input_bytes=input_bytes,
+        )
+        self.spec = replace(self.spec, **changes)
+
+    def run(
+        self,
+        batches: list[pa.RecordBatch],
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        forget: bool = False,
+        **changes: Any,
+    ) -> list[dict[str, Any]]:
+        """Run one micro-batch and return its output rows; *forget* starts a new worker."""
+        if forget:
+            task_module._workers.clear()
+        monkeypatch.setattr(task_module, "_load", lambda *_: (self.store, self.restored()))
+        number = len(self.acks)
+        last = self.acks[-1].log if self.acks else None
+        spec = replace(
+            self.spec,
+            batch_id=number,
+            checkpoint_id=number,
+            base_id=number - 1,
+            committed=() if last is None else (last.state_handle_id,),
+            **changes,
+        )
+        found = list(run_task(spec, iter(batches), self.acks.append))
+        if spec.staged:
+            output = self.acks[-1].output
+            handles = output if isinstance(output, tuple) else ()
+            found = [
+                batch
+                for one in handles
+                for batch in from_ipc(self.store.get(one.path)).to_batches()
+            ]
+            assert not isinstance(output, bytes)
+        return [row for batch in found for row in batch.to_pylist()]
+
+    @property
+    def store(self) -> Any:
+        return open_store(self.location)
+
+    def restored(self) -> ChangelogStateBackendHandle:
+        snapshots = [ack.materialized for ack in self.acks if ack.materialized is not None][-1:]
+        covered = snapshots[0].checkpoint_id if snapshots else -1
+        logs = [ack.log for ack in self.acks if ack.log is not None]
+        log = tuple(one for one in logs if one.checkpoint_id > covered)
+        return ChangelogStateBackendHandle(ALL, len(self.acks) - 1, tuple(snapshots), log)
+
+    def tables(self) -> dict[int, list[dict[Any, Any]]]:
+        """Return the state by key group, as replayed from the log."""
+        codec = OperatorCodec(OperatorStateSchema.from_json(self.spec.schema), make_row)
+        state = KeyedState(codec)
+        state.catch_up(ALL, len(self.acks) - 1, (), lambda: (self.store, self.restored()))
+        return {group: state.groups[group].tables for group in ALL}
+
+
+@pytest.fixture(autouse=True)
+def no_workers() -> Iterator[None]:
+    task_module._workers.clear()
+    yield
+    task_module._workers.clear()
+
+
+def by_key(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return output rows by key, in their order."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(row["key"], []).append(row)
+    return grouped
+
+
+@pytest.mark.parametrize(("input_bytes", "staged"), [(3_000, True), (50_000, False)])
+@pytest.mark.parametrize("time_mode", ["none", "processingtime", "eventtime"])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_random_programs_see_in_parts_what_they_see_at_once(
+    flavour: str,
+    time_mode: str,
+    staged: bool,
+    input_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, processor = FLAVOURS[flavour]
+    has_ttl = time_mode == "processingtime"
+    seed = f"{flavour} {time_mode} {staged} {input_bytes}"
+    rng = random.Random(seed)
+    if time_mode == "none":
+        processor = {"row": WithoutTimers, "pandas": WithoutTimersInPandas}[flavour]
+    inputs = [arrow_input(batch_of(rng, number, 40, has_ttl)) for number in range(3)]
+    inputs.append([])
+    runs = []
+    for bound in (sys.maxsize, input_bytes):
+        query = Query(
+            tmp_path / str(bound),
+            processor(has_ttl),
+            made,
+            bound,
+            time_mode=time_mode,
+            staged=staged,
+        )
+        outputs = []
+        for number, batches in enumerate(inputs):
+            at = EPOCH_MS + number * SECONDS_PER_BATCH * 1000
+            times = {"none": (-1, -1), "processingtime": (at, -1), "eventtime": (at, at - 20_000)}
+            now, watermark = times[time_mode]
+            outputs.append(
+                query.run(
+                    batches,
+                    monkeypatch,
+                    forget=number % 2 == 1,
+                    now_ms=now,
+                    watermark_ms=watermark,
+                )
+            )
+        runs.append((outputs, query))
+    (whole, at_once), (parts, in_parts) = runs
+    assert any(row["at"].startswith("timer") for rows in whole for row in rows) or (
+        time_mode == "none"
+    )
+    for batch, (expected, actual) in enumerate(zip(whole, parts, strict=True)):
+        assert by_key(expected) == by_key(actual), f"batch {batch} of {seed!r}"
+        timers = [
+            [r["at"] for r in rows if r["at"].startswith("timer")] for rows in (expected, actual)
+        ]
+        assert timers[0] == timers[1], "timers fire in the order of time"
+    assert at_once.tables() == in_parts.tables()
+    for one, other in zip(at_once.acks, in_parts.acks, strict=True):
+        assert (one.rows, one.keys, one.output_rows) == (other.rows, other.keys, other.output_rows)
+        assert other.next_due_ms <= one.next_due_ms
+    if in_parts.acks[0].log is not None:
+        assert 1 < max(len(ack.log.handles_and_offsets) for ack in in_parts.acks if ack.log)
+
+
+class WithoutTimers(Interpreter):
+    """The same where there are no timers."""
+
+    def do(self, name: str, method: str, *samples: Any) -> str:
+        return "" if name == "timers" else super().do(name, method, *samples)
+
+
+class WithoutTimersInPandas(WithoutTimers, InterpreterInPandas):
+    """The same in the pandas flavour."""
+
+
+NUMBERS = pa.schema([("key", pa.int64())])
+COUNTS = "key long, n long, total double"
+
+
+class Counting(StatefulProcessor):
+    """Count and sum per key, and a timer for each even key."""
+
+    def __init__(self, has_timers: bool = False) -> None:
+        self.has_timers = has_timers
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long, total double")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        n, total = self.total.get() or (0, 0.0)
+        self.total.update((n + 100, total + initialState.value))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n, total = self.total.get() or (0, 0.0)
+        for row in rows:
+            n, total = n + 1, 2 * total + row.value
+        self.total.update((n, total))
+        if self.has_timers and key[0] % 2 == 0:
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + key[0] % 3)
+        yield Row(key=key[0], n=n, total=total)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        n, total = self.total.get() or (0, 0.0)
+        self.total.update((n + 1000, total))
+        yield Row(key=key.key, n=n, total=float(expiredTimerInfo.getExpiryTimeInMs()))
+
+
+class Spreading(Counting):
+    """Yield many rows for each key."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.total.update((1, 1.0))
+        return (Row(key=key[0], n=n, total=0.0) for n in range(50_000))
+
+
+def numbers(count: int, keys: int, seed: int = 1) -> list[pa.RecordBatch]:
+    """Return rows whose value says in which order they came."""
+    rng = np.random.default_rng(seed)
+    rows = [(int(key), float(at % 7)) for at, key in enumerate(rng.integers(0, keys, count))]
+    return arrow_input(rows, "key long, value double", 1)
+
+
+def counting(
+    folder: Path, bound: int, processor: StatefulProcessor | None = None, **changes: Any
+) -> Query:
+    return Query(
+        folder,
+        processor or Counting(),
+        RowFlavour(),
+        bound,
+        output=COUNTS,
+        key=NUMBERS,
+        **{"staged": False, **changes},
+    )
+
+
+def test_state_in_columns_is_read_in_parts_and_stays_in_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_COLUMNAR_RESTORE_BYTES", 0)
+    monkeypatch.setattr(replay, "_COLUMNAR_REPLAY_BYTES", 0)
+    monkeypatch.setattr(MemoryLimits, "pending_bytes", 2_000)
+    queries = []
+    for bound in (sys.maxsize, 200_000):
+        folder = tmp_path / str(bound)
+        backend = StateBackend("disk", folder=str(folder / "local"))
+        query = counting(
+            folder, bound, Counting(has_timers=True), time_mode="processingtime", backend=backend
+        )
+        outputs = []
+        for number in range(6):
+            batches = numbers(3_000, 1_500, number) if number < 5 else []
+            forget = number in (2, 4)
+            outputs.append(query.run(batches, monkeypatch, forget=forget, now_ms=1000 + number))
+            if bound < sys.maxsize and number in (2, 4):
+                (worker,) = task_module._workers.values()
+                assert worker.state.is_columnar
+                # What timers needed has been moved; what rows needed is in columns again.
+                assert worker.state.object_count() < 1_500
+        queries.append((query, outputs))
+    (at_once, expected), (in_parts, actual) = queries
+    for one, other in zip(expected, actual, strict=True):
+        assert by_key(one) == by_key(other)
+    assert at_once.tables() == in_parts.tables()
+    assert in_parts.acks[4].caught_up.local, "files written in the middle of a replay are found"
+    assert len(in_parts.acks[0].log.handles_and_offsets) > 5
+
+
+def test_lists_and_maps_are_replayed_in_parts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryLimits, "pending_bytes", 2_000)
+    monkeypatch.setattr(MemoryLimits, "recent_bytes", 1)
+    rng = random.Random(7)
+    inputs = [arrow_input(batch_of(rng, number, 60, True)) for number in range(3)]
+    queries = []
+    for bound in (sys.maxsize, 20_000):
+        backend = StateBackend(folder=str(tmp_path / str(bound) / "local"))
+        query = Query(
+            tmp_path / str(bound),
+            Interpreter(),
+            RowFlavour(),
+            bound,
+            time_mode="processingtime",
+            backend=backend,
+        )
+        outputs = [
+            query.run(batches, monkeypatch, forget=True, now_ms=EPOCH_MS) for batches in inputs
+        ]
+        queries.append((query, outputs))
+    for one, other in zip(queries[0][1], queries[1][1], strict=True):
+        assert by_key(one) == by_key(other)
+    assert queries[0][0].tables() == queries[1][0].tables()
+    assert queries[1][0].acks[2].caught_up.compacted
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_rows_of_one_key_are_read_while_the_processor_asks(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(7 if at < 40_000 * share else at % 50, float(at % 5)) for at in range(40_000)]
+    random.Random(3).shuffle(rows)
+    batches = arrow_input(rows, "key long, value double", 1)
+    expected = counting(tmp_path / "once", sys.maxsize).run(batches, monkeypatch, forget=True)
+    reads = []
+    read = SpillFile.read
+    monkeypatch.setattr(
+        SpillFile, "read", lambda self, piece: (reads.append(piece), read(self, piece))[1]
+    )
+    actual = counting(tmp_path / "parts", 500_000).run(batches, monkeypatch, forget=True)
+    assert by_key(expected) == by_key(actual)
+
+    class First(Counting):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            yield Row(key=key[0], n=len(reads), total=next(rows).value)
+
+    every = len(reads)
+    reads.clear()
+    counting(tmp_path / "first", 500_000, First()).run(batches, monkeypatch, forget=True)
+    assert len(reads) < every
+
+
+def test_frames_of_one_key_are_cut_in_parts_as_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(5)
+    rows = [
+        (rng.choice([7] * 20 + [1, 2]), None if at == 9 else at, float(at)) for at in range(5_000)
+    ]
+    batches = arrow_input(rows, "key long, whole int, value double", 1)
+
+    class Lengths(Counting):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            for frame in rows:
+                shape = f"{len(frame)} {frame.dtypes.to_dict()} {frame.value.sum()}"
+                yield pd.DataFrame({"key": [str(key[0])], "at": [shape], "seen": [""]})
+
+    runs = []
+    for bound in (sys.maxsize, 100_000):
+        flavour = PandasFlavour(replace(SETTINGS, max_records=400), parse_ddl(OUTPUT))
+        query = Query(tmp_path / str(bound), Lengths(), flavour, bound, key=NUMBERS, staged=False)
+        runs.append(by_key(query.run(batches, monkeypatch, forget=True)))
+    assert runs[0] == runs[1]
+    assert len(runs[0]["7"]) > 10
+
+
+@pytest.mark.parametrize("flavour", ["row", "batch"])
+def test_initial_state_comes_in_parts(
+    flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = InitialLayout(InputLayout((1,), 1), ("key", "value"), ("key", "value"))
+    mixed = []
+    for is_initial, batches in ((True, numbers(2_000, 900, 1)), (False, numbers(1_000, 1_200, 2))):
+        for batch in batches:
+            nothing = [pa.nulls(batch.num_rows, column.type) for column in batch.columns[1:]]
+            own = batch.columns[1:]
+            mark = pa.array([is_initial] * batch.num_rows)
+            columns = [*nothing, *own] if is_initial else [*own, *nothing]
+            mixed.append(
+                pa.RecordBatch.from_arrays(
+                    [batch.column(0), mark, *columns], ["g", "i", "c0", "c1", "c2", "c3"]
+                )
+            )
+    random.Random(1).shuffle(mixed)
+    runs = []
+    for bound in (sys.maxsize, 100_000):
+        query = counting(tmp_path / str(bound), bound, initial=layout)
+        if flavour == "batch":
+            found = batch_task(query.spec, iter(mixed))
+            runs.append(by_key([row for batch in found for row in batch.to_pylist()]))
+            continue
+        runs.append(by_key(query.run(mixed, monkeypatch, forget=True)))
+        assert query.acks[0].keys == len(
+            {key for group in query.tables().values() for key in group[0]}
+        )
+        runs.append(query.tables())
+    half = len(runs) // 2
+    assert runs[:half] == runs[half:]
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_output_does_not_pile_up(
+    staged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    flush = OutputParts.flush
+    monkeypatch.setattr(
+        OutputParts,
+        "flush",
+        lambda self: (held.append((self._output.pending, self.held_bytes)), flush(self))[1],
+    )
+    batches = numbers(40, 20)
+    query = counting(tmp_path, 10_000, Spreading(), staged=staged)
+    rows = query.run(batches, monkeypatch)
+    keys = {key for batch in batches for key in batch.column(1).to_pylist()}
+    assert len(keys) * 50_000 == len(rows) == query.acks[0].output_rows
+    assert all(list(range(50_000)) == [row["n"] for row in some] for some in by_key(rows).values())
+    assert max(rows for rows, _ in held) <= 20_480
+    assert max(size for _, size in held) <= 16 * 1024 * 1024
+    if staged:
+        assert isinstance(query.acks[0].output, tuple)
+        assert len(query.acks[0].output) > 1
+
+
+def test_a_local_disk_that_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    backend = StateBackend(folder=str(tmp_path / "file"))
+    query = counting(tmp_path / "state", 10_000, backend=backend)
+    with pytest.raises(StoreError, match=r"cannot write its input to the local disk in .*/file"):
+        query.run(numbers(1_000, 10), monkeypatch)
+
+
+def test_rows_of_another_task_are_refused_in_parts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = counting(tmp_path, 10_000, ranges=(KeyGroupRange(0, 3),))
+    with pytest.raises(UsageError, match="changes the partitions"):
+        query.run(numbers(1_000, 100), monkeypatch)
+
+
+def test_a_value_that_does_not_fit_is_explained_in_parts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unfit(Counting):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            self.total.update(("text" if key[0] == 77 else 1, 0.0))
+            return iter(())
+
+    query = counting(tmp_path, 20_000, Unfit())
+    with pytest.raises(ProcessorError, match=r"(?s)77"):
+        query.run(numbers(1_000, 100), monkeypatch)
+
+
+def test_a_variable_deleted_in_init_is_gone_after_a_batch_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deleting(Counting):
+        def init(self, handle: Any) -> None:
+            handle.deleteIfExists("total")
+            super().init(handle)
+
+    tables = []
+    for bound in (sys.maxsize, 100_000):
+        query = counting(tmp_path / str(bound), bound)
+        query.run(numbers(2_000, 800, 1), monkeypatch, forget=True)
+        query.run(numbers(2_000, 600, 2), monkeypatch, processor=Deleting())
+        tables.append(query.tables())
+    assert tables[0] == tables[1]
+
+
+def test_a_snapshot_in_parts_is_of_the_state_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = []
+    for bound in (sys.maxsize, 100_000):
+        query = counting(tmp_path / str(bound), bound)
+        for number in range(3):
+            snapshots = {0: ALL} if number != 1 else {}
+            query.run(numbers(2_000, 800, number), monkeypatch, snapshots=snapshots)
+        tables.append(query.tables())
+    assert tables[0] == tables[1]
+    snapshots = [ack.materialized and ack.materialized.checkpoint_id for ack in query.acks]
+    assert [None, None, 1] == snapshots, "the first micro-batch has no state before it"
+    assert not any(ack.snapshot_error for ack in query.acks)
+
+
+MEMORY = """
+import sys, threading, time
+from pathlib import Path
+from tests.unit.spark.worker.test_large_input import Counting, counting, numbers, GROUPS
+from statelog.spark.worker import task
+from statelog.state.backend import StateBackend
+
+def anonymous():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) // 1024
+
+def watch():
+    while True:
+        peak[0] = max(peak[0], anonymous())
+        time.sleep(0.02)
+
+folder, bound = Path(sys.argv[1]), int(sys.argv[2])
+part = numbers(50_000, 1_000_000)
+backend = StateBackend(budget_bytes=64 << 20, folder=str(folder / "local"))
+query = counting(folder, bound or backend.input_bytes, backend=backend)
+class Patch:
+    setattr = staticmethod(setattr)
+query.run(part[:10], Patch)
+before = anonymous()
+peak = [before]
+threading.Thread(target=watch, daemon=True).start()
+task.run_task.__globals__["_workers"].clear()
+query.acks.clear()
+import pyarrow as pa
+def fresh():
+    for number in range(10):
+        for batch in part:
+            keys = pa.compute.add(batch.column(1), 1_000_000 * number)
+            yield batch.set_column(1, "key", keys)
+rows = sum(batch.num_rows for batch in task.run_task(query.spec, fresh(), query.acks.append))
+assert rows > 400_000, rows
+print(peak[0] - before)
+"""
+
+
+def test_memory_keeps_its_bound_whatever_the_size_of_the_input(tmp_path: Path) -> None:
+    def grown(name: str, bound: int) -> int:
+        command = [sys.executable, "-c", MEMORY, str(tmp_path / name), str(bound)]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert grown("parts", 0) < 64
+    assert grown("once", sys.maxsize) > 150

@@ -1,0 +1,260 @@
+"""Rules of Spark's transformWithState that need no Spark to be seen; docs/transform-with-state.md."""
+
+import datetime as dt
+import decimal
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import GroupedData, Row
+from pyspark.sql.streaming import stateful_processor as sparks
+from pyspark.sql.streaming.tws_tester import TwsTester
+from tests import calls
+from tests.house.sources import ROOT
+from tests.unit.spark.rows.test_pandas_input import all_keys, read
+
+from statelog.errors import ProcessorError
+from statelog.spark import transform_with_state, transform_with_state_in_pandas
+from statelog.spark.query.declared_state import DriverHandle as OurDriverHandle
+from statelog.spark.worker.handle import ExpiringListState as OurExpiringListState
+from statelog.spark.worker.handle import ExpiringMapState as OurExpiringMapState
+from statelog.spark.worker.handle import ExpiringValueState as OurExpiringValueState
+from statelog.spark.worker.handle import ListState as OurListState
+from statelog.spark.worker.handle import MapState as OurMapState
+from statelog.spark.worker.handle import TaskHandle as OurTaskHandle
+from statelog.spark.worker.handle import ValueState as OurValueState
+from statelog.testing import ProcessorTester
+
+COUNTERPARTS: list[tuple[type, type]] = [
+    (sparks.StatefulProcessorHandle, OurTaskHandle),
+    (sparks.StatefulProcessorHandle, OurDriverHandle),
+    (sparks.ValueState, OurValueState),
+    (sparks.ValueState, OurExpiringValueState),
+    (sparks.ListState, OurListState),
+    (sparks.ListState, OurExpiringListState),
+    (sparks.MapState, OurMapState),
+    (sparks.MapState, OurExpiringMapState),
+    (TwsTester, ProcessorTester),
+]
+AS_THEY_ARE = [sparks.StatefulProcessor, sparks.TimerValues, sparks.ExpiredTimerInfo]
+
+
+def public(kind: type) -> list[str]:
+    return [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    found = inspect.signature(function).parameters.values()
+    return [(one.name, one.default) for one in found if one.kind is not one.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize(("theirs", "mine"), COUNTERPARTS)
+def test_every_method_takes_sparks_parameters(theirs: type, mine: type) -> None:
+    assert len(public(theirs)) > 3
+    for name in public(theirs):
+        assert parameters(getattr(theirs, name)) == parameters(getattr(mine, name)), name
+
+
+def test_the_functions_take_sparks_arguments_in_sparks_order() -> None:
+    for theirs, mine in (
+        (GroupedData.transformWithState, transform_with_state),
+        (GroupedData.transformWithStateInPandas, transform_with_state_in_pandas),
+    ):
+        wanted = [name for name, _ in parameters(theirs)][1:]  # without self
+        assert wanted == [name for name, _ in parameters(mine)][1 : 1 + len(wanted)]
+
+
+def test_the_page_names_every_method() -> None:
+    page = (ROOT / "docs" / "transform-with-state.md").read_text(encoding="utf-8")
+    kinds = {theirs for theirs, _ in COUNTERPARTS} | set(AS_THEY_ARE)
+    names = {f"`{kind.__name__}.{name}`" for kind in kinds for name in public(kind)}
+    assert [] == sorted(name for name in names if name not in page)
+
+
+class Traced(sparks.StatefulProcessor):
+    """Notes its calls."""
+
+    def init(self, handle: Any) -> None:
+        calls.CALLS.append(("init",))
+        self.handle = handle
+        self.seen = handle.getListState("seen", "what string")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        calls.CALLS.append(("initial", key, initialState.n))
+        self.seen.appendValue((f"initial {initialState.n}",))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        read = [row.n for row in rows]
+        calls.CALLS.append(
+            ("rows", key, type(key), read, timerValues.getCurrentProcessingTimeInMs())
+        )
+        for n in read:
+            self.handle.registerTimer(n)
+        yield Row(key=key[0])
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        time = expiredTimerInfo.getExpiryTimeInMs()
+        calls.CALLS.append(("timer", key.name, time, list(self.handle.listTimers())))
+        if time == 1:
+            self.handle.registerTimer(1)  # is gone with the timer that is firing
+            self.handle.registerTimer(2)  # due, but not in this batch
+            self.handle.deleteTimer(4)  # due in this batch: does not fire
+        yield Row(key=key[0])
+
+    def close(self) -> None:
+        calls.CALLS.append(("close",))
+
+
+def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
+    calls.CALLS.clear()
+    initial = [("b", Row(n=1)), ("a", Row(n=2)), ("a", Row(n=3))]
+    tester = ProcessorTester(
+        Traced(), initialStateRow=initial, timeMode="ProcessingTime", keySchema="name string"
+    )
+    assert [("init",), ("close",)] == calls.CALLS[:2]  # on the driver, to learn the state variables
+    batch = [call for call in calls.CALLS if call[0] == "initial"]
+    assert [("initial", ("a",), 2), ("initial", ("a",), 3)] == [one for one in batch if one[2] > 1]
+    assert ("initial", ("b",), 1) in batch  # a key without input rows
+    assert [("initial 2",), ("initial 3",)] == tester.peekListState("seen", "a")
+
+    tester.setProcessingTime(5)
+    calls.CALLS.clear()
+    out = tester.test("a", [Row(n=9), Row(n=4), Row(n=3), Row(n=1)])
+    assert [
+        ("init",),
+        ("rows", ("a",), tuple, [9, 4, 3, 1], 5),  # once, with all rows; the key is no Row
+        ("timer", "a", 1, [1, 3, 4, 9]),  # registered in this batch, due in it
+        ("timer", "a", 3, [2, 3, 9]),
+        ("close",),
+    ] == calls.CALLS
+    assert 3 == len(out)
+    calls.CALLS.clear()
+    tester.setProcessingTime(6)
+    assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == calls.CALLS
+    assert [9] == tester.peekTimers("a")
+
+
+class Waking(sparks.StatefulProcessor):
+    """Yields its key when rows come, and when a timer fires."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer(0)
+        yield Row(key=repr(key))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(key=repr(key))
+
+
+def test_the_key_of_a_timer_is_a_row_of_what_state_holds() -> None:
+    at = dt.datetime(2011, 12, 9, 12, 50, tzinfo=dt.UTC)
+    tester = ProcessorTester(
+        Waking(), timeMode="ProcessingTime", keySchema="at timestamp, price decimal(5,2), n int"
+    )
+    key = (at, decimal.Decimal("1.50"), None)
+    rows, timer = (row.key for row in tester.test(key, []))
+    assert repr(key) == rows
+    kept = at.astimezone().replace(tzinfo=None)  # in the worker's zone, as on Spark
+    assert repr(Row(at=kept, price=key[1], n=None)) == timer
+
+
+class Misuse(sparks.StatefulProcessor):
+    """Does something that Spark refuses."""
+
+    def __init__(self, when: str, what: Callable[[Any], Any]) -> None:
+        self.when = when
+        self.what = what
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("value", "n int")
+        if self.when == "init":
+            self.what(handle)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.what(self.handle)
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("when", "time_mode", "what", "said"),
+    [
+        ("rows", "None", lambda handle: handle.registerTimer(1), "timers need the time mode"),
+        ("rows", "None", lambda handle: handle.deleteTimer(1), "timers need the time mode"),
+        ("rows", "None", lambda handle: handle.listTimers(), "timers need the time mode"),
+        ("init", "None", lambda handle: handle.getValueState("v", "n int", 9), "time to live"),
+        ("init", "EventTime", lambda h: h.getListState("v", "n int", 9), "time to live"),
+        ("init", "None", lambda h: h.getMapState("v", "n int", "n int", 9), "time to live"),
+        ("init", "None", lambda handle: handle.getListState("value", "n int"), "used twice"),
+        ("init", "ProcessingTime", lambda handle: handle.registerTimer(1), "belong to a key"),
+        ("rows", "None", lambda handle: handle.getValueState("value", "n int"), r"init\(\) only"),
+        ("rows", "None", lambda handle: handle.getListState("new", "n int"), r"init\(\) only"),
+        ("rows", "None", lambda handle: handle.deleteIfExists("value"), r"init\(\) only"),
+    ],
+)
+def test_what_spark_refuses_is_refused(
+    when: str, time_mode: str, what: Callable[[Any], Any], said: str
+) -> None:
+    with pytest.raises(ProcessorError, match=said):
+        ProcessorTester(
+            Misuse(when, what), timeMode=time_mode, eventTimeExtractor=lambda row: 1
+        ).test("a", [])
+
+
+class Times(sparks.StatefulProcessor):
+    """Yields what time it is."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        now, watermark = (
+            timerValues.getCurrentProcessingTimeInMs(),
+            timerValues.getCurrentWatermarkInMs(),
+        )
+        yield Row(now=now, watermark=watermark)
+
+
+@pytest.mark.parametrize("tester", [TwsTester, ProcessorTester])
+def test_without_a_time_mode_both_times_are_minus_one(tester: Any) -> None:
+    assert [Row(now=-1, watermark=-1)] == tester(Times()).test("a", [])
+
+
+class Held(sparks.StatefulProcessor):
+    """Holds iterators over writes."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.list = handle.getListState("list", "n int")
+        self.map = handle.getMapState("map", "n int", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self.list.put([(1,), (2,)])
+        self.map.updateValue((1,), (1,))
+        self.handle.registerTimer(7)
+        held = [self.list.get(), self.map.iterator(), self.map.keys(), self.map.values()]
+        held.append(self.handle.listTimers())
+        self.list.appendValue((3,))
+        self.map.updateValue((2,), (2,))
+        self.handle.registerTimer(8)
+        yield pd.DataFrame({"seen": [repr([list(one) for one in held])]})
+
+
+def test_an_iterator_shows_the_state_of_the_call_that_gave_it() -> None:
+    frame = ProcessorTester(Held(), timeMode="ProcessingTime").testInPandas("a", pd.DataFrame())
+    assert ["[[(1,), (2,)], [((1,), (1,))], [(1,)], [(1,)], [7]]"] == list(frame["seen"])
+
+
+def test_a_null_in_a_key_of_integers_leaves_the_others_integers() -> None:
+    table = pa.table({"k": pa.array([1, None, 2, None], pa.int32())})
+    found = all_keys(read(table, [0]))
+    assert {"(1,)", "(None,)", "(2,)"} == {repr(shown) for _, shown, _ in found}

@@ -1,0 +1,151 @@
+"""How an error of a task is told, without Spark."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from statelog.errors import (
+    CheckpointError,
+    FencedError,
+    ObjectNotFoundError,
+    ProcessorError,
+    UnavailableError,
+)
+from statelog.spark.driver.failures import cause_of
+from statelog.spark.query.processor_failures import ProcessExit, described
+from statelog.spark.worker.failures import (
+    ends_of_process_are_errors,
+    processor_lines,
+    reported_to_driver,
+)
+
+PROCESSOR: Any = object()
+
+
+def told(error: Exception, location: str = "file:///state") -> Any:
+    """What the driver makes of a task's error, after Spark has wrapped its text."""
+    with pytest.raises(Exception) as raised, reported_to_driver(location):
+        raise error
+    text = f"{type(raised.value).__module__}.{type(raised.value).__name__}: {raised.value}"
+    lost = RuntimeError(
+        f"Job aborted.\n  File x, line 1\n{text}\n SQLSTATE: 39000\n\tat java\n{text}"
+    )
+    return cause_of(lost, PROCESSOR, 7)
+
+
+def test_the_driver_finds_what_a_task_said_between_spark_and_java() -> None:
+    found = told(FencedError("line one: of two\nline two"))
+    assert (type(found), found.message, found.batch_id) == (
+        FencedError,
+        "line one: of two\nline two",
+        7,
+    )
+    assert (
+        cause_of(RuntimeError("statelog.errors.FencedError: not from a task"), PROCESSOR, 7) is None
+    )
+    crashed = cause_of(RuntimeError("Python worker exited unexpectedly (crashed)"), PROCESSOR, 7)
+    assert isinstance(crashed, ProcessorError)
+    assert "while object processed batch 7" in crashed.message
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "x: [SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group 7a. SQLSTATE: XXKDA",
+            "Job 3 cancelled part of cancelled job group 7a",
+        ),
+        (
+            "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs\n\tat org.x",
+            "Job 3 cancelled as part of cancellation of all jobs",
+        ),
+        ("[SPARK_JOB_CANCELLED] Job 3 cancelled because: of me", "Job 3 cancelled because: of me"),
+    ],
+)
+def test_a_cancelled_job_is_told_with_its_cause(text: str, cause: str) -> None:
+    found = cause_of(RuntimeError(text), PROCESSOR, 7)
+    assert isinstance(found, UnavailableError)
+    assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in found.message
+
+
+class UsersError(FencedError):
+    """An error that is not in statelog's tree itself."""
+
+
+def test_an_error_of_a_users_class_is_told_as_its_nearest() -> None:
+    found = told(UsersError("mine"))
+    assert (type(found), found.message) == (FencedError, "mine")
+
+
+def test_an_object_that_is_gone_says_what_to_do() -> None:
+    found = told(ObjectNotFoundError("no object shared/x"), "s3://bucket/state")
+    assert isinstance(found, CheckpointError)
+    assert found.message.startswith("the state in s3://bucket/state cannot be read: no object shar")
+    assert "statelog verify s3://bucket/state" in found.message
+    assert "restore=<checkpoint id>" in found.message
+
+
+def test_the_processors_lines_are_bounded_and_leave_statelogs_out() -> None:
+    def deep(level: int) -> None:
+        if level:
+            return shallow(level)
+        return pickle.loads(b"nonsense")
+
+    def shallow(level: int) -> None:
+        return deep(level - 1)
+
+    try:
+        ends_of_process_are_errors(deep)(100)
+    except Exception as error:
+        lines = processor_lines(error)
+    assert "lines left out" in lines and "pickle.loads" in lines
+    assert "failures.py" not in lines
+    assert len(lines.split("\n")) < 70
+    assert processor_lines(None) == processor_lines(ValueError("never raised")) == ""
+
+
+def test_only_the_own_thread_of_the_own_process_is_kept_from_leaving() -> None:
+    real = os._exit
+
+    @ends_of_process_are_errors
+    def run(leave: Any) -> Any:
+        return leave()
+
+    with pytest.raises(ProcessExit, match=r"os\._exit\(3\)"):
+        run(lambda: os._exit(3))
+    with pytest.raises(SystemExit):
+        run(lambda: sys.exit(3))
+    assert os._exit is real
+
+    def fork() -> int:
+        child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(9))
+        child.start()
+        child.join(30)
+        return child.exitcode or 0
+
+    assert run(fork) == 9
+
+
+def test_another_thread_may_end_the_process() -> None:
+    code = (
+        "import os, threading, time\n"
+        "from statelog.spark.worker.failures import ends_of_process_are_errors\n"
+        "def leave():\n"
+        "    t = threading.Thread(target=lambda: os._exit(9))\n"
+        "    t.start(); t.join(30)\n"
+        "ends_of_process_are_errors(leave)()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+
+
+def test_an_exit_is_described_by_its_call() -> None:
+    assert described(SystemExit(3)).startswith("it called sys.exit(3), but a processor does not")
+    assert described(ProcessExit("os._exit(1)")).startswith("it called os._exit(1), but")
+    assert described(KeyError("k")) == "KeyError: 'k'"

@@ -1,0 +1,147 @@
+"""Types through Arrow and back, copies, and keys that dicts can hold."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from statelog.errors import UsageError
+from statelog.state.encoding.values import KeyCodec, StructCodec
+
+NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.bool_(), True),
+        (pa.int32(), -5),
+        (pa.float64(), 0.1),
+        (pa.float32(), 0.5),
+        (pa.string(), "ä"),
+        (pa.binary(), b"\x00\xff"),
+        (pa.decimal128(10, 2), decimal.Decimal("1.25")),
+        (pa.date32(), dt.date(2011, 12, 9)),
+        (pa.timestamp("us"), dt.datetime(2011, 12, 9, 12, 30, 0, 5)),
+        (pa.timestamp("us", "UTC"), dt.datetime(2011, 12, 9, 12, 30)),
+        (pa.duration("us"), dt.timedelta(seconds=3)),
+        (NESTED, (1, ["x", None])),
+        (pa.list_(NESTED), [(1, None), None]),
+        (pa.map_(pa.string(), pa.int64()), {"a": 1, "b": None}),
+        (pa.map_(pa.string(), NESTED), {"a": (1, [])}),
+    ],
+)
+def test_a_value_comes_back_as_it_was_normalized(kind: pa.DataType, value: Any) -> None:
+    codec = StructCodec(pa.schema([("f", kind)]))
+    normal = codec.normalize((value,))
+    assert (value,) == normal
+    assert [normal, (None,)] == codec.decode(codec.encode([normal, (None,)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (pa.float64(), 3, 3.0),
+        (pa.int64(), np.int64(4), 4),
+        (pa.string(), 5, "5"),
+        (pa.float32(), 0.1, float(np.float32(0.1))),
+        (pa.binary(), bytearray(b"x"), b"x"),
+        (pa.decimal128(10, 2), 2, decimal.Decimal(2)),
+        (NESTED, {"b": ["x"], "a": 1}, (1, ["x"])),
+        (pa.bool_(), np.bool_(True), True),
+        (pa.float64(), np.float32(0.5), 0.5),
+        (pa.string(), np.str_("x"), "x"),
+        (pa.list_(pa.int64()), np.array([1, 2]), [1, 2]),
+        (pa.list_(pa.int64()), (1, np.int8(2)), [1, 2]),
+        (pa.map_(pa.string(), pa.int64()), {"a": np.int16(1)}, {"a": 1}),
+        (pa.timestamp("us"), pd.Timestamp("2011-12-09 12:30"), dt.datetime(2011, 12, 9, 12, 30)),
+        (
+            pa.timestamp("us"),
+            np.datetime64("2011-12-09T12:30", "us"),
+            dt.datetime(2011, 12, 9, 12, 30),
+        ),
+        (pa.date32(), np.datetime64("2011-12-09"), dt.date(2011, 12, 9)),
+        (pa.duration("us"), pd.Timedelta("3s"), dt.timedelta(seconds=3)),
+        (pa.duration("us"), np.timedelta64(3, "s"), dt.timedelta(seconds=3)),
+    ],
+)
+def test_a_kindred_value_takes_the_type_of_the_field(
+    kind: pa.DataType, value: Any, expected: Any
+) -> None:
+    codec = StructCodec(pa.schema([("f", kind)]))
+    (normal,) = codec.normalize((value,))
+    assert (expected, type(expected)) == (normal, type(normal))
+    assert [(expected,)] == codec.decode(codec.encode([(normal,)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), True),
+        (pa.int64(), 1.0),
+        (pa.int64(), "1"),
+        (pa.float64(), "1"),
+        (pa.string(), b"x"),
+        (pa.date32(), dt.datetime(2020, 1, 1)),
+        (pa.list_(pa.int64()), "12"),
+        (pa.timestamp("us"), 1),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind: pa.DataType, value: Any) -> None:
+    codec = StructCodec(pa.schema([("f", kind)]), what="state 's'")
+    with pytest.raises(UsageError, match="state 's': field 'f' takes"):
+        codec.normalize((value,))
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.duration("us")])
+def test_pandas_sign_of_a_null_is_a_null(kind: pa.DataType) -> None:
+    codec = StructCodec(pa.schema([("f", kind)]))
+    assert (None,) == codec.normalize((pd.NaT,))
+
+
+@pytest.mark.parametrize("value", ["ab", b"ab", {"a": 1, "b": 2}, 5, object()])
+def test_what_is_no_tuple_is_refused(value: Any) -> None:
+    codec = StructCodec(pa.schema([("a", pa.string()), ("b", pa.string())]), what="state 's'")
+    with pytest.raises(UsageError, match=r"state 's': takes a tuple of \(a, b\)"):
+        codec.normalize(value)
+
+
+def test_none_is_refused_where_the_schema_has_not_null() -> None:
+    inner = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+    codec = StructCodec(
+        pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("s", inner)]), what="s"
+    )
+    assert (1, None) == codec.normalize((1, None))
+    for value in [(None, None), (1, (None,)), (None, None)]:
+        with pytest.raises(UsageError, match="NOT NULL"):
+            codec.normalize(value)
+
+
+def test_a_struct_without_fields_is_refused() -> None:
+    with pytest.raises(UsageError, match="without fields"):
+        StructCodec(pa.schema([("f", pa.list_(pa.struct([])))]))
+
+
+def test_a_stored_list_does_not_follow_the_users_list() -> None:
+    codec = StructCodec(pa.schema([("f", pa.list_(pa.int64()))]))
+    mine = [1, 2]
+    stored = codec.normalize((mine,))
+    mine.append(3)
+    assert ([1, 2],) == stored
+
+
+def test_keys_that_group_together_are_equal() -> None:
+    codec = KeyCodec(pa.schema([("f", pa.float64()), ("l", pa.list_(pa.int64()))]))
+    first = codec.freeze((float("nan"), [1, 2]))
+    second = codec.freeze((float("nan"), [1, 2]))
+    assert first == second
+    assert hash(first) == hash(second)
+    decoded = codec.decode(codec.encode([first, codec.freeze((None, None))]))
+    assert [first, (None, None)] == decoded
+    assert [1, 2] == codec.thaw(first)[1]

@@ -1,0 +1,92 @@
+"""The hash of whole key columns is the hash of each key, and that is Spark's."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.key_group_vectors import VECTORS, key_of
+
+from statelog.state.keys.key_groups import hash_of
+from statelog.state.keys.key_hash import hash_columns, is_sparks
+
+
+def hashes(keys: list[tuple[Any, ...]], schema: pa.Schema) -> list[int]:
+    columns = [
+        pa.array([key[index] for key in keys], field.type) for index, field in enumerate(schema)
+    ]
+    return hash_columns(columns, schema).view(np.int64).tolist()
+
+
+@pytest.mark.parametrize(("columns", "expected", "_group"), VECTORS, ids=lambda x: str(x)[:40])
+def test_a_column_of_a_key_has_the_hash_that_is_written_down(
+    columns: list[tuple[str, str]], expected: int, _group: int
+) -> None:
+    key, schema = key_of(columns)
+    assert is_sparks(schema)
+    assert [expected] * 3 == hashes([key] * 3, schema)
+
+
+_DECIMAL = decimal.Decimal
+COLUMNS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    (pa.bool_(), st.booleans()),
+    (pa.float64(), st.floats()),
+    (pa.float32(), st.floats(width=32)),
+    (pa.string(), st.text(max_size=70)),
+    (pa.binary(), st.binary(max_size=100)),
+    (pa.date32(), st.dates()),
+    (
+        pa.timestamp("us", "UTC"),
+        st.datetimes(timezones=st.just(dt.UTC), min_value=dt.datetime(2, 1, 1)),
+    ),
+    (pa.decimal128(10, 2), st.integers(-(10**9), 10**9).map(lambda n: _DECIMAL(n).scaleb(-2))),
+    (pa.decimal128(38, 4), st.integers(-(10**30), 10**30).map(lambda n: _DECIMAL(n).scaleb(-4))),
+]
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_columns_hash_as_their_keys_do(data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=3))
+    schema = pa.schema([(f"c{index}", kind) for index, (kind, _) in enumerate(chosen)])
+    keys = data.draw(st.lists(st.tuples(*(st.none() | values for _, values in chosen)), max_size=8))
+    assert [hash_of(key, schema) for key in keys] == hashes(keys, schema)
+
+
+def test_a_slice_hashes_as_its_rows_do() -> None:
+    for kind, values in (
+        (pa.decimal128(10, 2), [_DECIMAL(n) for n in range(9)]),
+        (pa.string(), [str(n) * n for n in range(9)]),
+        (pa.int32(), [None, *range(8)]),
+    ):
+        schema = pa.schema([("c", kind)])
+        column = pa.array(values, kind).slice(3, 4)
+        expected = [hash_of((value,), schema) for value in values[3:7]]
+        assert expected == hash_columns([column], schema).view(np.int64).tolist()
+
+
+def test_more_rows_than_one_block() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    keys = [(number, str(number)) for number in range(150_000)]
+    found = hashes(keys, schema)
+    for at in (0, 65_535, 65_536, 149_999):
+        assert hash_of(keys[at], schema) == found[at]
+
+
+def test_nested_keys_that_are_equal_hash_alike_and_others_do_not() -> None:
+    kind = pa.struct([("x", pa.float64()), ("y", pa.list_(pa.string()))])
+    schema = pa.schema([("c", kind)])
+    rows = [{"x": 0.0, "y": ["a"]}, {"x": -0.0, "y": ["a"]}, {"x": 0.0, "y": ["b"]}, None]
+    first, second, third, fourth = hashes([(row,) for row in rows], schema)
+    assert not is_sparks(schema)
+    assert first == second
+    assert len({first, third, fourth}) == 3

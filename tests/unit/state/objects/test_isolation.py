@@ -1,0 +1,134 @@
+"""What a processor holds in its hands is never the state itself."""
+
+import datetime as dt
+import decimal
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statelog.errors import UsageError
+from statelog.state import objects
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import KeyGroupState
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+
+NESTED = pa.schema([("parts", pa.list_(pa.int64())), ("names", pa.map_(pa.string(), pa.int64()))])
+VALUE = ([1, 2], {"a": 1})
+
+
+def state_of(
+    kind: StateKind, value: pa.Schema, user_key: pa.Schema | None = None, ttl_ms: int | None = None
+) -> tuple[Any, KeyGroupState, list[Any]]:
+    """Return a state object for the key (1,), the table behind it, and its overlay."""
+    descriptor = StateDescriptor("s", kind, value, user_key, ttl_ms)
+    codec = OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), (descriptor,)))
+    cursor = objects.Cursor(now_ms=0)
+    group = KeyGroupState(codec.kinds)
+    overlay: list[Any] = [{}]
+    state = codec.states[0]
+    prefix = "Expiring" if ttl_ms else ""
+    maker = getattr(objects, f"{prefix}{kind.value.capitalize()}State")
+    arguments = [state.value] if state.user_key is None else [state.value, state.user_key]
+    made = maker(cursor, 0, *arguments, ttl_ms)
+    cursor.key = (1,)
+    cursor.enter(group, overlay)
+    return made, group, overlay
+
+
+def spoil(value: Any) -> None:
+    value[0].append(3)
+    value[1]["b"] = 2
+
+
+@pytest.mark.parametrize("ttl_ms", [None, 1000])
+def test_changing_a_value_that_was_read_does_not_change_the_state(ttl_ms: int | None) -> None:
+    state, group, overlay = state_of(StateKind.VALUE, NESTED, ttl_ms=ttl_ms)
+    state.update(VALUE)
+    spoil(state.get())
+    assert state.get() == VALUE
+    group.fold(overlay)
+    overlay[0].clear()
+    spoil(state.get())
+    assert state.get() == VALUE
+
+
+@pytest.mark.parametrize("ttl_ms", [None, 1000])
+def test_changing_elements_that_were_read_does_not_change_the_list(ttl_ms: int | None) -> None:
+    state, group, overlay = state_of(StateKind.LIST, NESTED, ttl_ms=ttl_ms)
+    state.put([VALUE])
+    group.fold(overlay)
+    overlay[0].clear()
+    state.append(VALUE)
+    for element in state.get():
+        spoil(element)
+    assert list(state.get()) == [VALUE, VALUE]
+
+
+@pytest.mark.parametrize("ttl_ms", [None, 1000])
+def test_changing_entries_that_were_read_does_not_change_the_map(ttl_ms: int | None) -> None:
+    user_key = pa.schema([("n", pa.int64())])
+    state, group, overlay = state_of(StateKind.MAP, NESTED, user_key, ttl_ms)
+    state.put((1,), VALUE)
+    group.fold(overlay)
+    overlay[0].clear()
+    spoil(state.get((1,)))
+    for value in state.values():
+        spoil(value)
+    for _, value in state.iterator():
+        spoil(value)
+    assert state.get((1,)) == VALUE
+
+
+def test_a_decimal_has_the_digits_of_its_type_at_once() -> None:
+    state, _, _ = state_of(StateKind.VALUE, pa.schema([("amount", pa.decimal128(5, 2))]))
+    for given, expected in [
+        ("7", "7.00"),
+        ("1.005", "1.01"),
+        ("-1.005", "-1.01"),
+        ("1E+2", "100.00"),
+    ]:
+        state.update((decimal.Decimal(given),))
+        assert expected == str(state.get()[0])
+
+
+@pytest.mark.parametrize("amount", ["1000", "-999.995", "NaN", "Infinity"])
+def test_a_decimal_that_is_too_large_is_refused(amount: str) -> None:
+    state, _, _ = state_of(StateKind.VALUE, pa.schema([("amount", pa.decimal128(5, 2))]))
+    state.update((decimal.Decimal(1),))
+    with pytest.raises(UsageError, match=r"'s'.*'amount'.*decimal128"):
+        state.update((decimal.Decimal(amount),))
+    assert "1.00" == str(state.get()[0])
+
+
+def test_nan_is_one_map_key() -> None:
+    state, group, overlay = state_of(
+        StateKind.MAP, pa.schema([("v", pa.int64())]), pa.schema([("x", pa.float64())])
+    )
+    state.put((float("nan"),), (1,))
+    state.put((float("inf") - float("inf"),), (2,))
+    assert [2] == [value for (value,) in state.values()]
+    group.fold(overlay)
+    overlay[0].clear()
+    assert (2,) == state.get((math.nan,))
+    state.remove((-math.nan,))
+    assert not state.exists()
+
+
+def test_nan_is_one_map_key_after_it_was_read_back() -> None:
+    schema = pa.schema([("x", pa.float64())])
+    descriptor = StateDescriptor("s", StateKind.MAP, pa.schema([("v", pa.int64())]), schema)
+    codec = OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), (descriptor,)))
+    user_key = codec.states[0].user_key
+    assert user_key is not None
+    written = user_key.encode([(float("nan"),), (1.0,)])
+    first, second = user_key.decode(written), user_key.decode(written)
+    assert dict.fromkeys(first) == dict.fromkeys(second)
+
+
+def test_times_of_day_and_zones_do_not_matter_for_a_local_timestamp() -> None:
+    state, _, _ = state_of(StateKind.VALUE, pa.schema([("at", pa.timestamp("us", "UTC"))]))
+    moment = dt.datetime(2011, 12, 9, 12, 50, tzinfo=dt.timezone(dt.timedelta(hours=-5)))
+    state.update((moment,))
+    assert moment == state.get()[0].astimezone()

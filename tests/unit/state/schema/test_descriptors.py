@@ -1,0 +1,66 @@
+"""The schema of state lies beside the data and is read without the program that wrote it."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.state.schema.descriptors import (
+    Aggregation,
+    OperatorStateSchema,
+    StateDescriptor,
+    StateKind,
+    TtlChange,
+    field_since,
+    with_since,
+)
+
+KEY = pa.schema([("k", pa.string())])
+TOTAL = StateDescriptor("total", StateKind.VALUE, pa.schema([("sum", pa.float64())]))
+SEEN = StateDescriptor(
+    "seen", StateKind.MAP, pa.schema([("n", pa.int64())]), pa.schema([("id", pa.string())])
+)
+LATER = with_since(pa.field("at", pa.int64()), 3)
+MOST = StateDescriptor(
+    "most",
+    StateKind.VALUE,
+    pa.schema([pa.field("s", pa.struct([LATER]))]),
+    ttl_ms=5,
+    aggregation=Aggregation.REDUCING,
+    since=2,
+    dropped=True,
+    ttl_changes=(TtlChange(4, True, 99),),
+)
+STORED = OperatorStateSchema("op", KEY, (TOTAL, SEEN, MOST), generation=4)
+
+
+def test_the_json_form_comes_back() -> None:
+    back = OperatorStateSchema.from_json(json.loads(json.dumps(STORED.to_json())))
+    assert STORED == back
+    assert 3 == field_since(back.states[2].value_schema.field("s").type.field(0))
+
+
+def test_a_dropped_variable_has_no_id() -> None:
+    assert 1 == STORED.state_id("seen")
+    with pytest.raises(KeyError):
+        STORED.state_id("most")
+
+
+def test_the_first_version_of_the_json_form_is_read() -> None:
+    first = OperatorStateSchema("op", KEY, (TOTAL, SEEN)).to_json()
+    first["version"] = 1
+    del first["generation"]
+    for state in first["states"]:
+        for name in ("aggregation", "since", "dropped", "ttl_changes"):
+            del state[name]
+    assert OperatorStateSchema("op", KEY, (TOTAL, SEEN)) == OperatorStateSchema.from_json(first)
+
+
+def test_a_newer_schema_is_not_called_corrupt() -> None:
+    with pytest.raises(IncompatibleFormatError, match="upgrade"):
+        OperatorStateSchema.from_json({**STORED.to_json(), "version": 99})
+    with pytest.raises(CorruptionError):
+        OperatorStateSchema.from_json({"version": 1})

@@ -1,0 +1,171 @@
+"""What may change in a state schema between two runs, and what may not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from statelog.errors import CheckpointError
+from statelog.state.schema.descriptors import (
+    Aggregation,
+    OperatorStateSchema,
+    StateDescriptor,
+    StateKind,
+    TtlChange,
+    field_since,
+)
+from statelog.state.schema.evolution import evolve
+
+KEY = pa.schema([("k", pa.string())])
+ID = pa.schema([("id", pa.string())])
+TOTAL = StateDescriptor("total", StateKind.VALUE, pa.schema([("sum", pa.float64())]))
+SEEN = StateDescriptor("seen", StateKind.MAP, pa.schema([("n", pa.int64())]), ID)
+STORED = OperatorStateSchema("op", KEY, (TOTAL, SEEN))
+NOW = 1_000
+
+
+def of(*states: StateDescriptor, deleted: tuple[str, ...] = ()) -> OperatorStateSchema:
+    return OperatorStateSchema("op", KEY, states, deleted=frozenset(deleted))
+
+
+def with_field(kind: pa.DataType, nullable: bool = True) -> OperatorStateSchema:
+    return of(replace(TOTAL, value_schema=pa.schema([pa.field("f", kind, nullable)])))
+
+
+def test_the_same_schema_stays_the_same_generation() -> None:
+    assert evolve(STORED, STORED, now_ms=NOW) is STORED
+    assert evolve(STORED, of(SEEN), now_ms=NOW) is STORED  # what is not asked for is kept
+
+
+def test_variables_keep_their_ids_and_new_ones_come_behind() -> None:
+    extra = replace(TOTAL, name="extra")
+    evolved = evolve(STORED, of(extra, SEEN), now_ms=NOW)
+    assert ["total", "seen", "extra"] == [state.name for state in evolved.states]
+    assert (1, 1) == (evolved.generation, evolved.states[2].since)
+
+
+WIDENED = [
+    (pa.int8(), pa.int16()),
+    (pa.int8(), pa.float32()),
+    (pa.int16(), pa.int64()),
+    (pa.int32(), pa.int64()),
+    (pa.int32(), pa.float64()),
+    (pa.float32(), pa.float64()),
+    (pa.decimal128(5, 2), pa.decimal128(9, 2)),
+    (pa.decimal128(5, 2), pa.decimal128(9, 4)),
+    (pa.list_(pa.int32()), pa.list_(pa.int64())),
+    (pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int32())),
+    (
+        pa.struct([("a", pa.int32()), ("b", pa.string())]),
+        pa.struct([("c", pa.date32()), ("a", pa.int64())]),
+    ),
+]
+REFUSED = [
+    (pa.int64(), pa.int32(), "int64 there, int32 here"),
+    (pa.int64(), pa.float64(), "int64 there, double here"),
+    (pa.int32(), pa.float32(), "int32 there, float here"),
+    (pa.float64(), pa.float32(), "double there, float here"),
+    (pa.decimal128(5, 2), pa.decimal128(4, 2), "decimal"),
+    (pa.decimal128(5, 2), pa.decimal128(5, 3), "decimal"),
+    (pa.int64(), pa.string(), "int64 there, string here"),
+    (pa.string(), pa.binary(), "string there, binary here"),
+    (pa.date32(), pa.timestamp("us"), "date32"),
+    (pa.timestamp("us"), pa.timestamp("us", "UTC"), "timestamp"),
+    (pa.int64(), pa.list_(pa.int64()), "list"),
+    (pa.list_(pa.int64()), pa.list_(pa.int32()), r"'f'\[\]"),
+    (pa.map_(pa.int32(), pa.int64()), pa.map_(pa.int64(), pa.int64()), "map"),
+    (pa.struct([("a", pa.int64())]), pa.struct([("a", pa.bool_())]), r"'f'\.'a' is int64"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), WIDENED, ids=str)
+def test_a_type_may_be_widened(old: pa.DataType, new: pa.DataType) -> None:
+    evolved = evolve(with_field(old), with_field(new), now_ms=NOW)
+    assert new == evolved.states[0].value_schema.field("f").type
+    with pytest.raises(CheckpointError, match="'f'"):
+        evolve(evolved, with_field(old), now_ms=NOW)
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), REFUSED, ids=str)
+def test_what_would_lose_a_digit_is_refused_by_name(
+    old: pa.DataType, new: pa.DataType, reason: str
+) -> None:
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        evolve(with_field(old), with_field(new), now_ms=NOW)
+    assert "state 'total': field 'f'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (replace(STORED, operator_id="other"), "operator 'op'"),
+        (replace(STORED, key_schema=pa.schema([("k", pa.int64())])), "key is"),
+        (of(replace(TOTAL, kind=StateKind.LIST)), "'total' is a value state there, a list"),
+        (of(replace(TOTAL, aggregation=Aggregation.REDUCING)), "a value state there, a reducing"),
+        (of(replace(SEEN, user_key_schema=pa.schema([("id", pa.int64())]))), "'seen' has the map"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wanted: OperatorStateSchema, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        evolve(STORED, wanted, now_ms=NOW)
+
+
+def test_not_null_may_go_but_not_come() -> None:
+    evolve(with_field(pa.int64(), nullable=False), with_field(pa.int64()), now_ms=NOW)
+    with pytest.raises(CheckpointError, match="may be null there"):
+        evolve(with_field(pa.int64()), with_field(pa.int64(), nullable=False), now_ms=NOW)
+    new = pa.schema([("sum", pa.float64()), pa.field("n", pa.int64(), nullable=False)])
+    with pytest.raises(CheckpointError, match="'n' is new and NOT NULL"):
+        evolve(STORED, of(replace(TOTAL, value_schema=new)), now_ms=NOW)
+
+
+def test_keys_may_be_renamed() -> None:
+    wanted = replace(
+        of(replace(SEEN, user_key_schema=pa.schema([("ident", pa.string())]))),
+        key_schema=pa.schema([("customer", pa.string())]),
+    )
+    evolved = evolve(STORED, wanted, now_ms=NOW)
+    assert ["customer"] == evolved.key_schema.names
+    assert evolved.states[1].user_key_schema is not None
+    assert ["ident"] == evolved.states[1].user_key_schema.names
+
+
+def test_a_field_that_comes_back_is_another_field() -> None:
+    both = replace(TOTAL, value_schema=pa.schema([("sum", pa.float64()), ("n", pa.string())]))
+    again = replace(TOTAL, value_schema=pa.schema([("n", pa.int64()), ("sum", pa.float64())]))
+    first = evolve(of(both), of(TOTAL), now_ms=NOW)
+    second = evolve(first, of(again), now_ms=NOW)
+    assert 2 == second.generation
+    schema = second.states[0].value_schema
+    assert {"n": 2, "sum": 0} == {field.name: field_since(field) for field in schema}
+
+
+def test_a_deleted_variable_leaves_its_id_and_comes_back_as_another() -> None:
+    deleted = evolve(STORED, of(SEEN, deleted=("total", "unknown")), now_ms=NOW)
+    assert [True, False] == [state.dropped for state in deleted.states]
+    assert deleted is evolve(deleted, of(SEEN, deleted=("total", "unknown")), now_ms=NOW)
+    back = evolve(deleted, of(SEEN, replace(TOTAL, kind=StateKind.LIST)), now_ms=NOW)
+    assert (2, 2) == (back.state_id("total"), back.states[2].since)
+
+
+def test_a_variable_may_be_deleted_and_made_anew_at_once() -> None:
+    anew = replace(TOTAL, kind=StateKind.LIST)
+    evolved = evolve(STORED, of(anew, SEEN, deleted=("total",)), now_ms=NOW)
+    assert [True, False, False] == [state.dropped for state in evolved.states]
+    same = evolve(STORED, of(TOTAL, SEEN, deleted=("total",)), now_ms=NOW)
+    assert same is STORED  # the tasks empty it
+
+
+def test_a_time_to_live_may_come_change_and_go() -> None:
+    lived = evolve(STORED, of(replace(TOTAL, ttl_ms=50)), now_ms=NOW)
+    assert (TtlChange(1, True, NOW + 50),) == lived.states[0].ttl_changes
+    longer = evolve(lived, of(replace(TOTAL, ttl_ms=70)), now_ms=NOW + 1)
+    assert (70, lived.states[0].ttl_changes) == (
+        longer.states[0].ttl_ms,
+        longer.states[0].ttl_changes,
+    )
+    gone = evolve(longer, of(TOTAL), now_ms=NOW + 2)
+    assert gone.states[0].ttl_ms is None
+    assert TtlChange(3, False, NOW + 2) == gone.states[0].ttl_changes[-1]
