@@ -8,6 +8,10 @@ from hypothesis import HealthCheck, settings
 
 SPARK_TESTS = (Path(__file__).parent / "spark", Path(__file__).parent / "cluster")
 
+# Small queries in a young JVM: its optimizing compiler and parallel collector cost more than they
+# give.  Spark's launcher reads this variable, in the programs that tests start too.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # Deadlines measure the machine, not the code; a failure prints the line that replays it.
 settings.register_profile(
     "statelog",
