@@ -153,7 +153,7 @@ def run_once(session: SparkSession, config: JobConfig, messages: Messages) -> in
         inlineBytes=config.inline_bytes,
         stateBackend=config.state_backend,
         localDirectory=config.local_directory,
-        materialization=MaterializationPolicy(max_log_handles=config.max_log_handles),
+        snapshotPolicy=MaterializationPolicy(max_log_handles=config.max_log_handles),
         onProgress=note,
     )
     query = (

@@ -46,7 +46,7 @@ def runs_of(rng: random.Random) -> list[dict[str, Any]]:
             "tasks": rng.choice([1, 2, 3, 5]),
             "inlineBytes": rng.choice([0, 1_000_000]),
             "stateBackend": rng.choice(["memory", "auto", "disk"]),
-            "materialization": MaterializationPolicy(
+            "snapshotPolicy": MaterializationPolicy(
                 min_log_bytes=rng.choice([1, 1_000_000]),
                 log_to_snapshot_ratio=rng.choice([0.01, 1.0]),
                 max_log_handles=rng.choice([2, 4, 50]),
@@ -77,7 +77,7 @@ def test_random_programs_see_on_statelog_what_they_see_on_spark(
         "timeMode": time_mode,
         "delivery": delivery,
         "transform": transform,
-        "idleTicks": False,
+        "noDataBatches": False,
         "localDirectory": str(tmp_path / "disk"),
     }
     job = Job(source, tmp_path, KEYS, processor(has_ttl), OUTPUT, options)

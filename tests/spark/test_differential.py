@@ -44,7 +44,7 @@ def test_random_programs_see_the_same_state_as_on_spark(
     job = Job(source, tmp_path, KEYS, processor(), OUTPUT, options)
     for number, tasks in enumerate(TASKS):
         source.add(batch_of(rng, number, PROGRAMS))
-        job.run(tasks=tasks, materialization=SNAPSHOTS)
+        job.run(tasks=tasks, snapshotPolicy=SNAPSHOTS)
     ours = job.take()
     theirs = [rows for rows in run_on_spark(job, "ProcessingTime") if rows]
     assert len(TASKS) == len(ours)

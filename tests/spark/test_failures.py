@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,13 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
+from statelog.core.task_count import TaskBounds
 from statelog.errors import CheckpointError, FencedError, ProcessorError, StoreError, UsageError
 from statelog.spark import transform_with_state
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.keyed_frame import keyed_frame
+from statelog.spark.query.query import Query
+from statelog.spark.query.settings import QuerySettings
 from statelog.store.object_store import normalize_url
 
 if TYPE_CHECKING:
@@ -155,8 +157,8 @@ class Wider(Totals):
         ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
         ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
         ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),
-        ({"restore": "empty"}, "restore='empty' was asked for, but .* holds checkpoint 0"),
-        ({"restore": 17}, "there is no checkpoint 17"),
+        ({"restoreFrom": "empty"}, "restoreFrom='empty' was asked for, but .* holds checkpoint 0"),
+        ({"restoreFrom": 17}, "there is no checkpoint 17"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -235,16 +237,15 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
 ) -> None:
     """Spark forbids two runs of one query in one process, so the engines are called by hand."""
     stream = transform_with_state(job.source.frame().groupBy("key"), Totals(), TOTALS)
-    config = replace(
-        stream._operator.config, location=normalize_url(str(job.state)), min_tasks=2, max_tasks=2
-    )
+    settings = QuerySettings(tasks=2)
+    query = Query(stream._operator, settings, normalize_url(str(job.state)), TaskBounds(2, 2))
     model = TotalsModel()
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
     frames = [
         keyed_frame(spark.createDataFrame(rows, INPUT).groupBy("key"), 128).frame
         for rows in batches
     ]
-    zombie, second = (MicroBatchEngine(config, job.collect) for _ in range(2))
+    zombie, second = (MicroBatchEngine(query, job.collect) for _ in range(2))
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", "the query")
     try:
         zombie(frames[0], 0)

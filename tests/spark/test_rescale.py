@@ -116,7 +116,7 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
     local = tmp_path / "local"
     options = {
         "timeMode": "ProcessingTime",
-        "materialization": SNAPSHOTS,
+        "snapshotPolicy": SNAPSHOTS,
         "stateBackend": "disk",  # every restart finds the state in columns
         "localDirectory": str(local),
     }
@@ -167,7 +167,7 @@ def test_snapshots_go_round_the_key_groups_and_one_that_fails_does_no_harm(
     source = BatchSource(spark, tmp_path / "in", INPUT)
     metrics = Metrics()
     policy = MaterializationPolicy(max_log_handles=4, slice_bytes=1, max_slices=4)
-    options = {"materialization": policy, "metrics": metrics, "tasks": 2}
+    options = {"snapshotPolicy": policy, "metrics": metrics, "tasks": 2}
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
     model = TotalsModel()
     expected = []
@@ -256,12 +256,12 @@ def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
 ) -> None:
     for rows in BATCHES[:3]:
         job.source.add(rows)
-    job.run(materialization=materialization)
+    job.run(snapshotPolicy=materialization)
     job.take()
     job.source.add(BATCHES[3])
-    job.run(restore=1, tasks=3, materialization=materialization)
+    job.run(restoreFrom=1, tasks=3, snapshotPolicy=materialization)
     job.source.add(BATCHES[1])
-    job.run(materialization=materialization)
+    job.run(snapshotPolicy=materialization)
     model = TotalsModel()
     for rows in BATCHES[:2]:  # what checkpoint 1 knows; batch 2 is given up with checkpoint 2
         model.apply(rows)
@@ -291,7 +291,7 @@ def test_a_damaged_newest_checkpoint_is_reported_by_name_and_an_older_one_can_be
             job.start()
     assert ("damaged", 1) == (raised.value.reason, raised.value.usable_id)
     assert [] == job.delivered
-    job.run(restore=raised.value.usable_id)
+    job.run(restoreFrom=raised.value.usable_id)
     model = TotalsModel()
     for rows in BATCHES[:2]:
         model.apply(rows)
@@ -306,12 +306,12 @@ def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
     for rows in BATCHES[:3]:
         job.source.add([(key + more, amount) for key, amount in rows for more in range(keys)])
     policy = SNAPSHOTS if folder == "taskowned" else MaterializationPolicy()
-    job.run(inlineBytes=0, materialization=policy)
+    job.run(inlineBytes=0, snapshotPolicy=policy)
     job.source.add(BATCHES[3])
     for path in (job.state / folder).iterdir():
         flip(path, path.stat().st_size // 2)
     delivered = len(job.delivered)
     with pytest.raises(Exception, match=r"CorruptionError|damaged") as raised:
-        job.run(inlineBytes=0, tasks=3, materialization=policy)
+        job.run(inlineBytes=0, tasks=3, snapshotPolicy=policy)
     assert f"{folder}/" in str(raised.value)
     assert delivered == len(job.delivered)

@@ -52,7 +52,7 @@ class InTime(BatchSource):
 
 
 def a_job(spark: "SparkSession", folder: Path, options: dict[str, Any] | None = None) -> Job:
-    settings = {"retained": 4, **(options or {})}
+    settings = {"retainedCheckpoints": 4, **(options or {})}
     kind = InTime if settings.get("timeMode") == "EventTime" else BatchSource
     return Job(kind(spark, folder / "in", INPUT), folder, ["key"], Totals(), TOTALS, settings)
 
@@ -219,7 +219,7 @@ def test_the_compact_log_of_a_source_goes_back_too(
     interval = "spark.sql.streaming.fileSource.log.compactInterval"
     spark.conf.set(interval, "3")
     try:
-        job, model = a_job(spark, tmp_path, {"retained": 9}), TotalsModel()
+        job, model = a_job(spark, tmp_path, {"retainedCheckpoints": 9}), TotalsModel()
         batches = [[(at, at), (0, 1)] for at in range(9)]
         for rows in batches:
             job.source.add(rows)
@@ -252,7 +252,7 @@ def test_an_operator_of_sparks_own_is_refused(
         ["key"],
         Totals(),
         TOTALS,
-        {"retained": 4},
+        {"retainedCheckpoints": 4},
     )
     for rows in BATCHES[:3]:
         job.source.add(rows)

@@ -39,9 +39,9 @@ workers_get_by_value(processors.__name__)
 
 MODES: dict[str, dict[str, Any]] = {
     "none": {},
-    "none, with ticks": {"idleTicks": True},
+    "none, with ticks": {"noDataBatches": True},
     "processing time": {"timeMode": "ProcessingTime"},
-    "processing time, no ticks": {"timeMode": "ProcessingTime", "idleTicks": False},
+    "processing time, no ticks": {"timeMode": "ProcessingTime", "noDataBatches": False},
     "event time": {"timeMode": "EventTime"},
     "direct": {"delivery": "direct"},
 }
@@ -243,7 +243,7 @@ def test_going_back_in_the_state_alone_skips_what_the_source_has_given(
         job.run()
     job.take()
     job.source.add(BATCHES[3])
-    job.run(restore=1)
+    job.run(restoreFrom=1)
     model.apply(BATCHES[0])
     model.apply(BATCHES[1])
     assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
@@ -252,16 +252,19 @@ def test_going_back_in_the_state_alone_skips_what_the_source_has_given(
 def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_claimed(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    job = a_job(spark, tmp_path, {"retained": 1})
+    job = a_job(spark, tmp_path, {"retainedCheckpoints": 1})
     for rows in BATCHES[:2]:
         job.source.add(rows)
         job.run()
     job.source.add(BATCHES[2])
     before = claims(job.state)
     for changes, message in (
-        ({"restore": 17}, "there is no checkpoint 17"),
-        ({"restore": 1, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
-        ({"restore": 1, "timeMode": "ProcessingTime", "operatorId": "x"}, "belongs to operator"),
+        ({"restoreFrom": 17}, "there is no checkpoint 17"),
+        ({"restoreFrom": 1, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
+        (
+            {"restoreFrom": 1, "timeMode": "ProcessingTime", "operatorId": "x"},
+            "belongs to operator",
+        ),
     ):
         with pytest.raises(Exception, match=message):
             job.run(**changes)

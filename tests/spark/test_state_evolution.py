@@ -88,7 +88,7 @@ def test_states_evolve_as_on_spark(spark: "SparkSession", tmp_path: Path) -> Non
             source.add([(key, 1 + key) for key in range(6)])
             source.add([(0, 9)])
             job.processor = Evolving(*step)
-            job.run(tasks=tasks, materialization=SNAPSHOTS)
+            job.run(tasks=tasks, snapshotPolicy=SNAPSHOTS)
             ours += job.take()
             theirs += [rows for rows in run_on_spark(job) if rows]
     finally:

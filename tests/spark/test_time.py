@@ -114,7 +114,7 @@ def test_event_time_is_sparks_over_failures_and_other_numbers_of_tasks(
 ) -> None:
     rng = random.Random(SEED)
     source = EventTimes(spark, tmp_path / "in", SCHEMA)
-    options = {"timeMode": "EventTime", "idleTicks": False}
+    options = {"timeMode": "EventTime", "noDataBatches": False}
     job = Job(source, tmp_path, ["key"], Timekeeper(), OUTPUT, options)
 
     def refuse(frame: DataFrame, batch_id: int) -> None:

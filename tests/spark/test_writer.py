@@ -22,8 +22,10 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
+from statelog.checkpoint.history import find_newest
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
 from statelog.spark import StatefulStreamWriter, transform_with_state
+from statelog.store import LocationPaths, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,6 +245,22 @@ def test_what_is_wrong_is_refused_when_it_is_typed(writer_of: Any, tmp_path: Pat
         with pytest.raises(error, match=said):
             wrong()
     assert not (tmp_path / "m" / "statelog").exists()  # nothing was begun
+
+
+def test_the_key_groups_are_those_of_the_frame_whatever_the_session_says_later(
+    spark: "SparkSession", tmp_path: Path, writer_of: Any
+) -> None:
+    """Rows with 128 key groups once met tasks for 4, when the session changed before the start."""
+    writer = writer_of().option("checkpointLocation", str(tmp_path / "query"))
+    spark.conf.set("spark.statelog.maxParallelism", "4")
+    try:
+        wait(writer.foreachBatch(lambda frame, batch: frame.collect()).start())
+    finally:
+        spark.conf.unset("spark.statelog.maxParallelism")
+    store = open_store(str(tmp_path / "query" / "statelog"))
+    newest = find_newest(store, LocationPaths()).newest
+    assert newest is not None
+    assert 128 == newest.max_parallelism
 
 
 def test_a_second_start_goes_on_where_the_first_one_was(tmp_path: Path, writer_of: Any) -> None:

@@ -197,7 +197,7 @@ def _damaged(
         "there is no older checkpoint that can be used"
         if usable is None
         else f"the newest older checkpoint that can be used is {usable}; to continue from it, and "
-        f"give up what was committed after it, ask for it by its id (restore={usable})"
+        f"give up what was committed after it, ask for it by its id (restoreFrom={usable})"
     )
     return CheckpointError(
         f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}",

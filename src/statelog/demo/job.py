@@ -223,7 +223,7 @@ def start_job(
         inlineBytes=config.inline_bytes,
         stateBackend=config.state_backend,
         localDirectory=config.local_directory,
-        materialization=MaterializationPolicy(max_log_handles=config.max_log_handles),
+        snapshotPolicy=MaterializationPolicy(max_log_handles=config.max_log_handles),
         onProgress=on_progress,
     )
     return (

@@ -14,8 +14,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
+from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.session import refuse_connect
-from statelog.spark.query.settings import CONF_PREFIX, settle
+from statelog.spark.query.settings import CONF_PREFIX
 
 _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"
@@ -46,7 +47,7 @@ def enable(spark: SparkSession) -> None:
         InvalidOptionsError: Its configuration holds a setting that is unknown or wrong.
     """
     refuse_connect("statelog.spark.enable", spark)
-    settle(spark.conf.getAll, {})
+    resolve_settings(spark.conf.getAll, {})
     for name, operator in _OPERATORS.items():
         method = getattr(GroupedData, name)
         if not hasattr(method, _SESSIONS):

@@ -149,7 +149,7 @@ def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
     """
     Return *processor*, beginning with the rows of `spark_state` as its initial state.
 
-    It does what *processor* does, of either flavour; only `handleInitialState` is its own.  It may
+    It does what *processor* does, of either row format; only `handleInitialState` is its own.  It may
     stay in place after the first start, or be taken away again.
 
     Args:

@@ -17,59 +17,49 @@ from statelog.model import KeyGroupRange
 from statelog.spark.driver.state_location import now_ms
 from statelog.spark.query.initial_state import with_initial_rows
 from statelog.spark.query.keyed_frame import partition_of
-from statelog.spark.query.operator_definition import EngineConfig
+from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.batch_task import batch_task
 from statelog.spark.worker.failures import reported_to_driver
-from statelog.spark.worker.protocol import TaskSpec
-
-_NOTHING = -1
+from statelog.spark.worker.protocol import BatchContext, BatchFrameSpec, TaskRows
 
 
-def batch_frame(frame: DataFrame, config: EngineConfig, tasks: int | None) -> DataFrame:
+def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> DataFrame:
     """
     Return the output of the operator over a batch frame, lazily.
 
     Args:
-        frame: The input with its key groups.
-        config: The operator; what it says of the store does not matter.
-        tasks: Number of tasks; None for `spark.sql.shuffle.partitions`, since a task holds all rows
-            of its keys.
+        definition: The operator.
+        settings: Its settings; what they say of the store does not matter.
     """
-    if tasks is None:
+    frame, groups, tasks = definition.frame, definition.max_parallelism, settings.tasks
+    if tasks is None:  # a task holds all rows of its keys, so there are not few
         partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-        tasks = min(partitions, config.max_parallelism)
-    spec = TaskSpec(
-        location="",
-        store_options={},
-        fsync=False,
-        epoch=0,
-        batch_id=0,
-        checkpoint_id=0,
-        base_id=_NOTHING,
-        committed=(),
-        # Any task may meet any partition, and several: the frame can be coalesced or united.
-        ranges=(KeyGroupRange(0, config.max_parallelism - 1),),
-        schema=config.schema.to_json(),
-        key_positions=config.key_positions,
-        first_input=config.first_input,
-        output=config.arrow_output,
-        processor=config.processor,
-        time_mode=config.time_mode,
-        now_ms=now_ms() if config.time_mode != "none" else -1,
-        snapshots={},
-        inline_bytes=0,
-        staged=False,
-        backend=config.backend,
-        input_bytes=config.backend.input_bytes,
-        flavour=config.flavour,
-        initial=None if config.initial is None else config.initial.task_layout,
+        tasks = min(partitions, groups)
+    time_mode, initial = definition.time_mode, definition.initial
+    spec = BatchFrameSpec(
+        context=BatchContext(
+            definition.processor, 0, time_mode, now_ms() if time_mode != "none" else -1
+        ),
+        rows=TaskRows(
+            layout=definition.layout,
+            row_format=definition.row_format,
+            output=definition.arrow_output,
+            input_bytes=settings.backend.input_bytes,
+            initial=None if initial is None else initial.task_layout,
+        ),
+        schema=definition.schema.to_json(),
+        key_groups=KeyGroupRange(0, groups - 1),
+        backend=settings.backend,
     )
-    if config.initial is not None:
-        frame = with_initial_rows(frame, config.initial)
-    partitioned = frame.repartitionById(tasks, partition_of(tasks, config.max_parallelism))
-    return partitioned.mapInArrow(partial(_reporting_task, spec), config.output)
+    if initial is not None:
+        frame = with_initial_rows(frame, initial)
+    partitioned = frame.repartitionById(tasks, partition_of(tasks, groups))
+    return partitioned.mapInArrow(partial(_reporting_task, spec), definition.output)
 
 
-def _reporting_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with reported_to_driver(spec.location):
+def _reporting_task(
+    spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    with reported_to_driver(""):
         yield from batch_task(spec, batches)

@@ -65,12 +65,13 @@ class QueryTimes:
 
     Args:
         session: The session on which the query was started.
-        ticks: Whether the last source only ticks, and does not count as input.
+        has_no_data_source: Whether the last source is the one for micro-batches without data,
+            which does not count as input.
     """
 
-    def __init__(self, session: SparkSession, *, ticks: bool) -> None:
+    def __init__(self, session: SparkSession, *, has_no_data_source: bool) -> None:
         self._session = session
-        self._ticks = ticks
+        self._has_no_data_source = has_no_data_source
         self._query_id = ""
         self._log: Any = None
         self._positions: SourcePositions | None = None
@@ -145,7 +146,9 @@ class QueryTimes:
             )
         execution = query.streamingQuery()
         self._query_id, self._log = query_id, execution.offsetLog()
-        self._positions = SourcePositions(self._session, execution, ticks=self._ticks)
+        self._positions = SourcePositions(
+            self._session, execution, has_no_data_source=self._has_no_data_source
+        )
         return self._positions
 
 

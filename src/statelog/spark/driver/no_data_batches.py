@@ -20,13 +20,13 @@ from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.source_position import newest_offsets
-from statelog.spark.query.operator_definition import EngineConfig
+from statelog.spark.query.operator_definition import OperatorDefinition
 
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
-def wants_ticks(
-    asked: bool | None, time_mode: str, frame: DataFrame, sources: int, checkpoint_location: str
+def has_no_data_source(
+    asked: bool | None, definition: OperatorDefinition, checkpoint_location: str
 ) -> bool:
     """
     Return whether the query has a source for micro-batches without data.
@@ -35,28 +35,27 @@ def wants_ticks(
 
     Args:
         asked: What the caller wants; None for no wish.
-        time_mode: "none", "processingtime" or "eventtime".
-        frame: The input, without this source.
-        sources: Number of its streaming sources.
+        definition: The operator; its input is without this source.
         checkpoint_location: Where Spark keeps the query's offset log.
 
     Raises:
         UsageError: The caller wants another thing than the query began with.
     """
+    frame, sources = definition.frame, definition.plan.sources
     if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark refuses a source without a name, and ours has none
     recorded = _recorded_sources(frame, checkpoint_location)
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will refuse
-        return time_mode != "none" if asked is None else asked
-    has_ticks = recorded == sources + 1
-    if asked is not None and asked != has_ticks:
+        return definition.time_mode != "none" if asked is None else asked
+    has_source = recorded == sources + 1
+    if asked is not None and asked != has_source:
         raise UsageError(
-            f"idleTicks={asked}, but the query in {checkpoint_location} began "
-            f"{'with' if has_ticks else 'without'} idle ticks, and Spark cannot change the sources "
-            "of a query. Leave idleTicks out, or go on with a new checkpointLocation, the same "
+            f"noDataBatches={asked}, but the query in {checkpoint_location} began "
+            f"{'with' if has_source else 'without'} them, and Spark cannot change the sources of a "
+            "query. Leave noDataBatches out, or go on with a new checkpointLocation, the same "
             "stateLocation and adopt=True"
         )
-    return has_ticks
+    return has_source
 
 
 def _recorded_sources(frame: DataFrame, checkpoint_location: str) -> int | None:
@@ -74,20 +73,22 @@ def _recorded_sources(frame: DataFrame, checkpoint_location: str) -> int | None:
     return size
 
 
-def nothing_due(config: EngineConfig, record: BatchRecord | None, times: BatchTimes) -> bool:
+def can_skip_batch(
+    definition: OperatorDefinition, record: BatchRecord | None, times: BatchTimes
+) -> bool:
     """
     Return whether a micro-batch can be left out, tasks and all.
 
     Args:
-        config: The query.
+        definition: The operator.
         record: Of the checkpoint to go on from; None for the empty state.
         times: Of the micro-batch.
     """
-    if not times.is_idle or not config.plan.is_stateless:
+    if not times.is_idle or not definition.plan.is_stateless:
         return False
     if record is None:
         return times.position == NOTHING_READ
-    if config.time_mode == "none":
+    if definition.time_mode == "none":
         return True
-    until = times.watermark_ms if config.time_mode == "eventtime" else times.now_ms
+    until = times.watermark_ms if definition.time_mode == "eventtime" else times.now_ms
     return record.next_due_ms is not None and record.next_due_ms > until

@@ -59,7 +59,7 @@ def check_state_is_there(first: FirstBatch, location: str) -> None:
         raise CheckpointError(
             f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
             "its state is missing. Point stateLocation to the state, or ask for "
-            "restore='empty' to start without it",
+            "restoreFrom='empty' to start without it",
             reason="missing",
         )
 

@@ -36,8 +36,8 @@ def largest_keys(acks: Sequence[TaskAck]) -> list[dict[str, Any]]:
     ]
 
 
-def dominating(groups: Sequence[dict[str, Any]], keys: Sequence[dict[str, Any]]) -> str:
-    """Return what is to be said of a key or key group that has most of the rows, or ""."""
+def skew_warning(groups: Sequence[dict[str, Any]], keys: Sequence[dict[str, Any]]) -> str:
+    """Return a warning of a key or key group that has most of the rows, or ""."""
     if not groups or groups[0]["rows"] < ROWS_THAT_MATTER:
         return ""
     if keys and keys[0]["share"] >= SHARE_THAT_DOMINATES:

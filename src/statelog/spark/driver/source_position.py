@@ -47,14 +47,14 @@ class SourcePositions:
     Args:
         session: The session on which the query was started.
         query: Spark's `StreamExecution`.
-        ticks: Whether the last source is not the user's.
+        has_no_data_source: Whether the last source is the one for micro-batches without data.
 
     Thread: Spark's thread of the query.
     """
 
-    def __init__(self, session: SparkSession, query: Any, *, ticks: bool) -> None:
+    def __init__(self, session: SparkSession, query: Any, *, has_no_data_source: bool) -> None:
         self._query = query
-        self._ticks = ticks
+        self._own_sources = int(has_no_data_source)
         self.checkpoint_location: str = query.resolvedCheckpointRoot()
         self._files = checkpoint_files(session, self.checkpoint_location)
         self._folders: tuple[str, ...] | None = None
@@ -108,14 +108,14 @@ class SourcePositions:
         if entry.getClass().getSimpleName() != "OffsetSeq":
             return None
         offsets = entry.offsets()
-        found = [offsets.apply(at) for at in range(offsets.size() - self._ticks)]
+        found = [offsets.apply(at) for at in range(offsets.size() - self._own_sources)]
         return tuple(offset.get().json() if offset.isDefined() else None for offset in found)
 
     def _log_folders(self) -> tuple[str, ...]:
         """Return for each of the user's sources the name of its log; two uses of one share it."""
         if self._folders is None:
             sources = self._query.sources()
-            count = sources.size() - self._ticks
+            count = sources.size() - self._own_sources
             first = [sources.indexOf(sources.apply(at)) for at in range(count)]
             distinct = sorted(set(first))
             self._folders = tuple(str(distinct.index(one)) for one in first)

@@ -24,7 +24,7 @@ from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
 from statelog.spark.driver.snapshot_planner import Snapshots
-from statelog.spark.query.operator_definition import EngineConfig
+from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
@@ -38,27 +38,30 @@ class StateLocation:
     The state of one query, as of its last committed checkpoint.
 
     Args:
-        config: The query.
+        query: The query.
 
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        settings, groups = query.settings, query.definition.max_parallelism
         self._paths = LocationPaths()
-        self._store = open_store(config.location, options=config.store_options, fsync=config.fsync)
-        recorder = CheckpointRecorder(config.metrics)
-        self.snapshots = Snapshots(config.materialization, config.max_parallelism, recorder)
+        self._store = open_store(
+            query.location, options=dict(settings.store_options), fsync=settings.fsync
+        )
+        recorder = CheckpointRecorder(settings.metrics)
+        self.snapshots = Snapshots(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
             owner_id=os.urandom(16).hex(),
-            max_parallelism=config.max_parallelism,
-            options=config.checkpoints,
+            max_parallelism=groups,
+            options=settings.checkpoints,
             clock_ms=now_ms,
             recorder=recorder,
         )
-        self.schema = config.schema
+        self.schema = query.definition.schema
         self.base: CompletedCheckpoint | None = None
         self.record: BatchRecord | None = None
         """What the checkpoint to go on from says of its micro-batch."""
@@ -81,8 +84,8 @@ class StateLocation:
 
         Blocks: On the store.
         """
-        config = self._config
-        if isinstance(config.restore, int):
+        settings = self._query.settings
+        if isinstance(settings.restore_from, int):
             self.next_due_ms = None
             return  # an explicit choice, made where the newest may be damaged
         newest = find_newest(self._store, self._paths).newest
@@ -93,7 +96,7 @@ class StateLocation:
         record = BatchRecord.of(newest)
         self._evolve(record)
         self.next_due_ms = record.next_due_ms
-        if query_id is not None and not config.adopt:
+        if query_id is not None and not settings.adopt:
             self._check_query(record, query_id)
 
     def take_over(self, first: FirstBatch) -> bool:
@@ -117,7 +120,7 @@ class StateLocation:
 
         Blocks: On the store.
         """
-        config = self._config
+        query, settings = self._query, self._query.settings
         wanted = self._checkpoint_to_go_back_to()
         if wanted is None:
             found = find_newest(self._store, self._paths).newest
@@ -135,10 +138,10 @@ class StateLocation:
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",
-            config.location,
+            query.location,
             self.epoch,
             None if self.base is None else self.base.checkpoint_id,
-            config.delivery.value,
+            settings.delivery.value,
         )
         # Left-overs of attempts that failed in earlier runs; old enough ones only.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
@@ -148,20 +151,20 @@ class StateLocation:
         self, found: CompletedCheckpoint | None, first: FirstBatch, wanted: int | None
     ) -> bool:
         """Return whether *first* is committed in *found*; refuse what cannot go on from there."""
-        config = self._config
+        query, settings = self._query, self._query.settings
         if found is None:
-            if config.restore != "empty":
-                check_state_is_there(first, config.location)
+            if settings.restore_from != "empty":
+                check_state_is_there(first, query.location)
             return False
         self._check_is_not_unwanted(found)
         self._check_key_groups(found)
         record = BatchRecord.of(found)
-        if not isinstance(config.restore, int) and not config.adopt:
+        if not isinstance(settings.restore_from, int) and not settings.adopt:
             self._check_query(record, first.query_id)
         self._evolve(record)
         went_back_to = record.went_back_to if wanted is None else wanted
         free = found.checkpoint_id == went_back_to
-        return is_committed(first, found, record, config.location, free=free)
+        return is_committed(first, found, record, query.location, free=free)
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
@@ -170,7 +173,7 @@ class StateLocation:
         A query keeps its arguments over restarts; going back again at each of them would throw
         away everything committed since.
         """
-        wanted = self._config.restore
+        wanted = self._query.settings.restore_from
         if not isinstance(wanted, int):
             return None
         try:
@@ -211,47 +214,49 @@ class StateLocation:
             report = sweep(
                 self._store,
                 self._paths,
-                min_age=self._config.checkpoints.min_age_of_orphans,
+                min_age=self._query.settings.checkpoints.min_age_of_orphans,
                 dry_run=False,
                 now=dt.datetime.now(dt.UTC),
             )
         except StatelogError as error:
-            _log.warning("could not sweep %s: %s", self._config.location, error)
+            _log.warning("could not sweep %s: %s", self._query.location, error)
             return
         if report.deleted:
-            _log.info("deleted %d orphans in %s", len(report.deleted), self._config.location)
+            _log.info("deleted %d orphans in %s", len(report.deleted), self._query.location)
 
     def _evolve(self, record: BatchRecord) -> None:
-        if {record.time_mode, self._config.time_mode} == {"processingtime", "eventtime"}:
+        if {record.time_mode, self._query.definition.time_mode} == {"processingtime", "eventtime"}:
             raise CheckpointError(
-                f"{self._config.location} holds timers of the time mode {record.time_mode}, the "
-                f"query has {self._config.time_mode}: the same numbers would mean other times. Keep "
+                f"{self._query.location} holds timers of the time mode {record.time_mode}, the "
+                f"query has {self._query.definition.time_mode}: the same numbers would mean other times. Keep "
                 "the time mode, or use another stateLocation",
                 reason="incompatible",
             )
         stored = OperatorStateSchema.from_json(record.schema)
-        self.schema = evolve(stored, self._config.schema, now_ms=max(now_ms(), record.now_ms))
+        self.schema = evolve(
+            stored, self._query.definition.schema, now_ms=max(now_ms(), record.now_ms)
+        )
 
     def _check_is_not_unwanted(self, newest: CompletedCheckpoint) -> None:
-        if self._config.restore == "empty":
+        if self._query.settings.restore_from == "empty":
             raise CheckpointError(
-                f"restore='empty' was asked for, but {self._config.location} holds checkpoint "
+                f"restoreFrom='empty' was asked for, but {self._query.location} holds checkpoint "
                 f"{newest.checkpoint_id}; use an empty stateLocation",
                 reason="not_empty",
             )
 
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
-        if newest.max_parallelism != self._config.max_parallelism:
+        if newest.max_parallelism != self._query.definition.max_parallelism:
             raise CheckpointError(
-                f"{self._config.location} has {newest.max_parallelism} key groups, the query asks "
-                f"for {self._config.max_parallelism}; the number is fixed for the life of the state",
+                f"{self._query.location} has {newest.max_parallelism} key groups, the query asks "
+                f"for {self._query.definition.max_parallelism}; the number is fixed for the life of the state",
                 reason="max_parallelism",
             )
 
     def _check_query(self, record: BatchRecord, query_id: str) -> None:
         if record.query_id != query_id:
             raise CheckpointError(
-                f"{self._config.location} holds the state of query {record.query_id} (up to its "
+                f"{self._query.location} holds the state of query {record.query_id} (up to its "
                 f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
                 "checkpointLocation, or another stateLocation, or adopt=True to go on from this "
                 "state",

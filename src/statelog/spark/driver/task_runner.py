@@ -6,24 +6,11 @@ import pickle
 from collections.abc import Iterable
 from functools import partial
 
-from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame
 
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.task_entry import staged_task
 from statelog.spark.worker.task_input import changed_partitions
-
-
-class AckParam(AccumulatorParam[list[TaskAck]]):
-    """An accumulator that gathers the answers of tasks."""
-
-    def zero(self, value: list[TaskAck]) -> list[TaskAck]:
-        """Return the start: no answers."""
-        return []
-
-    def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
-        """Return both lists as one."""
-        return value1 + value2
 
 
 def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:

@@ -1,30 +1,36 @@
 """
-The settings of one stateful query, out of the places where people write them.
+The settings of one stateful query, each declared once.
 
-Precedence, the first one counts: an option `statelog.<name>` of the writer, an argument in the
-code, `spark.statelog.<name>` in the session's configuration; then, for the options of
-`docs/options.md`, the environment; then the defaults.
+A field of `QuerySettings` declares a setting: its type and default, its name as people type it, how
+a value is read, where it may be said, and its text.  `SETTINGS` is the table of these declarations.
+The docstring of `OperatorSettings`, docs/reference/settings.md, the refusal of unknown names and
+the reading of all places are made from it; `resolve` puts the places together.
 """
 
 from __future__ import annotations
 
-import difflib
-import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
 
 from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
-from statelog.options import load_options
-from statelog.options.table import ForeignKey, find_option
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.setting import (
+    Place,
+    Setting,
+    as_given,
+    parse_delivery,
+    parse_restore_from,
+    setting,
+)
 from statelog.state.backend import DEFAULT_BUDGET, StateBackend
-
-_log = logging.getLogger("statelog.spark")
 
 CONF_PREFIX: Final = "spark.statelog."
 OPTION_PREFIX: Final = "statelog."
@@ -34,111 +40,193 @@ STATE_FOLDER: Final = "statelog"
 BESIDE_CHECKPOINT: Final = "checkpoint"
 """The stateLocation that names this default place, so that a session can ask for it."""
 
-_STORE_OPTIONS: Final = "storeoptions."
 _DEFAULT_INLINE_BYTES: Final = 1024 * 1024
-_FIXED_AT_THE_OPERATOR: Final = ("maxParallelism", "operatorId")
-_NEVER_BY_CONFIGURATION: Final = ("operatorId", "restore", "adopt")
-_EFFECTIVE_SECTIONS: Final = ("checkpoint", "materialization")
 
-
-def _delivery(value: Any, *, key: str) -> Delivery:
-    try:
-        return Delivery(value.lower())
-    except (AttributeError, ValueError):
-        modes = " or ".join(mode.value for mode in Delivery)
-        raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {modes}") from None
-
-
-def _restore(value: Any, *, key: str) -> int | str:
-    if value in ("latest", "empty"):
-        return str(value)
-    try:
-        wanted = parse_count(value, key=key)
-    except InvalidOptionsError:
-        wanted = -1
-    if wanted < 0:
-        raise InvalidOptionsError(
-            f"option {key!r} is {value!r}; it must be 'latest', 'empty' or a checkpoint id"
-        )
-    return wanted
-
-
-_SETTINGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
-    "stateLocation": ("state_location", parse_text),
-    "delivery": ("delivery", _delivery),
-    "idleTicks": ("idle_ticks", parse_bool),
-    "tasks": ("tasks", parse_count),
-    "minTasks": ("min_tasks", parse_count),
-    "maxTasks": ("max_tasks", parse_count),
-    "maxParallelism": ("max_parallelism", parse_count),
-    "operatorId": ("operator_id", parse_text),
-    "restore": ("restore", _restore),
-    "adopt": ("adopt", parse_bool),
-    "inlineBytes": ("inline_bytes", parse_size),
-    "memoryBudget": ("memory_budget", parse_size),
-    "stateBackend": ("state_backend", parse_text),
-    "localDirectory": ("local_directory", parse_text),
-    "fsync": ("fsync", parse_bool),
-}
-"""
-What a query can be told, beside store options and the options of `docs/options.md`: the name, its
-field in `QuerySettings`, and how a value is read.
-"""
-
-
-def _plain(name: str) -> str:
-    return name.replace(".", "").replace("-", "").replace("_", "").lower()
-
-
-_NAMES: Final = {_plain(name): name for name in _SETTINGS}
+_NOT_BY_WRITER: Final = Place.SESSION | Place.CODE
+_NOT_BY_SESSION: Final = Place.CODE | Place.WRITER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySettings:
     """
-    The settings of one stateful query.
+    The settings of one stateful query; `SETTINGS` documents each field but these.
 
     Args:
-        state_location: Path or URL of the state; None to derive it.
         base_location: Folder that holds the state of each query under its name, where the session
             names one.
-        delivery: How rows reach the sink.
-        idle_ticks: Whether there are micro-batches without data; None for the default.
-        tasks: Number of tasks; None for as many as each micro-batch is worth.
-        min_tasks, max_tasks: Bounds of that; None at most for the number of cores.
-        max_parallelism: Number of key groups.
-        operator_id: Name of the operator; None for the default.
-        restore: "latest", "empty", or a checkpoint id.
-        adopt: Go on from state that another query wrote.
-        inline_bytes: Deltas and rows of a task up to this size travel in its answer.
-        memory_budget: Bytes a Python worker may take; see `StateBackend`, also for the next two.
-        state_backend: "auto", "memory" or "disk".
-        local_directory: Host-local folder for state on disk; None for the default.
-        fsync: Make local objects durable.
-        store_options: Client options of the store.
-        checkpoints: How many to retain, and the like.
-        materialization: When to write snapshots.
+
+    Raises:
+        InvalidOptionsError: A value is out of range, or two contradict each other.
     """
 
-    state_location: str | None = None
+    state_location: str | None = setting(
+        "stateLocation",
+        parse_text,
+        "path or URL",
+        "Where the state is stored. Default: the folder `statelog` inside the query's "
+        'checkpointLocation (also by the word "checkpoint"), or '
+        "`<spark.statelog.stateLocation>/<queryName>` where the session names a folder.",
+        default=None,
+    )
     base_location: str | None = None
-    delivery: Delivery = Delivery.STAGED
-    idle_ticks: bool | None = None
-    tasks: int | None = None
-    min_tasks: int = 1
-    max_tasks: int | None = None
-    max_parallelism: int = DEFAULT_MAX_PARALLELISM
-    operator_id: str | None = None
-    restore: int | str = "latest"
-    adopt: bool = False
-    inline_bytes: int = _DEFAULT_INLINE_BYTES
-    memory_budget: int = DEFAULT_BUDGET
-    state_backend: str = "auto"
-    local_directory: str | None = None
-    fsync: bool = True
-    store_options: Mapping[str, Any] = field(default_factory=dict)
-    checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
-    materialization: MaterializationPolicy = field(default_factory=MaterializationPolicy)
+    delivery: Delivery = setting(
+        "delivery",
+        parse_delivery,
+        '"staged" or "direct"',
+        "How output rows reach the sink. staged: rows are committed with the state and "
+        "delivered again identically, exactly once for a sink that honours the batch id. "
+        "direct: one Spark job less, at least once.",
+        default=Delivery.STAGED,
+    )
+    no_data_batches: bool | None = setting(
+        "noDataBatches",
+        parse_bool,
+        "true or false",
+        "Run micro-batches without data when a timer is due or the watermark moved; fixed "
+        "for the lifetime of the query. Default: as the query began; for a new query, "
+        "whether it can have timers.",
+        former="idleTicks",
+        default=None,
+    )
+    tasks: int | None = setting(
+        "tasks",
+        parse_count,
+        "1 to maxParallelism",
+        "Number of parallel tasks; may change at every restart. Default: chosen for each "
+        "micro-batch by its work, from minTasks to maxTasks; over a batch frame "
+        "`spark.sql.shuffle.partitions`.",
+        default=None,
+    )
+    min_tasks: int = setting(
+        "minTasks",
+        parse_count,
+        "1 to maxTasks",
+        "Fewest tasks of a micro-batch, where tasks is not set.",
+        default=1,
+    )
+    max_tasks: int | None = setting(
+        "maxTasks",
+        parse_count,
+        "minTasks to maxParallelism",
+        "Most tasks of a micro-batch, where tasks is not set. Default: the number of cores.",
+        default=None,
+    )
+    max_parallelism: int = setting(
+        "maxParallelism",
+        parse_count,
+        "at least 1",
+        "Number of key groups; fixed for the lifetime of the state.",
+        places=_NOT_BY_WRITER,
+        default=DEFAULT_MAX_PARALLELISM,
+    )
+    operator_id: str | None = setting(
+        "operatorId",
+        parse_text,
+        "text",
+        "Name of the operator; the state of another one is rejected. Default: "
+        "`transform_with_state`.",
+        places=Place.CODE,
+        default=None,
+    )
+    restore_from: int | str = setting(
+        "restoreFrom",
+        parse_restore_from,
+        '"latest", "empty" or a checkpoint id',
+        'The checkpoint to start from. "empty" insists on starting without state. An id '
+        "goes back to an older checkpoint; it does not rewind the sources (see `statelog "
+        "rewind`).",
+        places=_NOT_BY_SESSION,
+        former="restore",
+        default="latest",
+    )
+    adopt: bool = setting(
+        "adopt",
+        parse_bool,
+        "true or false",
+        "Continue from state that another query wrote.",
+        places=_NOT_BY_SESSION,
+        default=False,
+    )
+    checkpoints: CheckpointOptions = setting(
+        "retainedCheckpoints",
+        as_given,
+        "at least 1",
+        "Number of the newest checkpoints that are kept, so that they can be restored.",
+        former="retained",
+        option="checkpoint.retained",
+        default_factory=CheckpointOptions,
+    )
+    inline_bytes: int = setting(
+        "inlineBytes",
+        parse_size,
+        "bytes, at least 0",
+        "Deltas and rows of one task up to this size travel through the driver into the "
+        "one object of the micro-batch; larger ones are written to files of their own.",
+        default=_DEFAULT_INLINE_BYTES,
+    )
+    memory_budget: int = setting(
+        "memoryBudget",
+        parse_size,
+        "bytes, at least 64 MiB",
+        "Memory of a Python worker. State beyond it is stored on the host's local disk.",
+        default=DEFAULT_BUDGET,
+    )
+    state_backend: str = setting(
+        "stateBackend",
+        parse_text,
+        '"auto", "memory" or "disk"',
+        "Where a worker keeps state. auto: in memory while it fits, else on local disk.",
+        default="auto",
+    )
+    local_directory: str | None = setting(
+        "localDirectory",
+        parse_text,
+        "path",
+        "Folder on each host for state on local disk. Default: a folder of the user in "
+        "the system's temporary directory.",
+        default=None,
+    )
+    store_options: Mapping[str, Any] = setting(
+        "storeOptions",
+        as_given,
+        "mapping; elsewhere one key `storeOptions.<name>` each",
+        "Client options of the object store (credentials, endpoint, ...).",
+        places=Place.CODE,
+        default_factory=dict,
+    )
+    fsync: bool = setting(
+        "fsync",
+        parse_bool,
+        "true or false",
+        "On local disk, make objects durable before they count.",
+        default=True,
+    )
+    snapshot_policy: MaterializationPolicy = setting(
+        "snapshotPolicy",
+        as_given,
+        "a `MaterializationPolicy`",
+        "When to write snapshots.",
+        places=Place.CODE,
+        former="materialization",
+        default_factory=MaterializationPolicy,
+    )
+    on_progress: Callable[[BatchProgress], None] | None = setting(
+        "onProgress",
+        as_given,
+        "a function of `BatchProgress`",
+        "Called on the driver after each micro-batch.",
+        places=Place.CODE,
+        default=None,
+    )
+    metrics: Metrics = setting(
+        "metrics",
+        as_given,
+        "a `Metrics`",
+        "Where the driver counts checkpoints and snapshots; see `statelog.exporters`.",
+        places=Place.CODE,
+        default_factory=Metrics,
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         if self.max_parallelism < 1:
@@ -153,12 +241,12 @@ class QuerySettings:
             raise InvalidOptionsError(
                 f"minTasks is at most maxTasks ({self.max_tasks}); got {self.min_tasks}"
             )
-        _ = self.backend  # made once, so that it refuses what is wrong
+        _ = self.backend  # made once, so that it rejects what is wrong
         if self.inline_bytes < 0:
             raise InvalidOptionsError(f"inlineBytes is never negative; got {self.inline_bytes}")
-        if self.adopt and self.restore == "empty":
+        if self.adopt and self.restore_from == "empty":
             raise InvalidOptionsError(
-                "adopt goes on from state that is there, restore='empty' insists on none: leave "
+                "adopt continues from existing state, restoreFrom='empty' insists on none: leave "
                 "one of them out"
             )
 
@@ -183,7 +271,7 @@ class QuerySettings:
         self, checkpoint_location: str, query_name: str | None, *, temporary: bool = False
     ) -> str:
         """
-        Return where the state of a query lies.
+        Return where the state of a query is stored.
 
         Args:
             checkpoint_location: The query's; the state of a temporary one is inside of it, unless
@@ -207,126 +295,50 @@ class QuerySettings:
         return f"{(self.base_location or '').rstrip('/')}/{query_name}"
 
 
-@dataclass(slots=True)
-class _Found:
-    """What one place says: settings of queries, store options, and options of `docs/options.md`."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    store: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def settle(
-    conf: Mapping[str, str],
-    arguments: Mapping[str, Any],
-    written: Mapping[str, Any] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-) -> QuerySettings:
-    """
-    Put the settings of a query together.
-
-    Args:
-        conf: The session's configuration; only keys that begin with `spark.statelog.` are read.
-        arguments: What the code says; None for what it does not say.
-        written: Options of the writer, without `statelog.`; None before there is one.
-        environ: The environment; None for this process's.
-
-    Raises:
-        InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
-            understood or is out of range, or values contradict each other; the message names the
-            place.
-    """
-    session = _read(
-        (
-            (key.removeprefix(CONF_PREFIX), value, f"Spark's configuration {key!r}")
-            for key, value in conf.items()
-            if key.startswith(CONF_PREFIX)
-        ),
-        refused=_NEVER_BY_CONFIGURATION,
-        why="it belongs to one query: give it in the code, or as an option of the writer",
-    )
-    given = {name: value for name, value in arguments.items() if value is not None}
-    policy = given.pop("materialization", None)
-    store = given.pop("storeOptions", {})
-    code = _read((name, value, f"argument {name!r}") for name, value in given.items())
-    writer = _read(
-        (
-            (name, value, f"writer's option '{OPTION_PREFIX}{name}'")
-            for name, value in (written or {}).items()
-        ),
-        refused=_FIXED_AT_THE_OPERATOR,
-        why="it belongs to the operator: give it to transform_with_state",
-    )
-    options = load_options(
-        code.options | writer.options,
-        spark_conf={CONF_PREFIX + key: value for key, value in session.options.items()},
-        environ=environ,
-    )
-    values = code.settings | writer.settings
-    base = session.settings.pop("stateLocation", None)
-    merged: dict[str, Any] = session.settings | values
-    return QuerySettings(
-        base_location=base,
-        store_options={**session.store, **store, **writer.store},
-        checkpoints=options.checkpoint,
-        materialization=policy or MaterializationPolicy.of(options.materialization),
-        **{_SETTINGS[name][0]: value for name, value in merged.items()},
-    )
+SETTINGS: Final[Mapping[str, Setting]] = {
+    each.name: each.metadata["setting"]
+    for each in dataclasses.fields(QuerySettings)
+    if "setting" in each.metadata
+}
+"""The declarations by the name of their field in `QuerySettings`."""
 
 
-def _read(
-    entries: Iterable[tuple[str, Any, str]], refused: tuple[str, ...] = (), why: str = ""
-) -> _Found:
-    """Understand the settings of one place, none of which may be there twice."""
-    found = _Found()
-    for key, value, origin in entries:
-        if key.lower().startswith(_STORE_OPTIONS):
-            found.store[key[len(_STORE_OPTIONS) :]] = value
-            continue
-        name = _NAMES.get(_plain(key))
-        if name is None:
-            into, name = found.options, _option(key, origin)
-        elif name in refused:
-            raise InvalidOptionsError(f"{origin} has no effect there; {why}", key=key)
-        else:
-            into, value = found.settings, _parsed(name, value, origin)
-        if name in into:
-            raise InvalidOptionsError(
-                f"{origin}: {name} is set a second time; leave one out", key=key
-            )
-        into[name] = value
-    return found
+class OperatorSettings(TypedDict, total=False):
+    """The docstring is made from SETTINGS; a test compares the names here with that table."""
+
+    stateLocation: str | None
+    delivery: str | None
+    noDataBatches: bool | None
+    tasks: int | None
+    minTasks: int | None
+    maxTasks: int | None
+    maxParallelism: int | None
+    operatorId: str | None
+    restoreFrom: int | str | None
+    adopt: bool | None
+    retainedCheckpoints: int | None
+    inlineBytes: int | str | None
+    memoryBudget: int | str | None
+    stateBackend: str | None
+    localDirectory: str | None
+    storeOptions: Mapping[str, Any] | None
+    fsync: bool | None
+    snapshotPolicy: MaterializationPolicy | None
+    onProgress: Callable[[BatchProgress], None] | None
+    metrics: Metrics | None
 
 
-def _parsed(name: str, value: Any, origin: str) -> Any:
-    try:
-        return _SETTINGS[name][1](value, key=name)
-    except InvalidOptionsError as error:
-        raise InvalidOptionsError(f"{origin}: {error}", **error.facts) from None
+def _documentation() -> str:
+    lines = [
+        "Settings of an operator beyond Spark's arguments.",
+        "",
+        "What is left out, or None, is taken from the session's configuration",
+        "(`spark.statelog.<name>`), then from the default.",
+        "",
+        "Args:",
+    ]
+    lines += [f"    {one.name}: ({one.values}) {one.text}" for one in SETTINGS.values()]
+    return "\n".join(lines)
 
 
-def _option(key: str, origin: str) -> str:
-    """
-    Return the key of an option of `docs/options.md`, or a key of Flink's as it stands.
-
-    Raises:
-        InvalidOptionsError: There is none of this name, or it contradicts how Spark runs.
-    """
-    try:
-        spec = find_option(key)
-    except InvalidOptionsError as error:
-        near = difflib.get_close_matches(_plain(key), _NAMES, n=1, cutoff=0.7)
-        hint = f"unknown setting {key!r}; did you mean {_NAMES[near[0]]!r}?" if near else error
-        raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
-    if isinstance(spec, ForeignKey):
-        return key
-    if spec.key == "changelog.base-path":
-        raise InvalidOptionsError(
-            f"{origin} has no meaning on Spark: the changelog lies in the state location, which "
-            "stateLocation names",
-            key=key,
-        )
-    if spec.section not in _EFFECTIVE_SECTIONS:
-        _log.warning("%s has no effect on Spark: tasks upload at the end of a batch", origin)
-    return spec.key
+OperatorSettings.__doc__ = _documentation()

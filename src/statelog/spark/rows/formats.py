@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statelog.spark.rows.pandas_input import PandasSettings
 
 
-class Flavour(Protocol):
+class RowFormat(Protocol):
     """Makes the input and the output of one task; travels to it pickled."""
 
     @property
@@ -47,7 +47,7 @@ class Flavour(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowFlavour:
+class SparkRowFormat:
     """Rows as `pyspark.sql.Row`."""
 
     @property
@@ -67,7 +67,7 @@ class RowFlavour:
 
 
 @dataclass(frozen=True, slots=True)
-class PandasFlavour:
+class PandasRowFormat:
     """
     Rows as pandas DataFrames.
 

@@ -43,7 +43,7 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 class KeyedRows:
     """
-    The keys of a task's rows, in order: what the inputs of both flavours have in common.
+    The keys of a task's rows, in order: what the inputs of both row formats have in common.
 
     Args:
         key_codec: The operator's key.

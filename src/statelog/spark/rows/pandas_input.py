@@ -1,5 +1,5 @@
 """
-The pandas flavour's input: each key's rows as a lazy iterator of DataFrames.
+pandas frames as input: each key's rows as a lazy iterator of DataFrames.
 
 A DataFrame per key made by pandas' public constructors costs more than all the rest of a task.  So
 the whole input becomes one frame, once, sorted by key; a key's frame is a slice of its blocks.  The
@@ -11,7 +11,7 @@ datetime64[ns] in the session's time zone, an index from 0, and a column whose n
 identifier renamed to its position (`_2`).
 Deviations: an integer column is float64 where the task's input (there: the Arrow batch) has a null
 in it; an all-null duration column stays timedelta64; integer keys stay integers, and a null is None,
-where other keys of the batch are null; nested keys look as in the Row flavour.
+where other keys of the batch are null; nested keys look as in Rows.
 Source: pyspark/worker.py, SQL_TRANSFORM_WITH_STATE_PANDAS_UDF.
 """
 

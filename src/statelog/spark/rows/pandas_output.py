@@ -1,5 +1,5 @@
 """
-The pandas flavour's output: from the DataFrames a processor yields to Arrow.
+pandas frames as output: from the DataFrames a processor yields to Arrow.
 
 PySpark converts each frame by itself.  Here frames of one form (same columns, same types in the same
 blocks) are put together first, block by block, and converted once: converting is what costs.  If
@@ -97,7 +97,7 @@ class FrameOutput:
         for frame in produced:
             if not isinstance(frame, pd.DataFrame):
                 raise self._failed(
-                    f"a processor of the pandas flavour yields DataFrames, not "
+                    f"a pandas processor yields DataFrames, not "
                     f"{type(frame).__name__} {frame!r:.100}"
                 )
             manager = frame._mgr

@@ -1,4 +1,4 @@
-"""The Row flavour: each key's rows as an iterator of `Row`s."""
+"""The input as Rows: each key's rows as an iterator of `Row`s."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
-from statelog.spark.query.operator_definition import StatefulOperator
+from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.writer import StatefulStreamWriter
 
@@ -137,14 +137,14 @@ class StatefulStream(DataFrame):
         plan: What is done to them.
     """
 
-    _operator: StatefulOperator
+    _operator: OperatorDefinition
     _plan: RecordedPlan
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StatefulStream:
         # DataFrame's own would make a classic frame out of the arguments.
         return object.__new__(cls)
 
-    def __init__(self, operator: StatefulOperator, plan: RecordedPlan) -> None:
+    def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
         self._operator = operator
         self._plan = plan
         self.is_cached = False

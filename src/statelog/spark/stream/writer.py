@@ -17,14 +17,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes, recorded_query_id
 from statelog.spark.driver.engine import MicroBatchEngine
-from statelog.spark.driver.no_data_batches import wants_ticks
+from statelog.spark.driver.no_data_batches import has_no_data_source
 from statelog.spark.driver.no_data_source import NoDataStream, with_no_data_source
 from statelog.spark.query.delivery import Sink
-from statelog.spark.query.operator_definition import StatefulOperator, engine_fields
-from statelog.spark.query.settings import OPTION_PREFIX, settle
+from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import Query
+from statelog.spark.query.resolve import resolve_settings
+from statelog.spark.query.settings import OPTION_PREFIX
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.sinks import Target, batch_sink, foreach_sink
 from statelog.spark.stream.stateful_query import Failures, StatefulQuery
@@ -43,7 +46,7 @@ class StatefulStreamWriter(DataStreamWriter):
         plan: What is done to them before they are written.
     """
 
-    def __init__(self, operator: StatefulOperator, plan: RecordedPlan) -> None:
+    def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
         super().__init__(operator.frame)
         self._operator = operator
         self._plan = plan
@@ -211,33 +214,34 @@ class StatefulStreamWriter(DataStreamWriter):
         return batch_sink(self._spark, self._plan.shape.schema, self._target, self._query_name)
 
     def _start(self, sink: Sink, *, one_time: bool) -> StreamingQuery:
-        arguments = self._operator.arguments
-        settings = settle(self._spark.conf.getAll, arguments, self._settings)
         known = self._checkpoint_location(one_time)
         checkpoint = temporary_checkpoint(self._spark) if known is None else known
-        location = settings.location(checkpoint, self._query_name, temporary=known is None)
-        config = replace(
-            self._operator.config,
-            location=normalize_url(location),
-            **engine_fields(settings, self._spark.sparkContext.defaultParallelism),
-        )
-        plan, frame = self._plan, self._operator.frame
-        ticks = wants_ticks(
-            settings.idle_ticks, config.time_mode, frame, config.plan.sources, checkpoint
-        )
-        times = QueryTimes(self._spark, ticks=ticks)
-        engine = MicroBatchEngine(config, lambda rows, batch: sink(plan.apply(rows), batch), times)
+        query = self._query(checkpoint, is_temporary=known is None)
+        plan, definition = self._plan, query.definition
+        has_source = has_no_data_source(query.settings.no_data_batches, definition, checkpoint)
+        times = QueryTimes(self._spark, has_no_data_source=has_source)
+        engine = MicroBatchEngine(query, lambda rows, batch: sink(plan.apply(rows), batch), times)
         engine.open(recorded_query_id(self._spark, checkpoint))
-        if ticks:
-            stream = NoDataStream(self._spark, config.time_mode, engine)
-            self._begin_anew(with_no_data_source(frame, stream))
+        if has_source:
+            stream = NoDataStream(self._spark, definition.time_mode, engine)
+            self._begin_anew(with_no_data_source(definition.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        query = StatefulQuery(self._sq(self._jwrite.start()), failures)
+        running = StatefulQuery(self._sq(self._jwrite.start()), failures)
         if known is None:
-            delete_at_end(query, checkpoint, self._spark)
-        return query
+            delete_at_end(running, checkpoint, self._spark)
+        return running
+
+    def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
+        """Put together everything about the query that does not change while it runs."""
+        definition, session = self._operator, self._spark
+        # The frame has its key groups already; the session may have changed since.
+        arguments = {**definition.arguments, "maxParallelism": definition.max_parallelism}
+        settings = resolve_settings(session.conf.getAll, arguments, self._settings)
+        location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
+        bounds = settings.task_bounds(session.sparkContext.defaultParallelism)
+        return Query(definition, settings, normalize_url(location), TaskBounds(*bounds))
 
     def _begin_anew(self, frame: DataFrame) -> None:
         """Write *frame* instead, under the name and with the trigger that were set."""

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from statelog.model import DEFAULT_MAX_PARALLELISM, KeyGroupRange
 from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.pickled_processor import pickled
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.row_output import RowOutput
@@ -39,7 +40,7 @@ from statelog.spark.testing.changelog import TesterLog
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
 from statelog.spark.worker.processor_run import ProcessorRun
-from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.protocol import BatchContext
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Key, Overlay, nothing
 from statelog.state.keys.key_groups import key_group_of
@@ -49,9 +50,6 @@ from statelog.state.schema.descriptors import TIMERS_NAME
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_TIME_MODES = ("none", "processingtime", "eventtime")
-_OUTPUT_MODES = ("append", "update", "complete")
 
 
 @dataclass
@@ -104,7 +102,7 @@ class ProcessorTester:
     Tests a `StatefulProcessor` key by key; see the module for what is real and what is not.
 
     Args:
-        processor: The processor, Row or pandas flavour.  It is pickled, as Spark does.
+        processor: The processor, for Rows or pandas frames.  It is pickled, as Spark does.
         initialStateRow: (key, Row) pairs given to `handleInitialState` at once.
         initialStatePandas: (key, DataFrame) pairs instead.
         timeMode: "None", "ProcessingTime" or "EventTime".
@@ -132,8 +130,8 @@ class ProcessorTester:
         keySchema: StructType | str | None = None,
         outputStructType: StructType | str | None = None,
     ) -> None:
-        self._time_mode = _one_of("timeMode", timeMode, _TIME_MODES)
-        _one_of("outputMode", outputMode, _OUTPUT_MODES)
+        self._time_mode = mode_of("timeMode", timeMode, TIME_MODES, WrongArgumentError)
+        mode_of("outputMode", outputMode, OUTPUT_MODES, WrongArgumentError)
         if self._time_mode == "eventtime" and eventTimeExtractor is None:
             raise UnsupportedOperationError(
                 "the time mode EventTime needs an eventTimeExtractor", condition="ARGUMENT_REQUIRED"
@@ -165,7 +163,7 @@ class ProcessorTester:
 
     def test(self, key: Any, input: list[Row]) -> list[Row]:
         """
-        Run one micro-batch of *input*, all of one key, through a Row-flavour processor.
+        Run one micro-batch of *input*, all of one key, through a processor of Rows.
 
         Args:
             key: The key: one value, or a tuple of the values of several key columns.
@@ -185,7 +183,7 @@ class ProcessorTester:
         return self._run(self._rows_of(key, input))
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
-        """Run one micro-batch through a pandas-flavour processor; as `test`, with frames."""
+        """Run one micro-batch through a processor of pandas frames; as `test`, with frames."""
         self._in_pandas = True
         self.handle.setGroupingKey(key)
         extractor = self._extractor
@@ -334,8 +332,7 @@ class ProcessorTester:
         self._batch_id += 1
         state = self._log.current()
         output = _Collected()
-        spec = self._spec()
-        run = ProcessorRun(spec, state, self._range, output)
+        run = ProcessorRun(self._context(), state, self._range, output)
         run.process(rows, initial)
         if self._output is not None and not self._in_pandas:
             typed = RowOutput(self._output, self._batch_id)
@@ -350,29 +347,10 @@ class ProcessorTester:
     def _now(self) -> int:
         return -1 if self._time_mode == "none" else self._now_ms
 
-    def _spec(self) -> TaskSpec:
-        return TaskSpec(
-            location="",
-            store_options={},
-            fsync=False,
-            epoch=0,
-            batch_id=self._batch_id,
-            checkpoint_id=self._batch_id,
-            base_id=self._batch_id - 1,
-            committed=(),
-            ranges=(self._range,),
-            schema={},
-            key_positions=(),
-            first_input=0,
-            output=pa.schema([]),
-            processor=pickle.loads(self._pickled),
-            time_mode=self._time_mode,
-            now_ms=self._now(),
-            snapshots={},
-            inline_bytes=0,
-            staged=False,
-            watermark_ms=self._watermark_ms if self._time_mode == "eventtime" else -1,
-        )
+    def _context(self) -> BatchContext:
+        watermark_ms = self._watermark_ms if self._time_mode == "eventtime" else -1
+        processor = pickle.loads(self._pickled)
+        return BatchContext(processor, self._batch_id, self._time_mode, self._now(), watermark_ms)
 
     def _open(self, key: Any) -> tuple[KnownStates, Callable[[], None]]:
         """Return a handle at *key*, and a function that commits what was done with it."""
@@ -411,12 +389,6 @@ class ProcessorTester:
         import pandas as pd
 
         return pd.concat(produced, ignore_index=True) if produced else pd.DataFrame()
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value.lower() not in allowed:
-        raise WrongArgumentError(f"{name} is one of {', '.join(allowed)}; got {value!r}")
-    return value.lower()
 
 
 def _schema(schema: StructType | str) -> StructType:

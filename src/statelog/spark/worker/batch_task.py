@@ -10,7 +10,7 @@ import pyarrow as pa
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.output_parts import DirectOutput
 from statelog.spark.worker.processor_run import ProcessorRun
-from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.protocol import BatchFrameSpec
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.task_input import TaskInput
 from statelog.spark.worker.task_log import encoded
@@ -20,7 +20,7 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.schema.descriptors import OperatorStateSchema
 
 
-def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     Run the processor over one partition, beginning without state.
 
@@ -32,17 +32,16 @@ def batch_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def _run(
-    spec: TaskSpec, batches: Iterable[pa.RecordBatch], file: SpillFile
+    spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch], file: SpillFile
 ) -> Iterator[pa.RecordBatch]:
-    (every_group,) = spec.ranges
+    every_group, out = spec.key_groups, spec.rows.output
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
     state = KeyedState(codec)
     state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
-    rows = TaskInput(spec, codec.key, every_group, batches, file)
-    output = DirectOutput(
-        spec.flavour.output(spec.output, spec.batch_id), lambda _batch: None, spec.output, file
-    )
-    run = ProcessorRun(spec, state, every_group, output)
+    rows = TaskInput(spec.rows, codec.key, every_group, batches, file)
+    rows_out = spec.rows.row_format.output(out, spec.context.batch_id)
+    output = DirectOutput(rows_out, lambda _batch: None, out, file)
+    run = ProcessorRun(spec.context, state, every_group, output)
     run.begin()
     in_parts = rows.is_large and run.in_parts(file)
     for part in rows.parts():

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import InvariantError
-from statelog.spark.rows.formats import Flavour
+from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
@@ -30,7 +30,7 @@ class HugeKeyInput:
     Args:
         layout: The layout of the input.
         key_codec: The operator's key.
-        flavour: Makes what the processor sees of some rows.
+        row_format: Makes what the processor sees of some rows.
         nulls: Columns that have a null in any row of the task.
         batches: Returns an iterator over all rows from the start.
     """
@@ -39,13 +39,13 @@ class HugeKeyInput:
         self,
         layout: InputLayout,
         key_codec: KeyCodec,
-        flavour: Flavour,
+        row_format: RowFormat,
         nulls: frozenset[int],
         batches: Callable[[], Iterable[pa.RecordBatch]],
     ) -> None:
         self._layout = layout
         self._codec = key_codec
-        self._flavour = flavour
+        self._row_format = row_format
         self._nulls = nulls
         self._batches = batches
         self.row_count = 0
@@ -58,8 +58,8 @@ class HugeKeyInput:
         groups = batch.column(0).to_numpy()
         columns = [batch.column(at) for at in self._layout.key_positions]
         order = key_order(groups, columns, self._codec)
-        # One row of each key, through the flavour: it says how the key is shown.
-        shown = self._flavour.input(self._layout, self._codec, self._nulls)
+        # One row of each key, through the row format: it says how the key is shown.
+        shown = self._row_format.input(self._layout, self._codec, self._nulls)
         shown.read([batch.take(pa.array(order.firsts))])
         for key_group in shown.key_groups():
             keys = self._keys.setdefault(key_group, {})
@@ -84,8 +84,8 @@ class HugeKeyInput:
             yield key, shown, self._rows_of(key_group, key)
 
     def _rows_of(self, key_group: int, key: Key) -> Iterator[Any]:
-        for batch in _rebatched(self._of_key(key), self._flavour.rows_at_once or _SLICE_ROWS):
-            found = self._flavour.input(self._layout, self._codec, self._nulls)
+        for batch in _rebatched(self._of_key(key), self._row_format.rows_at_once or _SLICE_ROWS):
+            found = self._row_format.input(self._layout, self._codec, self._nulls)
             found.read([batch])
             for _, _, rows in found.keys(key_group):
                 yield from rows

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
-from statelog.spark.rows.formats import Flavour
+from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.worker.huge_key import HugeKeyInput
@@ -96,7 +96,7 @@ class LargeInput:
 
     Args:
         sides: The input, then initial state where the batch carries it.
-        flavour: Makes the input of a part.
+        row_format: Makes the input of a part.
         key_codec: The operator's key.
         key_group_range: The task's key groups.
         part_bytes: Estimated bytes of a part as Python objects.
@@ -106,14 +106,14 @@ class LargeInput:
     def __init__(
         self,
         sides: Sequence[Side],
-        flavour: Flavour,
+        row_format: RowFormat,
         key_codec: KeyCodec,
         key_group_range: KeyGroupRange,
         part_bytes: int,
         file: SpillFile,
     ) -> None:
         self._sides = sides
-        self._flavour = flavour
+        self._row_format = row_format
         self._codec = key_codec
         self._range = key_group_range
         self._part_bytes = part_bytes
@@ -215,7 +215,7 @@ class LargeInput:
         return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
 
     def _input(self, number: int, pieces: Sequence[Piece]) -> KeyedInput:
-        found = self._flavour.input(
+        found = self._row_format.input(
             self._sides[number].layout, self._codec, frozenset(self._nulls[number])
         )
         found.read(self._batches(number, pieces))
@@ -274,7 +274,7 @@ class LargeInput:
             HugeKeyInput(
                 side.layout,
                 self._codec,
-                self._flavour,
+                self._row_format,
                 frozenset(nulls),
                 lambda number=number: self._batches(number, slot.pieces[number]),  # type: ignore[misc]
             )

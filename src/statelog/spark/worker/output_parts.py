@@ -9,6 +9,7 @@ answered, because its answer comes before its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -35,7 +36,7 @@ class OutputParts:
     Takes what a processor yields, and turns it into record batches as it comes.
 
     Args:
-        output: Gathers rows of the flavour.
+        output: Gathers rows of the row format.
         check: Called with each batch before it is kept; raises what the batch fails with.
     """
 
@@ -96,7 +97,7 @@ class DirectOutput(OutputParts):
     Output rows that are the result of the task.
 
     Args:
-        output: Gathers rows of the flavour.
+        output: Gathers rows of the row format.
         check: Called with each batch before it is kept.
         schema: Names and types of the output.
         file: Where batches wait.
@@ -126,17 +127,41 @@ class DirectOutput(OutputParts):
         yield from self.take()
 
 
+@dataclass(frozen=True, slots=True)
+class OutputFiles:
+    """
+    Writes staged rows to files of the state location.
+
+    Args:
+        store: Where files are written.
+        paths: Makes their names.
+        ids: Makes unique names.
+    """
+
+    store: ObjectStore
+    paths: LocationPaths
+    ids: IdSource
+
+    def put(self, data: bytes) -> FileStateHandle:
+        """
+        Write one file and return its handle.
+
+        Blocks: For the store.
+        """
+        path = self.paths.output(self.ids.new_id())
+        self.store.put(path, data)
+        return FileStateHandle(path, len(data), checksum([data]))
+
+
 class StagedOutputParts(OutputParts):
     """
     Output rows that travel to the driver, or are written to files of the state location.
 
     Args:
-        output: Gathers rows of the flavour.
+        output: Gathers rows of the row format.
         check: Called with each batch before it is kept.
         schema: Names and types of the output.
-        store: Where files are written.
-        paths: Makes their names.
-        ids: Makes unique names.
+        files: Writes rows that are too many to travel in the answer.
         inline_bytes: Largest stream that travels in the answer.
     """
 
@@ -145,27 +170,18 @@ class StagedOutputParts(OutputParts):
         output: Output,
         check: Callable[[pa.RecordBatch], None],
         schema: pa.Schema,
-        store: ObjectStore,
-        paths: LocationPaths,
-        ids: IdSource,
+        files: OutputFiles,
         inline_bytes: int,
     ) -> None:
         super().__init__(output, check)
         self._schema = schema
-        self._store = store
-        self._paths = paths
-        self._ids = ids
+        self._files = files
         self._inline_bytes = inline_bytes
-        self._files: list[FileStateHandle] = []
+        self._handles: list[FileStateHandle] = []
 
     def spill(self) -> None:
         """Write the batches to a file of the state location."""
-        self._put(to_ipc(self.take(), self._schema))
-
-    def _put(self, data: bytes) -> None:
-        path = self._paths.output(self._ids.new_id())
-        self._store.put(path, data)
-        self._files.append(FileStateHandle(path, len(data), checksum([data])))
+        self._handles.append(self._files.put(to_ipc(self.take(), self._schema)))
 
     def staged(self) -> StagedOutput:
         """
@@ -176,7 +192,7 @@ class StagedOutputParts(OutputParts):
         held = self.take()
         if held:
             data = to_ipc(held, self._schema)
-            if len(data) <= self._inline_bytes and not self._files:
+            if len(data) <= self._inline_bytes and not self._handles:
                 return data
-            self._put(data)
-        return tuple(self._files) if self._files else None
+            self._handles.append(self._files.put(data))
+        return tuple(self._handles) if self._handles else None

@@ -27,7 +27,7 @@ from statelog.spark.rows.interface import KeyedInput, Yielded
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
-from statelog.spark.worker.protocol import NEVER_MS, TaskSpec
+from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
 from statelog.spark.worker.spill import SpillFile
 from statelog.state.encoding.values import StructCodec
@@ -48,7 +48,7 @@ class ProcessorRun:
     `retire`, then `end`.
 
     Args:
-        spec: What to do.
+        context: The micro-batch.
         state: The state, brought to the base checkpoint.
         key_group_range: The task's key groups.
         output: Takes what the processor yields.
@@ -56,24 +56,24 @@ class ProcessorRun:
 
     def __init__(
         self,
-        spec: TaskSpec,
+        context: BatchContext,
         state: KeyedState,
         key_group_range: KeyGroupRange,
         output: Yielded,
     ) -> None:
-        self._spec = spec
+        self._context = context
         self._state = state
         self._range = key_group_range
         self._codec = state.codec
-        self._cursor = Cursor(spec.now_ms)
+        self._cursor = Cursor(context.now_ms)
         self._timers_id: int | None = None
         self._timers: Timers | None = None
-        if spec.time_mode != "none":
+        if context.time_mode != "none":
             self._timers_id = self._codec.schema.state_id(TIMERS_NAME)
             timers_codec = self._codec.states[self._timers_id].value
             self._timers = Timers(self._cursor, self._timers_id, timers_codec)
-        has_time = spec.time_mode != "none"
-        self._times = TimerValues(spec.now_ms, spec.watermark_ms if has_time else -1)
+        has_time = context.time_mode != "none"
+        self._times = TimerValues(context.now_ms, context.watermark_ms if has_time else -1)
         self.output = output
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
@@ -99,7 +99,7 @@ class ProcessorRun:
     @ends_of_process_are_errors
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
-        processor = self._spec.processor
+        processor = self._context.processor
         handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop)
         try:
             processor.init(handle)
@@ -121,7 +121,7 @@ class ProcessorRun:
         self.output.bound_each_call()
         self._in_parts = not self.overlays
         if self._in_parts and self._timers_id is not None:
-            until = self._spec.due_until_ms
+            until = self._context.due_until_ms
             self._retired = RetiredChanges(self._codec, self._timers_id, until, file)
         return self._in_parts
 
@@ -152,13 +152,13 @@ class ProcessorRun:
             self._fire_timers(self._timers_id)
         self._cursor.leave()
         try:
-            self._spec.processor.close()
+            self._context.processor.close()
         except (Exception, SystemExit) as error:
             raise self._failed("close", None, error) from error
 
     def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
         """Hand the initial state over, key by key; keys without input rows count as well."""
-        initialize = self._spec.processor.handleInitialState
+        initialize = self._context.processor.handleInitialState
         key: Key = ()
         for key_group in initial.key_groups():
             self._enter(key_group)
@@ -173,7 +173,7 @@ class ProcessorRun:
                 raise self._failed("handleInitialState", key, error) from error
 
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
-        handle_rows = self._spec.processor.handleInputRows
+        handle_rows = self._context.processor.handleInputRows
         cursor, times, extend = self._cursor, self._times, self.output.extend
         count = 0
         key: Key = ()
@@ -201,7 +201,7 @@ class ProcessorRun:
 
     def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
         """Return the timers that are due as (time, key group, key), in the order of time."""
-        until = self._spec.due_until_ms
+        until = self._context.due_until_ms
         self._state.prepare_due(self._range, timers_id, until)
         retired = self._retired
         due = [] if retired is None else retired.due
@@ -238,7 +238,7 @@ class ProcessorRun:
         if timers is None or not timers.contains(time):
             return  # a timer that fired before it deleted this one
         try:
-            produced = self._spec.processor.handleExpiredTimer(
+            produced = self._context.processor.handleExpiredTimer(
                 key=self._key_of_timer(key),
                 timerValues=self._times,
                 expiredTimerInfo=ExpiredTimerInfo(time),
@@ -263,7 +263,7 @@ class ProcessorRun:
         if timers_id is None:
             return NEVER_MS
         in_columns = self._state.first_timer_in_columns(
-            self._range, timers_id, self._spec.due_until_ms
+            self._range, timers_id, self._context.due_until_ms
         )
         first = NEVER_MS if in_columns is None else in_columns
         if self._retired is not None:  # may name a timer that is gone, which is only too early
@@ -294,12 +294,12 @@ class ProcessorRun:
                     deltas[key] = nothing(kind)
 
     def _failed(self, method: str, key: Key | None, error: BaseException) -> ProcessorError:
-        name = type(self._spec.processor).__name__
+        name = type(self._context.processor).__name__
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
-            f"{name}.{method} failed{at} in batch {self._spec.batch_id}: {described(error)}. Nothing of this "
+            f"{name}.{method} failed{at} in batch {self._context.batch_id}: {described(error)}. Nothing of this "
             "batch was committed; the last checkpoint is valid",
-            batch_id=self._spec.batch_id,
+            batch_id=self._context.batch_id,
             key=None if key is None else repr(key),
             method=method,
         )
@@ -314,16 +314,16 @@ class ProcessorRun:
                     except (pa.ArrowException, OverflowError, TypeError, ValueError) as unfit:
                         return ProcessorError(
                             f"state {state.descriptor.name!r} of key "
-                            f"{self._codec.key.thaw(key)!r:.200} in batch {self._spec.batch_id} "
+                            f"{self._codec.key.thaw(key)!r:.200} in batch {self._context.batch_id} "
                             "holds a value that does not fit "
                             f"({state.descriptor.value_schema.to_string(show_field_metadata=False)})"
                             f": {unfit}. Nothing of this batch was committed",
-                            batch_id=self._spec.batch_id,
+                            batch_id=self._context.batch_id,
                             key=repr(key),
                             state=state.descriptor.name,
                             key_group=key_group,
                         )
         return ProcessorError(
-            f"the state changes of batch {self._spec.batch_id} cannot be encoded: {error}",
-            batch_id=self._spec.batch_id,
+            f"the state changes of batch {self._context.batch_id} cannot be encoded: {error}",
+            batch_id=self._context.batch_id,
         )

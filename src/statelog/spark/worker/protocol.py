@@ -1,4 +1,4 @@
-"""What the driver tells a task, and what a task answers."""
+"""What the driver sends to a task, and what the task answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
-from statelog.spark.rows.formats import Flavour, RowFlavour
+from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.late_rows import LateRows
+from statelog.spark.rows.layout import InputLayout
 from statelog.state.backend import StateBackend
 from statelog.state.replay import CatchUp
 
@@ -26,72 +27,126 @@ NEVER_MS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSpec:
+class BatchContext:
     """
-    What a task must know; pickled with the function into every micro-batch.
+    What a run of a processor knows of its micro-batch.
+
+    Args:
+        processor: The user's processor.
+        batch_id: Spark's micro-batch.
+        time_mode: "none", "processingtime" or "eventtime".
+        now_ms: Processing time of the batch; -1 without.
+        watermark_ms: The batch's watermark; -1 without.
+    """
+
+    processor: StatefulProcessor
+    batch_id: int
+    time_mode: str
+    now_ms: int = -1
+    watermark_ms: int = -1
+
+    @property
+    def due_until_ms(self) -> int:
+        """Up to when timers are due, in the time of the time mode."""
+        return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRows:
+    """
+    How rows come into a task, and go out of it.
+
+    Args:
+        layout: Where the key columns and the processor's columns are in the input.
+        row_format: The form in which the processor sees rows.
+        output: Schema of the output rows.
+        input_bytes: Rows of a task up to this size, as Python objects, are processed at once.
+        initial: Layout of the input of a first batch that carries initial state.
+        late: Which rows come later than the watermark, where the time mode drops them.
+        event_time_output: The output column that may not be older than the watermark, or None.
+        is_read: Whether the partitions carry input rows (else the batch has no data).
+    """
+
+    layout: InputLayout
+    row_format: RowFormat
+    output: pa.Schema
+    input_bytes: int = sys.maxsize
+    initial: InitialLayout | None = None
+    late: LateRows | None = None
+    event_time_output: str | None = None
+    is_read: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskState:
+    """
+    Where the state of a query is, for its tasks.
 
     Args:
         location: Root of the state location as a URL.
         store_options: Client options of the store.
         fsync: Whether the store makes local files durable.
         epoch: The driver's claim on the location; a new one makes cached state void.
-        batch_id: Spark's micro-batch.
+        schema: JSON of the operator's state schema.
+        backend: Where the worker keeps the state.
+    """
+
+    location: str
+    store_options: Mapping[str, Any]
+    fsync: bool
+    epoch: int
+    schema: dict[str, Any]
+    backend: StateBackend = field(default_factory=StateBackend)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """
+    What a task must know; pickled with the function into every micro-batch.
+
+    Args:
+        context: The micro-batch, for the processor.
+        rows: Input and output.
+        state: Where the state is.
         checkpoint_id: The checkpoint being made.
         base_id: The checkpoint to start from; -1 for the empty state.
         committed: Ids of the log handles that checkpoint *base_id* added.
         ranges: Key groups of each task, by partition.
-        schema: JSON of the operator's state schema.
-        key_positions: Where the key columns stand in the input.
-        first_input: Where the columns begin that the processor sees.
-        output: Schema of the output rows.
-        processor: The user's processor.
-        time_mode: "none", "processingtime" or "eventtime".
-        now_ms: Processing time of the batch; -1 without.
         snapshots: Key groups of which to write a snapshot this time, by partition.
         inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
         staged: Whether output rows go into the answer (else they are the task's result).
-        flavour: The form in which the processor sees rows.
-        initial: Layout of the input of a first batch that carries initial state.
-        watermark_ms: The batch's watermark: event-time timers up to it are due; -1 without.
-        event_time_output: The output column that may not be older than the watermark, or None.
-        reads_input: Whether the partitions carry input rows (else the batch has no data).
-        backend: Where the worker keeps the state.
-        input_bytes: Rows of a task up to this size, as Python objects, are processed at once.
-        late: Which rows come later than the watermark, where the time mode drops them.
     """
 
-    location: str
-    store_options: dict[str, Any]
-    fsync: bool
-    epoch: int
-    batch_id: int
+    context: BatchContext
+    rows: TaskRows
+    state: TaskState
     checkpoint_id: int
     base_id: int
     committed: tuple[str, ...]
     ranges: tuple[KeyGroupRange, ...]
-    schema: dict[str, Any]
-    key_positions: tuple[int, ...]
-    first_input: int
-    output: pa.Schema
-    processor: StatefulProcessor
-    time_mode: str
-    now_ms: int
     snapshots: Mapping[int, KeyGroupRange]
     inline_bytes: int
     staged: bool
-    flavour: Flavour = field(default_factory=RowFlavour)
-    initial: InitialLayout | None = None
-    watermark_ms: int = -1
-    event_time_output: str | None = None
-    reads_input: bool = True
-    backend: StateBackend = field(default_factory=StateBackend)
-    input_bytes: int = sys.maxsize
-    late: LateRows | None = None
 
-    @property
-    def due_until_ms(self) -> int:
-        """Up to when timers are due, in the time of the time mode."""
-        return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFrameSpec:
+    """
+    What a task over a partition of a batch frame must know.
+
+    Args:
+        context: The one batch, for the processor.
+        rows: Input and output.
+        schema: JSON of the operator's state schema.
+        key_groups: All of them: any task may get any partition, and several.
+        backend: Where rows are written that are too many for memory.
+    """
+
+    context: BatchContext
+    rows: TaskRows
+    schema: dict[str, Any]
+    key_groups: KeyGroupRange
+    backend: StateBackend
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from statelog.runtime.ids import RandomIds
 from statelog.spark.rows.event_time_check import check_event_times
 from statelog.spark.rows.late_rows import LateCount
 from statelog.spark.rows.types import make_row
-from statelog.spark.worker.output_parts import DirectOutput, StagedOutputParts
+from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.row_counter import RowCounter
@@ -56,14 +56,16 @@ class _Worker:
     """What this process keeps between tasks, for one state location."""
 
     def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
-        self.epoch = spec.epoch
+        where = spec.state
+        self.epoch = where.epoch
         self.store = CachedStore(
-            open_store(spec.location, options=spec.store_options, fsync=spec.fsync), _CACHED_BYTES
+            open_store(where.location, options=dict(where.store_options), fsync=where.fsync),
+            _CACHED_BYTES,
         )
         self.paths = LocationPaths()
         self.ids = RandomIds()
-        backend = spec.backend
-        self.state = KeyedState(codec, backend.limits(), backend.opener(spec.location, self.ids))
+        backend = where.backend
+        self.state = KeyedState(codec, backend.limits(), backend.opener(where.location, self.ids))
         self.budget_bytes = backend.budget_bytes
         self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
@@ -85,11 +87,11 @@ _workers: dict[str, _Worker] = {}
 
 
 def _worker(spec: TaskSpec) -> _Worker:
-    worker = _workers.get(spec.location)
+    worker = _workers.get(spec.state.location)
     # A new epoch is a new run of the query, maybe from an older checkpoint: start clean.
-    if worker is None or worker.epoch != spec.epoch:
-        codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
-        worker = _workers[spec.location] = _Worker(spec, codec)
+    if worker is None or worker.epoch != spec.state.epoch:
+        codec = OperatorCodec(OperatorStateSchema.from_json(spec.state.schema), make_row)
+        worker = _workers[spec.state.location] = _Worker(spec, codec)
     return worker
 
 
@@ -115,7 +117,7 @@ def run_task(
     # collects after every task.
     collecting = gc.isenabled()
     gc.disable()
-    with contextlib.closing(SpillFile(spec.backend.folder)) as file:
+    with contextlib.closing(SpillFile(spec.state.backend.folder)) as file:
         try:
             output = _run(spec, batches, file, acknowledge)
         finally:
@@ -143,22 +145,22 @@ def _run(
     ack.caught_up = worker.state.catch_up(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
-    worker.state.sweep(key_group_range, spec.now_ms)
+    worker.state.sweep(key_group_range, spec.context.now_ms)
     watch.lap("catch_up")
     late = LateCount()
-    if spec.reads_input and spec.late is not None:
-        batches = spec.late.left_out(batches, late)
-    counter = RowCounter(key_group_range, spec.key_positions)
-    read = spec.reads_input and spec.initial is None
+    if spec.rows.is_read and spec.rows.late is not None:
+        batches = spec.rows.late.left_out(batches, late)
+    counter = RowCounter(key_group_range, spec.rows.layout.key_positions)
+    read = spec.rows.is_read and spec.rows.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
-    rows = TaskInput(spec, worker.state.codec.key, key_group_range, counted, file)
+    rows = TaskInput(spec.rows, worker.state.codec.key, key_group_range, counted, file)
     ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
     ack.late_rows = late.rows
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     output = _output(worker, spec, file)
-    run = ProcessorRun(spec, worker.state, key_group_range, output)
-    _process(worker, spec, rows, run, file, ack, watch)
+    run = ProcessorRun(spec.context, worker.state, key_group_range, output)
+    _process(worker, spec, rows, run, ack, watch)
     if isinstance(output, StagedOutputParts):
         ack.output = output.staged()
         watch.lap("stage")
@@ -178,15 +180,15 @@ def _run(
 
 def _output(worker: _Worker, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:
     def check(batch: pa.RecordBatch) -> None:
-        if spec.event_time_output is not None:
-            check_event_times(batch, spec.event_time_output, spec.watermark_ms, spec.batch_id)
+        if rows.event_time_output is not None:
+            check_event_times(batch, rows.event_time_output, context.watermark_ms, context.batch_id)
 
-    output = spec.flavour.output(spec.output, spec.batch_id)
+    rows, context = spec.rows, spec.context
+    output = rows.row_format.output(rows.output, context.batch_id)
     if not spec.staged:
-        return DirectOutput(output, check, spec.output, file)
-    return StagedOutputParts(
-        output, check, spec.output, worker.store, worker.paths, worker.ids, spec.inline_bytes
-    )
+        return DirectOutput(output, check, rows.output, file)
+    files = OutputFiles(worker.store, worker.paths, worker.ids)
+    return StagedOutputParts(output, check, rows.output, files, spec.inline_bytes)
 
 
 def _process(
@@ -194,14 +196,13 @@ def _process(
     spec: TaskSpec,
     rows: TaskInput,
     run: ProcessorRun,
-    file: SpillFile,
     ack: TaskAck,
     watch: Stopwatch,
 ) -> None:
     """Run the processor, and append what it changes; all rows at once, or part by part."""
     state = worker.state
     run.begin()
-    in_parts = rows.is_large and run.in_parts(file)
+    in_parts = rows.is_large and run.in_parts(rows.file)
     if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
         # The changes of this micro-batch will not be in memory together: a snapshot without them.
         _snapshot(worker, spec, spec.base_id, {}, ack)
@@ -234,9 +235,9 @@ def _process(
 
 
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    if spec.reads_input:
+    if spec.rows.is_read:
         return batches
-    for _ in batches:  # what stands for a partition without input; Spark wants it read
+    for _ in batches:  # a row in place of a partition without input; Spark wants it read
         pass
     return ()
 
@@ -273,7 +274,7 @@ def _materialize(
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
     # Always a file: in the handle it would travel in every later checkpoint too.
-    data = worker.state.snapshot(key_group_range, overlays, spec.now_ms)
+    data = worker.state.snapshot(key_group_range, overlays, spec.context.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         worker.store, spec.checkpoint_id, paths=worker.paths, threshold_bytes=0
     )

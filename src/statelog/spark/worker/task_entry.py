@@ -16,7 +16,7 @@ from statelog.spark.worker.task import run_task
 def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a task whose only result is its answer."""
     acks: list[TaskAck] = []
-    with reported_to_driver(spec.location):
+    with reported_to_driver(spec.state.location):
         for _ in run_task(spec, batches, acks.append):
             pass
     yield pa.RecordBatch.from_pydict({"ack": [pickle.dumps(ack) for ack in acks]})
@@ -26,5 +26,5 @@ def direct_task(
     spec: TaskSpec, acks: Any, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Run a task whose result is its output rows; the answer goes into an accumulator."""
-    with reported_to_driver(spec.location):
+    with reported_to_driver(spec.state.location):
         yield from run_task(spec, batches, lambda ack: acks.add([ack]))

@@ -12,9 +12,8 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.initial_rows import initial_part, input_part, split_batches
 from statelog.spark.rows.interface import KeyedInput
-from statelog.spark.rows.layout import InputLayout
 from statelog.spark.worker.large_input import LargeInput, Part, Side, python_bytes
-from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.protocol import TaskRows
 from statelog.spark.worker.spill import SpillFile
 from statelog.state.encoding.values import KeyCodec
 
@@ -24,13 +23,13 @@ class TaskInput:
     The input of one task.
 
     Args:
-        spec: What to do.
+        rows: How they come in.
         key_codec: The operator's key.
         key_group_range: The task's key groups.
         batches: The input: key group, computed key columns, input columns.
         file: Where rows are written that are too many for memory.
 
-    Attributes: `row_count`: input rows; `is_large`: whether they come in parts.
+    Attributes: `row_count`: input rows; `is_large`: whether they come in parts; `file`: see above.
 
     Raises:
         UsageError: There are rows of another task.
@@ -39,17 +38,17 @@ class TaskInput:
 
     def __init__(
         self,
-        spec: TaskSpec,
+        rows: TaskRows,
         key_codec: KeyCodec,
         key_group_range: KeyGroupRange,
         batches: Iterable[pa.RecordBatch],
         file: SpillFile,
     ) -> None:
-        self._spec = spec
+        self._rows = rows
         self._codec = key_codec
         self._range = key_group_range
         self._batches = iter(batches)
-        self._file = file
+        self.file = file
         self.row_count = 0
         self.is_large = False
         self._parts = self._read()
@@ -77,7 +76,7 @@ class TaskInput:
 
     def _up_to_bound(self, first: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield batches, kept in *first*, until they are above the bound."""
-        size, bound = 0, self._spec.input_bytes
+        size, bound = 0, self._rows.input_bytes
         for batch in self._batches:
             first.append(batch)
             size += python_bytes(batch)
@@ -86,31 +85,28 @@ class TaskInput:
                 return
             yield batch
 
-    def _layout(self) -> InputLayout:
-        return InputLayout(self._spec.key_positions, self._spec.first_input)
-
     def _read_keyed(
         self, batches: Iterable[pa.RecordBatch]
     ) -> tuple[KeyedInput, KeyedInput | None]:
-        spec, initial = self._spec, None
-        if spec.initial is not None:
-            batches, initial_batches = split_batches(batches, spec.initial)
-            initial = spec.flavour.input(spec.initial.layout, self._codec)
+        how, initial = self._rows, None
+        if how.initial is not None:
+            batches, initial_batches = split_batches(batches, how.initial)
+            initial = how.row_format.input(how.initial.layout, self._codec)
             initial.read(initial_batches)
-        rows = spec.flavour.input(self._layout(), self._codec)
+        rows = how.row_format.input(how.layout, self._codec)
         rows.read(batches)
         return rows, initial
 
     def _large(self) -> LargeInput:
-        spec = self._spec
-        sides = [Side(self._layout(), lambda batch: batch)]
-        if spec.initial is not None:
+        how = self._rows
+        sides = [Side(how.layout, lambda batch: batch)]
+        if how.initial is not None:
             sides = [
-                Side(self._layout(), partial(input_part, layout=spec.initial)),
-                Side(spec.initial.layout, partial(initial_part, layout=spec.initial)),
+                Side(how.layout, partial(input_part, layout=how.initial)),
+                Side(how.initial.layout, partial(initial_part, layout=how.initial)),
             ]
         return LargeInput(
-            sides, spec.flavour, self._codec, self._range, spec.input_bytes, self._file
+            sides, how.row_format, self._codec, self._range, how.input_bytes, self.file
         )
 
 

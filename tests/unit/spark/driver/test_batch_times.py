@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.no_data_batches import nothing_due
+from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.query.event_time import check_output_column, event_time_column
 from statelog.spark.query.input_plan import InputPlan
 from statelog.spark.rows.event_time_check import check_event_times
@@ -29,17 +29,17 @@ def due(
     has_record: bool = True,
 ) -> bool:
     """Return whether the batch at time 99, watermark 50, after position "b" can be left out."""
-    config: Any = SimpleNamespace(
+    definition: Any = SimpleNamespace(
         time_mode=time_mode,
         plan=InputPlan(has_watermark=True, is_stateless=is_stateless, sources=1),
     )
     record: Any = SimpleNamespace(next_due_ms=next_due_ms) if has_record else None
     before = NOTHING_READ if position == NOTHING_READ else "b"
     times = BatchTimes(now_ms=99, watermark_ms=50, position=position, position_before=before)
-    return nothing_due(config, record, times)
+    return can_skip_batch(definition, record, times)
 
 
-def test_a_batch_is_left_out_only_without_input_and_with_nothing_due() -> None:
+def test_a_batch_is_left_out_only_without_input_and_with_can_skip_batch() -> None:
     assert due("b")
     assert not due("c")  # new input
     assert not due(None)  # unknown

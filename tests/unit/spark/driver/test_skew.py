@@ -8,9 +8,9 @@ import pyarrow as pa
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.skew import (
     SHARE_THAT_DOMINATES,
-    dominating,
     largest_groups,
     largest_keys,
+    skew_warning,
 )
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.row_counter import RowCounter
@@ -38,12 +38,12 @@ def test_a_key_with_most_of_the_rows_is_named() -> None:
     assert (13, 2100) == (groups[0]["key_group"], groups[0]["rows"])
     assert {"key": "('hot',)", "key_group": 13, "rows": 1800, "share": 0.6} == keys[0]
     assert 200 == keys[1]["rows"]
-    assert "key ('hot',) has 60% of the rows" in dominating(groups, keys)
+    assert "key ('hot',) has 60% of the rows" in skew_warning(groups, keys)
 
 
 def test_a_key_group_of_many_keys_is_named_as_such() -> None:
     ack = counted(batch([(13, f"k{i}") for i in range(2000)] + [(14, "x")] * 10))
-    assert dominating(largest_groups([ack]), largest_keys([ack])).startswith(
+    assert skew_warning(largest_groups([ack]), largest_keys([ack])).startswith(
         "key group 13 has 100%"
     )
 
@@ -54,12 +54,12 @@ def test_an_even_load_is_not_looked_at_and_nothing_is_said() -> None:
     groups = largest_groups([ack, other])
     assert [600, 500, 500] == [one["rows"] for one in groups]
     assert [] == largest_keys([ack, other])
-    assert "" == dominating(groups, [])
+    assert "" == skew_warning(groups, [])
 
 
 def test_few_rows_are_never_worth_a_warning() -> None:
     ack = counted(batch([(13, "hot")] * 50), batch([]))
-    assert "" == dominating(largest_groups([ack]), largest_keys([ack]))
+    assert "" == skew_warning(largest_groups([ack]), largest_keys([ack]))
     assert [] == largest_groups([counted()])
 
 
@@ -88,7 +88,7 @@ def test_the_wait_for_the_input_is_measured_and_nothing_else() -> None:
 def test_a_share_at_the_bound_is_worth_a_warning() -> None:
     def said(rows: int, group_share: float, key_share: float) -> str:
         groups = [{"key_group": 13, "rows": rows, "share": group_share}]
-        return dominating(groups, [{"key": "('k',)", "share": key_share}])
+        return skew_warning(groups, [{"key": "('k',)", "share": key_share}])
 
     least, less = SHARE_THAT_DOMINATES, SHARE_THAT_DOMINATES - 0.01
     assert said(1000, least, least).startswith("key ('k',)")

@@ -1,15 +1,18 @@
 """Where the settings of a query come from, and what is said of wrong ones."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.spark.query.delivery import Delivery
-from statelog.spark.query.settings import QuerySettings, settle
+from statelog.spark.query.resolve import resolve_settings
+from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
 
 
 def settled(
@@ -19,12 +22,14 @@ def settled(
     environ: dict[str, str] | None = None,
 ) -> QuerySettings:
     keys = {f"spark.statelog.{key}": value for key, value in (conf or {}).items()}
-    return settle(keys, arguments or {}, written, environ=environ or {})
+    return resolve_settings(keys, arguments or {}, written, environ=environ or {})
 
 
 def test_without_any_setting_there_are_the_defaults() -> None:
     assert QuerySettings() == settled()
-    assert QuerySettings() == settle({"spark.sql.shuffle.partitions": "7"}, {"tasks": None})
+    assert QuerySettings() == resolve_settings(
+        {"spark.sql.shuffle.partitions": "7"}, {"tasks": None}
+    )
 
 
 def test_every_setting_can_be_configured_as_text() -> None:
@@ -36,7 +41,7 @@ def test_every_setting_can_be_configured_as_text() -> None:
             "maxParallelism": "12",
             "inlineBytes": "64 kb",
             "fsync": "false",
-            "retained": "9",
+            "retainedCheckpoints": "9",
             "checkpoint.compress-metadata": "false",
             "materialization.max-log-handles": "5",
             "storeOptions.aws_region": "eu-central-1",
@@ -46,23 +51,28 @@ def test_every_setting_can_be_configured_as_text() -> None:
     assert (Delivery.DIRECT, 3, 12) == (found.delivery, found.tasks, found.max_parallelism)
     assert (65536, False) == (found.inline_bytes, found.fsync)
     assert (9, False) == (found.checkpoints.retained, found.checkpoints.compress_metadata)
-    assert 5 == found.materialization.max_log_handles
+    assert 5 == found.snapshot_policy.max_log_handles
     assert {"aws_region": "eu-central-1"} == found.store_options
 
 
 def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> None:
-    conf = {"tasks": "2", "retained": "4", "delivery": "direct", "storeOptions.region": "a"}
+    conf = {
+        "tasks": "2",
+        "retainedCheckpoints": "4",
+        "delivery": "direct",
+        "storeOptions.region": "a",
+    }
     code: dict[str, Any] = {
         "tasks": 5,
-        "retained": 6,
+        "retainedCheckpoints": 6,
         "fsync": False,
         "storeOptions": {"region": "b", "endpoint": "x"},
     }
-    written = {"tasks": "7", "storeOptions.region": "c", "restore": "41", "adopt": "true"}
+    written = {"tasks": "7", "storeOptions.region": "c", "restoreFrom": "41", "adopt": "true"}
     found = settled(conf, code, written)
     assert (7, 6, Delivery.DIRECT) == (found.tasks, found.checkpoints.retained, found.delivery)
     assert {"region": "c", "endpoint": "x"} == found.store_options
-    assert (41, True, False) == (found.restore, found.adopt, found.fsync)
+    assert (41, True, False) == (found.restore_from, found.adopt, found.fsync)
     assert (5, 6) == (settled(conf, code).tasks, settled(conf, code).checkpoints.retained)
 
 
@@ -72,8 +82,8 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
     found = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
     assert 5 == found.checkpoints.retained
     policy = MaterializationPolicy(max_log_handles=3)
-    found = settled({"materialization.max-log-handles": "9"}, {"materialization": policy})
-    assert policy == found.materialization
+    found = settled({"materialization.max-log-handles": "9"}, {"snapshotPolicy": policy})
+    assert policy == found.snapshot_policy
 
 
 @pytest.mark.parametrize(
@@ -85,11 +95,16 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"nonsense": "2"}, {}, {}, "spark.statelog.nonsense.*unknown"),
         ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a whole number"),
         ({"delivery": "twice"}, {}, {}, "staged or direct"),
-        ({"restore": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
+        ({"restoreFrom": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
         ({"operatorId": "x"}, {}, {}, "no effect there"),
         ({"changelog.base-path": "x"}, {}, {}, "stateLocation names"),
         ({"tasks": "2", "TASKS": "3"}, {}, {}, "tasks is set a second time"),
-        ({"retained": "2", "checkpoint.retained": "3"}, {}, {}, "checkpoint.retained.* a second"),
+        (
+            {"retainedCheckpoints": "2", "checkpoint.retained": "3"},
+            {},
+            {},
+            "checkpoint.retained.* a second",
+        ),
         ({"maxParallelism": "4"}, {"tasks": 5}, {}, r"tasks is 1 to maxParallelism \(4\); got 5"),
         ({}, {"tasks": 0}, {}, "tasks is 1 to"),
         ({}, {"minTasks": 0}, {}, "minTasks is 1 to"),
@@ -98,10 +113,10 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({}, {"maxParallelism": 0}, {}, "maxParallelism is at least 1"),
         ({}, {"inlineBytes": -1}, {}, "inlineBytes is never negative"),
         ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged or direct"),
-        ({}, {"restore": -2}, {}, "'latest', 'empty' or a checkpoint id"),
-        ({}, {"restore": "oldest"}, {}, "'latest', 'empty' or a checkpoint id"),
-        ({}, {"adopt": True, "restore": "empty"}, {}, "leave one of them out"),
-        ({}, {"retained": 0}, {}, "retained is 0; it must be at least 1"),
+        ({}, {"restoreFrom": -2}, {}, "'latest', 'empty' or a checkpoint id"),
+        ({}, {"restoreFrom": "oldest"}, {}, "'latest', 'empty' or a checkpoint id"),
+        ({}, {"adopt": True, "restoreFrom": "empty"}, {}, "leave one of them out"),
+        ({}, {"retainedCheckpoints": 0}, {}, "retained is 0; it must be at least 1"),
         ({}, {}, {"maxParallelism": 4}, "give it to transform_with_state"),
         ({}, {}, {"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
     ],
@@ -111,6 +126,38 @@ def test_a_wrong_setting_is_named_with_its_place(
 ) -> None:
     with pytest.raises(InvalidOptionsError, match=said):
         settled(conf, arguments, written)
+
+
+@pytest.mark.parametrize(
+    ("former", "value", "field", "found"),
+    [
+        ("idleTicks", False, "no_data_batches", False),
+        ("restore", 4, "restore_from", 4),
+        ("retained", 7, "checkpoints", CheckpointOptions(retained=7)),
+        ("materialization", MaterializationPolicy(max_log_handles=3), "snapshot_policy", None),
+    ],
+)
+def test_a_former_name_is_accepted_with_a_warning(
+    former: str, value: Any, field: str, found: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = SETTINGS[field].name
+    with pytest.warns(DeprecationWarning, match=f"argument '{former}' is now called '{new}'"):
+        assert (found or value) == getattr(settled({}, {former: value}), field)
+    assert f"is now called '{new}'" in caplog.text
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(InvalidOptionsError, match="a second time"),
+    ):
+        settled({}, {former: value, new: value})
+
+
+def test_what_the_code_may_say_is_the_table() -> None:
+    names = {one.name for one in SETTINGS.values()}
+    assert names == set(OperatorSettings.__annotations__)
+    assert OperatorSettings.__doc__ is not None
+    assert all(f"    {name}: (" in OperatorSettings.__doc__ for name in names)
+    undocumented = {one.name for one in fields(QuerySettings)} - set(SETTINGS)
+    assert {"base_location"} == undocumented
 
 
 def test_what_has_no_effect_on_spark_is_told(caplog: pytest.LogCaptureFixture) -> None:

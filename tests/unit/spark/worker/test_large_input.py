@@ -33,7 +33,7 @@ from statelog.errors import ProcessorError, StoreError, UsageError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.spark.query.declared_state import operator_schema
-from statelog.spark.rows.formats import Flavour, PandasFlavour, RowFlavour
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.ipc import from_ipc
 from statelog.spark.rows.layout import InputLayout
@@ -42,7 +42,14 @@ from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.batch_task import batch_task
 from statelog.spark.worker.output_parts import OutputParts
-from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.protocol import (
+    BatchContext,
+    BatchFrameSpec,
+    TaskAck,
+    TaskRows,
+    TaskSpec,
+    TaskState,
+)
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.task import run_task
 from statelog.state import replay
@@ -57,10 +64,10 @@ from statelog.store import open_store
 GROUPS = 32
 ALL = KeyGroupRange(0, GROUPS - 1)
 KEY = pa.schema([("key", pa.string()), ("part", pa.string())])
-FLAVOURS: dict[str, tuple[Flavour, type[StatefulProcessor]]] = {
-    "row": (RowFlavour(), Interpreter),
+FLAVOURS: dict[str, tuple[RowFormat, type[StatefulProcessor]]] = {
+    "row": (SparkRowFormat(), Interpreter),
     "pandas": (
-        PandasFlavour(replace(SETTINGS, max_records=3), parse_ddl(OUTPUT)),
+        PandasRowFormat(replace(SETTINGS, max_records=3), parse_ddl(OUTPUT)),
         InterpreterInPandas,
     ),
 }
@@ -77,6 +84,19 @@ def arrow_input(
     return table.to_batches(max_chunksize=37)
 
 
+def changed(spec: TaskSpec, **changes: Any) -> TaskSpec:
+    """Return *spec* with other values, each in the part that has a field of this name."""
+    for name, value in changes.items():
+        parts = [
+            part for part in ("context", "rows", "state") if hasattr(getattr(spec, part), name)
+        ]
+        if parts:
+            spec = replace(spec, **{parts[0]: replace(getattr(spec, parts[0]), **{name: value})})
+        else:
+            spec = replace(spec, **{name: value})
+    return spec
+
+
 class Query:
     """
     Micro-batches of one task, with what the driver would keep.
@@ -91,7 +111,7 @@ class Query:
         self,
         folder: Path,
         processor: StatefulProcessor,
-        flavour: Flavour,
+        row_format: RowFormat,
         input_bytes: int,
         *,
         time_mode: str = "none",
@@ -102,30 +122,30 @@ class Query:
         self.location = folder.as_uri()
         self.acks: list[TaskAck] = []
         schema = operator_schema(processor, "op", key, parse_ddl, time_mode=time_mode)
-        self.spec = TaskSpec(
-            location=self.location,
-            store_options={},
-            fsync=False,
-            epoch=1,
-            batch_id=0,
+        spec = TaskSpec(
+            context=BatchContext(processor, 0, time_mode),
+            rows=TaskRows(
+                layout=InputLayout(tuple(range(1, 1 + len(key))), 1),
+                row_format=row_format,
+                output=arrow_schema(parse_ddl(output)),
+                input_bytes=input_bytes,
+            ),
+            state=TaskState(
+                location=self.location,
+                store_options={},
+                fsync=False,
+                epoch=1,
+                schema=schema.to_json(),
+            ),
             checkpoint_id=0,
             base_id=-1,
             committed=(),
             ranges=(ALL,),
-            schema=schema.to_json(),
-            key_positions=tuple(range(1, 1 + len(key))),
-            first_input=1,
-            output=arrow_schema(parse_ddl(output)),
-            processor=processor,
-            time_mode=time_mode,
-            now_ms=-1,
             snapshots={},
             inline_bytes=0,
             staged=True,
-            flavour=flavour,
-            input_bytes=input_bytes,
         )
-        self.spec = replace(self.spec, **changes)
+        self.spec = changed(spec, **changes)
 
     def run(
         self,
@@ -141,7 +161,7 @@ class Query:
         monkeypatch.setattr(task_module, "_load", lambda *_: (self.store, self.restored()))
         number = len(self.acks)
         last = self.acks[-1].log if self.acks else None
-        spec = replace(
+        spec = changed(
             self.spec,
             batch_id=number,
             checkpoint_id=number,
@@ -174,7 +194,7 @@ class Query:
 
     def tables(self) -> dict[int, list[dict[Any, Any]]]:
         """Return the state by key group, as replayed from the log."""
-        codec = OperatorCodec(OperatorStateSchema.from_json(self.spec.schema), make_row)
+        codec = OperatorCodec(OperatorStateSchema.from_json(self.spec.state.schema), make_row)
         state = KeyedState(codec)
         state.catch_up(ALL, len(self.acks) - 1, (), lambda: (self.store, self.restored()))
         return {group: state.groups[group].tables for group in ALL}
@@ -322,7 +342,7 @@ def counting(
     return Query(
         folder,
         processor or Counting(),
-        RowFlavour(),
+        SparkRowFormat(),
         bound,
         output=COUNTS,
         key=NUMBERS,
@@ -375,7 +395,7 @@ def test_lists_and_maps_are_replayed_in_parts_too(
         query = Query(
             tmp_path / str(bound),
             Interpreter(),
-            RowFlavour(),
+            SparkRowFormat(),
             bound,
             time_mode="processingtime",
             backend=backend,
@@ -433,7 +453,7 @@ def test_frames_of_one_key_are_cut_in_parts_as_at_once(
 
     runs = []
     for bound in (sys.maxsize, 100_000):
-        flavour = PandasFlavour(replace(SETTINGS, max_records=400), parse_ddl(OUTPUT))
+        flavour = PandasRowFormat(replace(SETTINGS, max_records=400), parse_ddl(OUTPUT))
         query = Query(tmp_path / str(bound), Lengths(), flavour, bound, key=NUMBERS, staged=False)
         runs.append(by_key(query.run(batches, monkeypatch, forget=True)))
     assert runs[0] == runs[1]
@@ -462,7 +482,14 @@ def test_initial_state_comes_in_parts(
     for bound in (sys.maxsize, 100_000):
         query = counting(tmp_path / str(bound), bound, initial=layout)
         if flavour == "batch":
-            found = batch_task(query.spec, iter(mixed))
+            spec = BatchFrameSpec(
+                context=query.spec.context,
+                rows=query.spec.rows,
+                schema=query.spec.state.schema,
+                key_groups=ALL,
+                backend=query.spec.state.backend,
+            )
+            found = batch_task(spec, iter(mixed))
             runs.append(by_key([row for batch in found for row in batch.to_pylist()]))
             continue
         runs.append(by_key(query.run(mixed, monkeypatch, forget=True)))

@@ -1,5 +1,32 @@
 """
 How the output rows of one micro-batch reach the sink, one module for each delivery.
 
-    staged   rows travel in the acknowledgements, are committed with the state, then reach the sink
+    protocol   what the engine needs of a delivery
+    staged     rows travel in the answers of the tasks, are committed, then reach the sink
+    direct     the sink evaluates the tasks; the state is committed after it
+
+A new delivery is a module here, a name in `query/delivery`, and a line in `deliveries`.
 """
+
+from statelog.spark.driver.delivery.direct import DirectDelivery
+from statelog.spark.driver.delivery.protocol import CommittedRows, OutputDelivery
+from statelog.spark.driver.delivery.staged import SectionOf, StagedDelivery
+from statelog.spark.query.delivery import Delivery, Sink
+from statelog.spark.query.query import Query
+
+__all__ = ["CommittedRows", "OutputDelivery", "deliveries"]
+
+
+def deliveries(query: Query, sink: Sink, section_of: SectionOf) -> dict[Delivery, OutputDelivery]:
+    """
+    Return every delivery of a query: its own, and those of batches that it may find committed.
+
+    Args:
+        query: The query.
+        sink: Takes the output frame and the batch id.
+        section_of: Reads a trailer section of a checkpoint.
+    """
+    return {
+        Delivery.STAGED: StagedDelivery(query, sink, section_of),
+        Delivery.DIRECT: DirectDelivery(query, sink),
+    }

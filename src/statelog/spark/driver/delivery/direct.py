@@ -1,0 +1,76 @@
+"""
+Direct delivery: the sink evaluates the tasks, in one Spark job, and the state is committed after it.
+
+The rows reach the sink before the commit, so a batch that is repeated delivers rows again: at least
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.runtime.fail_points import fail_point
+from statelog.spark.driver.delivery.protocol import CommittedRows
+from statelog.spark.driver.task_runner import one_per_task
+from statelog.spark.query.delivery import Sink
+from statelog.spark.query.query import Query
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.task_entry import direct_task
+
+
+class _AckParam(AccumulatorParam[list[TaskAck]]):
+    """An accumulator that gathers the answers of tasks."""
+
+    def zero(self, value: list[TaskAck]) -> list[TaskAck]:
+        """Return the start: no answers."""
+        return []
+
+    def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
+        """Return both lists as one."""
+        return value1 + value2
+
+
+class DirectDelivery:
+    """
+    Gives the sink a frame whose evaluation runs the tasks.
+
+    Args:
+        query: The query.
+        sink: Takes the output frame and the batch id.
+    """
+
+    is_staged = False
+
+    def __init__(self, query: Query, sink: Sink) -> None:
+        self._output = query.definition.output
+        self._sink = sink
+
+    def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
+        """Let the sink evaluate the tasks, and return their answers."""
+        gathered = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
+        output = partitioned.mapInArrow(partial(direct_task, spec, gathered), self._output)
+        self._sink(output, spec.context.batch_id)
+        fail_point("after-sink")
+        acks = one_per_task(gathered.value)
+        if len(acks) < len(spec.ranges):  # the sink did not read all rows; the state needs them
+            output.write.format("noop").mode("append").save()
+            acks = one_per_task(gathered.value)
+        return acks
+
+    def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
+        """Return nothing: the rows are with the sink."""
+        return CommittedRows()
+
+    def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
+        """Do nothing: the sink has the rows."""
+
+    def deliver_again(
+        self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
+    ) -> None:
+        """Do nothing: the sink had returned before the commit."""

@@ -1,0 +1,47 @@
+"""What the engine needs of a delivery of output rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from pyspark.sql import DataFrame
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.model.handles import FileStateHandle
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+
+
+class CommittedRows(NamedTuple):
+    """The output rows that are committed with the state: a section of `_metadata`, and files."""
+
+    section: bytes | None = None
+    files: tuple[FileStateHandle, ...] = ()
+
+
+class OutputDelivery(Protocol):
+    """How the output rows of micro-batches reach the sink of one query."""
+
+    is_staged: bool
+    """Whether tasks answer with their rows, so that they are committed with the state."""
+
+    def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
+        """
+        Run all tasks and return their answers, one for each task.
+
+        Args:
+            partitioned: The input, one partition for each task.
+            spec: What the tasks must know.
+        """
+
+    def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
+        """Return what the commit has to hold of the rows."""
+
+    def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
+        """Give the rows of a micro-batch to the sink once it is committed."""
+
+    def deliver_again(
+        self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
+    ) -> None:
+        """Give the rows of a committed micro-batch, which Spark repeats, to the sink."""

@@ -1,0 +1,27 @@
+"""One stateful query: everything about it that does not change while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statelog.core.task_count import TaskBounds
+from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.settings import QuerySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """
+    A query that is about to start: the driver's only source of what was asked for.
+
+    Args:
+        definition: The operator.
+        settings: Its settings, out of session, code and writer.
+        location: Root of the state location, as a URL.
+        task_bounds: Between how many tasks each micro-batch may have.
+    """
+
+    definition: OperatorDefinition
+    settings: QuerySettings
+    location: str
+    task_bounds: TaskBounds

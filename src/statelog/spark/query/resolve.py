@@ -1,0 +1,208 @@
+"""
+Settings out of the places where people write them.
+
+Precedence, highest first: an option `statelog.<name>` of the writer, an argument in the code,
+`spark.statelog.<name>` in the session's configuration; for the options of
+docs/reference/options.md then the environment; then the defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.options import load_options
+from statelog.options.table import ForeignKey, find_option
+from statelog.spark.query.setting import Place, Setting
+from statelog.spark.query.settings import (
+    CONF_PREFIX,
+    OPTION_PREFIX,
+    SETTINGS,
+    QuerySettings,
+)
+
+_log = logging.getLogger("statelog.spark")
+
+_STORE_OPTIONS: Final = "storeoptions."
+_EFFECTIVE_SECTIONS: Final = ("checkpoint", "materialization")
+_REFUSAL: Final = {
+    Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
+    Place.WRITER: "it belongs to the operator: give it to transform_with_state",
+}
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "").replace("-", "").replace("_", "").lower()
+
+
+_BY_NAME: Final = {_plain(one.name): at for at, one in SETTINGS.items()} | {
+    _plain(one.former): at for at, one in SETTINGS.items() if one.former
+}
+"""Plain name, former ones included, to the field of `QuerySettings`."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """What one place says: settings by field, store options, options of docs/reference."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    store: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
+    """
+    Refuse arguments of `transform_with_state` that are no settings.
+
+    Raises:
+        UsageError: There is one; the message names those there are.
+    """
+    known = {one.name for one in SETTINGS.values()} | {one.former for one in SETTINGS.values()}
+    unknown = set(arguments) - known
+    if unknown:
+        names = ", ".join(one.name for one in SETTINGS.values())
+        raise UsageError(
+            f"transform_with_state takes no argument {', '.join(sorted(unknown))}; it takes Spark's "
+            f"and {names}"
+        )
+
+
+def resolve_settings(
+    conf: Mapping[str, str],
+    arguments: Mapping[str, object],
+    written: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> QuerySettings:
+    """
+    Put the settings of a query together.
+
+    Args:
+        conf: The session's configuration; only keys that begin with `spark.statelog.` are read.
+        arguments: What the code says; None for what it does not say.
+        written: Options of the writer, without `statelog.`; None before there is one.
+        environ: The environment; None for this process's.
+
+    Raises:
+        InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
+            understood or is out of range, or values contradict each other; the message names the
+            place.
+    """
+    session = _read(
+        Place.SESSION,
+        (
+            (key.removeprefix(CONF_PREFIX), value, f"Spark's configuration {key!r}")
+            for key, value in conf.items()
+            if key.startswith(CONF_PREFIX)
+        ),
+    )
+    code = _read(
+        Place.CODE,
+        (
+            (name, value, f"argument {name!r}")
+            for name, value in arguments.items()
+            if value is not None
+        ),
+    )
+    writer = _read(
+        Place.WRITER,
+        (
+            (name, value, f"writer's option '{OPTION_PREFIX}{name}'")
+            for name, value in (written or {}).items()
+        ),
+    )
+    options = load_options(
+        code.options | writer.options,
+        spark_conf={CONF_PREFIX + key: value for key, value in session.options.items()},
+        environ=environ,
+    )
+    base = session.settings.pop("state_location", None)
+    given = code.settings.pop("store_options", {})
+    values: dict[str, Any] = {
+        "checkpoints": options.checkpoint,
+        "snapshot_policy": MaterializationPolicy.of(options.materialization),
+        **session.settings,
+        **code.settings,
+        **writer.settings,
+    }
+    return QuerySettings(
+        base_location=base,
+        store_options={**session.store, **given, **code.store, **writer.store},
+        **values,
+    )
+
+
+def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
+    """Understand the settings of one place, none of which may be there twice."""
+    layer = _Layer()
+    for key, value, origin in entries:
+        if key.lower().startswith(_STORE_OPTIONS):
+            layer.store[key[len(_STORE_OPTIONS) :]] = value
+            continue
+        into, at, name = layer.options, "", ""
+        declared = _BY_NAME.get(_plain(key))
+        if declared is None:
+            at = name = _option(key, origin)
+        else:
+            setting = SETTINGS[declared]
+            _check_place(setting, key, origin, place)
+            if setting.option:
+                at = name = setting.option
+            else:
+                into, at, name = layer.settings, declared, setting.name
+                value = _parsed(setting, value, origin)
+        if at in into:
+            raise InvalidOptionsError(
+                f"{origin}: {name} is set a second time; leave one out", key=key
+            )
+        into[at] = value
+    return layer
+
+
+def _check_place(setting: Setting, key: str, origin: str, place: Place) -> None:
+    if place not in setting.places:
+        raise InvalidOptionsError(f"{origin} has no effect there; {_REFUSAL[place]}", key=key)
+    if setting.former and _plain(key) == _plain(setting.former):
+        said = f"{origin} is now called {setting.name!r}; the next version drops the old name"
+        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        _log.warning("%s", said)
+
+
+def _parsed(setting: Setting, value: object, origin: str) -> object:
+    try:
+        return setting.parse(value, key=setting.name)
+    except InvalidOptionsError as error:
+        raise InvalidOptionsError(f"{origin}: {error}", **error.facts) from None
+
+
+def _option(key: str, origin: str) -> str:
+    """
+    Return the key of an option of docs/reference/options.md, or a key of Flink's as it is.
+
+    Raises:
+        InvalidOptionsError: There is none of this name, or it contradicts how Spark runs.
+    """
+    try:
+        spec = find_option(key)
+    except InvalidOptionsError as error:
+        near = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
+        known = SETTINGS[_BY_NAME[near[0]]].name if near else ""
+        hint = f"unknown setting {key!r}; did you mean {known!r}?" if near else error
+        raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
+    if isinstance(spec, ForeignKey):
+        return key
+    if spec.key == "changelog.base-path":
+        raise InvalidOptionsError(
+            f"{origin} has no meaning on Spark: the changelog is stored in the state location, "
+            "which stateLocation names",
+            key=key,
+        )
+    if spec.section not in _EFFECTIVE_SECTIONS:
+        _log.warning("%s has no effect on Spark: tasks upload at the end of a batch", origin)
+    return spec.key

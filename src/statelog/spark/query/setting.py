@@ -1,0 +1,93 @@
+"""How a setting is declared: its name, how its value is read, where it may be said, its text."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from statelog.errors import InvalidOptionsError
+from statelog.options.units import parse_count
+from statelog.spark.query.delivery import Delivery
+
+
+class Place(enum.Flag):
+    """Where a setting may be said."""
+
+    SESSION = enum.auto()
+    CODE = enum.auto()
+    WRITER = enum.auto()
+    ANY = SESSION | CODE | WRITER
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """
+    The declaration of one setting.
+
+    Args:
+        name: The setting as people type it.
+        parse: Returns the value of what was given; called with the key for its error.
+        values: Type and range, for people.
+        text: What the setting does.
+        places: Where it may be said.
+        former: Name in the version before, which is accepted with a warning; "" for none.
+        option: Key of docs/reference/options.md that the setting sets; "" for none.
+    """
+
+    name: str
+    parse: Callable[..., object]
+    values: str
+    text: str
+    places: Place = Place.ANY
+    former: str = ""
+    option: str = ""
+
+
+def parse_delivery(value: object, *, key: str) -> Delivery:
+    """Return a delivery; raises `InvalidOptionsError` if there is none of this name."""
+    try:
+        return Delivery(value.lower() if isinstance(value, str) else value)
+    except ValueError:
+        modes = " or ".join(mode.value for mode in Delivery)
+        raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {modes}") from None
+
+
+def parse_restore_from(value: object, *, key: str) -> int | str:
+    """Return "latest", "empty" or a checkpoint id; raises `InvalidOptionsError` else."""
+    if value in ("latest", "empty"):
+        return str(value)
+    try:
+        wanted = parse_count(value, key=key)
+    except InvalidOptionsError:
+        wanted = -1
+    if wanted < 0:
+        raise InvalidOptionsError(
+            f"option {key!r} is {value!r}; it must be 'latest', 'empty' or a checkpoint id"
+        )
+    return wanted
+
+
+def as_given(value: object, *, key: str) -> object:
+    """Return *value*: an object that only code can give."""
+    return value
+
+
+def setting(
+    name: str,
+    parse: Callable[..., object],
+    values: str,
+    text: str,
+    *,
+    compare: bool = True,
+    default: object = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    **where: Any,
+) -> Any:
+    """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
+    declared = {"setting": Setting(name, parse, values, text, **where)}
+    if default is dataclasses.MISSING:
+        return field(default_factory=default_factory, compare=compare, metadata=declared)
+    return field(default=default, compare=compare, metadata=declared)
