@@ -8,9 +8,11 @@ mended first: without that a fuzzer never comes past them, and a forger does.
 import struct
 from collections.abc import Callable
 
+from tests.change_sets import iterate_change_set
+
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.buffers import checksum
-from statelog.format.change_set_decoder import decode_change_set, iterate_change_set
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_record import decode_record
 from statelog.format.segment import FOOTER, FORMAT_VERSION, MAGIC, parse_segment
 from statelog.format.snappy_frames import decompress_frames

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.change_sets import iterate_change_set
 
 import statelog as sl
-from statelog.format.change_set_decoder import decode_change_set, group_index, iterate_change_set
+from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.change_set_encoder import encode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import ChangeBatch

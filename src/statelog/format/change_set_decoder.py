@@ -7,7 +7,7 @@ Every length is checked before it is used, and decoding ends exactly at the size
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from statelog.format.buffers import Buffer
 from statelog.format.change_rows import decode_rows
 from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
 from statelog.format.group_index import GroupIndex
-from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange
+from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 
 
 def _check_columns(batches: Sequence[ChangeBatch]) -> None:
@@ -207,45 +207,6 @@ def _decode_varied_group(
     # The kernel reserves `stop` bytes for each value, so it must not be larger than needed.
     longest = int(np.diff(offsets).max())
     return pc.binary_slice(prefixed, INT_SIZE, longest), position
-
-
-def iterate_change_set(
-    payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
-) -> Iterator[StateChange]:
-    """
-    Yield the changes of the set at *offset* one by one, holding one change at a time.
-
-    Args:
-        payload: As for `decode_change_set`.
-        offset: Likewise.
-        size_bytes: Likewise; found out after the last change.
-        where: Likewise.
-
-    Raises:
-        CorruptionError: Counts or lengths do not fit the payload, or the set has another size.
-    """
-    view = memoryview(payload)
-    limit = len(view)
-    (num_groups,) = _unpack(INT, view, offset, where, "the number of groups")
-    position = offset + INT_SIZE
-    if num_groups < 0:
-        _damaged(where, offset, f"{num_groups} groups are impossible")
-    unpack = INT.unpack_from
-    for _ in range(num_groups):
-        count, key_group = _unpack(GROUP, view, position, where, "a group header")
-        position += GROUP.size
-        if count < 0 or key_group < METADATA_KEY_GROUP:
-            _damaged(where, position, f"group of {count} changes in key group {key_group}")
-        for _ in range(count):
-            if position + INT_SIZE > limit:
-                _damaged(where, position, "the payload ends inside a change")
-            (length,) = unpack(view, position)
-            start = position + INT_SIZE
-            position = start + length
-            if length < 0 or position > limit:
-                _damaged(where, start, f"a change of {length} bytes cannot fit")
-            yield StateChange(key_group, bytes(view[start:position]))
-    _check_end(position, offset, size_bytes, where)
 
 
 def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:

@@ -17,13 +17,15 @@ from statelog.errors import CorruptionError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.change_set_encoder import EncodedChangeSet
+from statelog.format.change_set_layout import INT_SIZE
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
     CheckpointRecord,
     decode_record,
     encode_record,
 )
-from statelog.format.segment import Segment, SegmentWriter, parse_segment
+from statelog.format.group_index import GroupIndex
+from statelog.format.segment import Segment, SegmentWriter, SetEntry, parse_segment
 from statelog.format.snappy_frames import MAX_CHUNK_LENGTH
 from statelog.model import (
     ByteStreamStateHandle,
@@ -110,7 +112,7 @@ class _Mover:
     """Collects inline change sets and remembers where each goes."""
 
     def __init__(self) -> None:
-        self._segments: dict[str, Segment] = {}
+        self._segments: dict[str, tuple[Segment, dict[int, SetEntry]]] = {}
         self._places: dict[tuple[str, int], tuple[int, EncodedChangeSet]] = {}
         self._size = 0
 
@@ -122,8 +124,9 @@ class _Mover:
         if (name, entry.offset) in self._places:
             return
         if name not in self._segments:
-            self._segments[name] = parse_segment(entry.handle.data, where=name)
-        encoded = _inline_set(self._segments[name], entry)
+            segment = parse_segment(entry.handle.data, where=name)
+            self._segments[name] = segment, segment.sets_by_offset()
+        encoded = _inline_set(*self._segments[name], entry)
         self._places[name, entry.offset] = (self._size, encoded)
         self._size += encoded.size_bytes
 
@@ -148,18 +151,35 @@ class _Mover:
         return writer
 
 
-def _inline_set(segment: Segment, entry: HandleAndOffset) -> EncodedChangeSet:
+def _inline_set(
+    segment: Segment, index: Mapping[int, SetEntry], entry: HandleAndOffset
+) -> EncodedChangeSet:
     """Return the set at an inline entry, verified against the entry's checksum."""
-    decoded = decode_change_set(
-        segment.payload, entry.offset, size_bytes=entry.size_bytes, where=segment.where
-    )
-    encoded = segment.payload[entry.offset : decoded.end]
+    indexed = index.get(entry.offset)
+    end, groups = _extent(segment, indexed, entry)
+    encoded = segment.payload[entry.offset : end]
     crc = checksum([encoded])
-    if entry.size_bytes not in (None, len(encoded)) or entry.crc32c not in (None, crc):
+    if (
+        entry.size_bytes not in (None, len(encoded))
+        or entry.crc32c not in (None, crc)
+        or (indexed is not None and indexed.crc32c != crc)
+    ):
         raise CorruptionError(
             f"inline change set {segment.where} at offset {entry.offset} is not the one that was "
             "acknowledged: its size or checksum differs",
             path=segment.where,
             offset=entry.offset,
         )
-    return EncodedChangeSet((encoded,), len(encoded), crc, group_index(decoded.batch))
+    return EncodedChangeSet((encoded,), len(encoded), crc, groups)
+
+
+def _extent(
+    segment: Segment, indexed: SetEntry | None, entry: HandleAndOffset
+) -> tuple[int, GroupIndex]:
+    """Return where a set ends, and its groups; decode it only if no trailer says both."""
+    if indexed is not None and indexed.size_bytes == INT_SIZE + indexed.groups.size_bytes:
+        return indexed.offset + indexed.size_bytes, indexed.groups
+    decoded = decode_change_set(
+        segment.payload, entry.offset, size_bytes=entry.size_bytes, where=segment.where
+    )
+    return decoded.end, group_index(decoded.batch)

@@ -79,6 +79,11 @@ class GroupIndex(Sequence[GroupEntry]):
             raise ValueError(f"{count} groups do not fit")
         return cls(packed)
 
+    @property
+    def size_bytes(self) -> int:
+        """Encoded bytes of all groups."""
+        return int(np.frombuffer(self._packed, _ENTRY)["size_bytes"].sum())
+
     def pack(self) -> bytes:
         """Return the bytes of the index."""
         return self._packed

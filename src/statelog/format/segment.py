@@ -302,6 +302,10 @@ class Segment:
         """Return the offsets of all change sets in file order (walking a foreign file)."""
         return [offset for offset, _ in self.set_ranges()]
 
+    def sets_by_offset(self) -> dict[int, SetEntry]:
+        """Return the trailer's index by payload offset; empty for a file without a trailer."""
+        return {} if self.trailer is None else {one.offset: one for one in self.trailer.sets}
+
     def set_ranges(self) -> list[tuple[int, int]]:
         """Return offset and encoded length of all change sets, likewise."""
         if self.trailer is not None:

@@ -13,24 +13,22 @@ decided per key group instead of per task, so that rescaling never replays old o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from statelog.errors import CorruptionError, UsageError
+from statelog.errors import UsageError
 from statelog.model.handles import (
     ChangelogStateHandle,
     FileStateHandle,
     StreamStateHandle,
-    stream_handle_from_json,
 )
 from statelog.model.key_group import KeyGroupRange
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
-BuiltT = TypeVar("BuiltT")
 _Int64Array = npt.NDArray[np.int64]
 _NO_SNAPSHOT = -1
 
@@ -63,27 +61,6 @@ class MaterializedHandle:
                 f"{self.checkpoint_id}"
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "key_groups": [self.key_group_range.start, self.key_group_range.end],
-            "checkpoint_id": self.checkpoint_id,
-            "handle": self.handle.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> MaterializedHandle:
-        """Build a handle from its JSON form; raises `CorruptionError` if it is none."""
-        return _from_json(
-            value,
-            "a materialized handle",
-            lambda: cls(
-                KeyGroupRange(*value["key_groups"]),
-                int(value["checkpoint_id"]),
-                stream_handle_from_json(value["handle"]),
-            ),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class TaskStateSnapshot:
@@ -99,28 +76,6 @@ class TaskStateSnapshot:
     key_group_range: KeyGroupRange
     log: ChangelogStateHandle | None
     materialized: MaterializedHandle | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "key_groups": [self.key_group_range.start, self.key_group_range.end],
-            "log": None if self.log is None else self.log.to_json(),
-            "materialized": None if self.materialized is None else self.materialized.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> TaskStateSnapshot:
-        """Build a snapshot from its JSON form; raises `CorruptionError` if it is none."""
-
-        def build() -> TaskStateSnapshot:
-            log, materialized = value["log"], value["materialized"]
-            return cls(
-                KeyGroupRange(*value["key_groups"]),
-                None if log is None else ChangelogStateHandle.from_json(log),
-                None if materialized is None else MaterializedHandle.from_json(materialized),
-            )
-
-        return _from_json(value, "a task state snapshot", build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,29 +97,6 @@ class ChangelogStateBackendHandle:
     checkpoint_id: int
     materialized: tuple[MaterializedHandle, ...]
     log: tuple[ChangelogStateHandle, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "key_groups": [self.key_group_range.start, self.key_group_range.end],
-            "checkpoint_id": self.checkpoint_id,
-            "materialized": [handle.to_json() for handle in self.materialized],
-            "log": [handle.to_json() for handle in self.log],
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ChangelogStateBackendHandle:
-        """Build a handle from its JSON form; raises `CorruptionError` if it is none."""
-        return _from_json(
-            value,
-            "a changelog backend handle",
-            lambda: cls(
-                KeyGroupRange(*value["key_groups"]),
-                int(value["checkpoint_id"]),
-                tuple(MaterializedHandle.from_json(one) for one in value["materialized"]),
-                tuple(ChangelogStateHandle.from_json(one) for one in value["log"]),
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,10 +246,3 @@ def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[
     edges = np.flatnonzero(np.diff(np.concatenate(([False], counts, [False])).astype(np.int8)))
     for start, end in edges.reshape(-1, 2).tolist():
         yield KeyGroupRange(overlap.start + start, overlap.start + end - 1)
-
-
-def _from_json(value: Any, what: str, build: Callable[[], BuiltT]) -> BuiltT:
-    try:
-        return build()
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptionError(f"not {what}: {value!r:.200}") from error

@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.change_sets import iterate_change_set
 from tests.unit.changelog.helpers import ALL, ScriptedStore
 
 import statelog as sl
 from statelog.changelog.reader import read_change_batches, read_changes
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import checksum
-from statelog.format.change_set_decoder import decode_change_set, iterate_change_set
+from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.checkpoint_metadata import _inline_set
 from statelog.format.segment import SegmentWriter, parse_segment
@@ -131,8 +132,10 @@ def test_inline_state_is_held_to_its_size() -> None:
     entry = replace(entry, handle=stream)
     with pytest.raises(CorruptionError, match="its changes end after"):
         list(read_changes(ScriptedStore(), handle_on([entry])))
-    with pytest.raises(CorruptionError, match="its changes end after"):
-        _inline_set(parse_segment(data), entry)
+    segment = parse_segment(data)
+    for index in (segment.sets_by_offset(), {}):
+        with pytest.raises(CorruptionError, match="its changes end after"):
+            _inline_set(segment, index, entry)
 
 
 def test_a_shifted_column_is_never_acknowledged() -> None:

@@ -8,6 +8,8 @@ from tests.unit.checkpoint.helpers import log_inline, read_log, small_checkpoint
 from tests.unit.checkpoint.test_model import checkpoints
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format import checkpoint_metadata
+from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.checkpoint_metadata import (
     CHECKPOINT_TAG,
     OUTPUT_TAG,
@@ -57,7 +59,7 @@ def in_full(checkpoint):
     """All fields, also those that equality of handles leaves out."""
     return (
         [handle.to_json() for handle in checkpoint.log],
-        [handle.to_json() for handle in checkpoint.materialized],
+        [(one, one.handle.to_json()) for one in checkpoint.materialized],
     )
 
 
@@ -145,6 +147,28 @@ def test_inline_bytes_without_a_trailer_are_taken_too():
     assert (found.size_bytes, found.crc32c) == (entry.size_bytes, entry.crc32c)
     assert [(g.key_group, g.count) for g in found.groups] == [(2, 1), (5, 2)]
     assert 4 + sum(g.size_bytes for g in found.groups) == found.size_bytes
+
+
+def test_a_commit_decodes_no_set_whose_groups_a_trailer_has(monkeypatch):
+    decoded = []
+
+    def counted(payload, offset, **more):
+        decoded.append(offset)
+        return decode_change_set(payload, offset, **more)
+
+    monkeypatch.setattr(checkpoint_metadata, "decode_change_set", counted)
+    sets = [[(5, b"x"), (2, b"yy"), (5, b"z"), (-1, b"m")], [(1, b"")], [(7, b"b" * 5000)]]
+    log = log_inline(ALL, sets)
+    segment = parse_segment(file_of(record_of([log])))
+    assert [] == decoded
+    assert len(sets) == len(segment.trailer.sets)
+    for one in segment.trailer.sets:
+        batch = decode_change_set(segment.payload, one.offset).batch
+        assert group_index(batch) == one.groups
+    [entry, *_] = log.handles_and_offsets
+    bare = ByteStreamStateHandle("bare", entry.handle.data[: 1 + entry.size_bytes])
+    file_of(record_of([ChangelogStateHandle(ALL, (HandleAndOffset(bare, 0),), 4, 4, "h", 40)]))
+    assert [0] == decoded
 
 
 def test_damaged_inline_bytes_are_never_committed():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.errors import CorruptionError, UsageError
+from statelog.errors import UsageError
 from statelog.model import (
     OBJECTS_PROPERTY,
     ByteStreamStateHandle,
@@ -15,7 +15,6 @@ from statelog.model import (
     HandleAndOffset,
     KeyGroupRange,
     MaterializedHandle,
-    TaskStateSnapshot,
     live_log,
     live_snapshots,
     split_key_groups,
@@ -108,19 +107,6 @@ def test_pruning_changes_nothing_that_is_restored(checkpoint):
     assert {one.state_handle_id for one in log} == wanted
 
 
-@given(checkpoints(), ranges())
-def test_what_travels_to_tasks_and_back_survives_json(checkpoint, own):
-    handle = checkpoint.for_range(own)
-    assert ChangelogStateBackendHandle.from_json(handle.to_json()) == handle
-    log = checkpoint.log[0] if checkpoint.log else None
-    snapshot = TaskStateSnapshot(
-        own, log, MaterializedHandle(own, 3, ByteStreamStateHandle("n", b"x"))
-    )
-    back = TaskStateSnapshot.from_json(snapshot.to_json())
-    assert back == snapshot
-    assert back.materialized.handle.data == b"x"
-
-
 def test_a_range_beyond_the_job_is_refused():
     checkpoint = CompletedCheckpoint(
         checkpoint_id=0, parent_id=None, created_at_ms=0, epoch=1, owner_id="o", max_parallelism=4
@@ -146,15 +132,6 @@ def test_referenced_paths_name_each_object_once():
         properties={OBJECTS_PROPERTY: ["output/x"]},
     )
     assert checkpoint.referenced_paths() == ("f0", "f1", "output/x", "s")
-
-
-@pytest.mark.parametrize(
-    "cls", [MaterializedHandle, TaskStateSnapshot, ChangelogStateBackendHandle]
-)
-@pytest.mark.parametrize("value", [{}, {"key_groups": [3, 1]}, {"key_groups": 5}, []])
-def test_foreign_json_is_called_damaged(cls, value):
-    with pytest.raises(CorruptionError):
-        cls.from_json(value)
 
 
 def test_a_snapshot_of_nothing_is_refused():

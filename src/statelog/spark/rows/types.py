@@ -9,18 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return *schema* in Arrow's types; timestamps with a zone are kept in UTC."""
     return to_arrow_schema(schema, timezone="UTC")
-
-
-def arrow_output_types(schema: StructType) -> list[pa.DataType]:
-    """Return the Arrow types in which output rows travel."""
-    return [to_arrow_type(field.dataType, timezone="UTC") for field in schema.fields]
 
 
 def make_row(names: Sequence[str], values: Sequence[Any]) -> Row:
