@@ -3,8 +3,7 @@
 from statelog.checkpoint.clean_up import CleanUpReport, sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.options import CheckpointOptions
-from statelog.checkpoint.restore import read_materialized
+from statelog.checkpoint.state_stream import read_materialized
 from statelog.checkpoint.stream_factory import (
     CheckpointedStateScope,
     Entropy,
@@ -12,6 +11,7 @@ from statelog.checkpoint.stream_factory import (
     FsCheckpointStreamFactory,
 )
 from statelog.checkpoint.verify import VerifiedObject, verify_location
+from statelog.options import CheckpointOptions
 
 __all__ = [
     "CheckpointCoordinator",

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, TypeVar
 
-from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, sweep
+from statelog.checkpoint.clean_up import CleanUpReport, delete_objects
 from statelog.checkpoint.history import (
+    KnownCheckpoints,
+    StoredCheckpoint,
     find_newest,
     load_checkpoint,
     load_section,
     read_checkpoint,
 )
-from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point, objects_of
@@ -49,19 +49,11 @@ from statelog.errors import (
 )
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
 from statelog.store.conditional_put import put_or_find
-
-__all__ = [
-    "CheckpointCoordinator",
-    "CheckpointOptions",
-    "CheckpointSummary",
-    "CleanUpReport",
-    "list_checkpoints",
-    "sweep",
-]
 
 _NS_PER_MS = 1_000_000
 _Action = TypeVar("_Action")
@@ -114,6 +106,8 @@ class CheckpointCoordinator:
         self._next_id = 0
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
+        self._restored_from: StoredCheckpoint | None = None
+        """Kept until the first `trigger`: its sections may be asked for, to deliver them again."""
 
     def _new_ledger(self) -> CheckpointLedger:
         return CheckpointLedger(
@@ -171,10 +165,13 @@ class CheckpointCoordinator:
         )
         self._ledger = self._new_ledger()
         self._restored = False
+        self._restored_from = None
         self._prepared = None
         return self._epoch
 
-    def restore(self, checkpoint_id: int | None = None) -> CompletedCheckpoint | None:
+    def restore(
+        self, checkpoint_id: int | None = None, *, known: KnownCheckpoints | None = None
+    ) -> CompletedCheckpoint | None:
         """
         Find the checkpoint to continue from.
 
@@ -183,6 +180,7 @@ class CheckpointCoordinator:
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
+            known: Checkpoints that the caller has read of this location; not read again.
 
         Returns:
             The checkpoint, read whole and verified; None if the location has none.
@@ -196,7 +194,7 @@ class CheckpointCoordinator:
 
         Blocks: On the store.   Thread: the driver's.
         """
-        point = find_restore_point(self._store, self._paths, checkpoint_id)
+        point = find_restore_point(self._store, self._paths, checkpoint_id, known=known)
         found = point.checkpoint
         if found is not None and found.max_parallelism != self._max_parallelism:
             raise CheckpointError(
@@ -213,6 +211,7 @@ class CheckpointCoordinator:
         self._next_id = max(newest, *self._abandoned, -1) + 1
         self._prepared = None
         self._restored = True
+        self._restored_from = point.stored
         return found
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
@@ -244,6 +243,7 @@ class CheckpointCoordinator:
             )
         self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
         self._prepared = None
+        self._restored_from = None
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
         """
@@ -434,6 +434,9 @@ class CheckpointCoordinator:
 
         Blocks: On the store.   Thread: any.
         """
+        stored = self._restored_from
+        if stored is not None and stored.checkpoint.checkpoint_id == checkpoint_id:
+            return stored.sections.get(tag)
         return load_section(self._store, self._paths, checkpoint_id, tag)
 
     def clean_up(self) -> CleanUpReport:

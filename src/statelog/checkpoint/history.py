@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
 from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord, decode_record
@@ -44,18 +44,27 @@ class StoredCheckpoint:
         return self.record.checkpoint
 
 
+KnownCheckpoints: TypeAlias = dict[int, StoredCheckpoint]
+"""Checkpoints that were read whole, by id; a caller that asks several times reads each once."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """
     What a restart needs to know.
 
     Args:
-        newest: The checkpoint to continue from, or None if there is none.
+        stored: The checkpoint to continue from as the store has it, or None if there is none.
         strays: Checkpoints that are no part of its history, though their ids are higher.
     """
 
-    newest: CompletedCheckpoint | None
+    stored: StoredCheckpoint | None
     strays: tuple[int, ...] = ()
+
+    @property
+    def newest(self) -> CompletedCheckpoint | None:
+        """The checkpoint to continue from, or None if there is none."""
+        return None if self.stored is None else self.stored.checkpoint
 
 
 def present_ids(store: ObjectStore, paths: LocationPaths) -> list[int]:
@@ -106,6 +115,29 @@ def read_checkpoint(
     return StoredCheckpoint(record, trailer.sections, size)
 
 
+def read_whole(
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint_id: int,
+    known: KnownCheckpoints | None = None,
+) -> StoredCheckpoint:
+    """
+    Read one checkpoint with the change sets inside, unless it is *known*; raises as `read_checkpoint`.
+
+    Args:
+        store: Where it is stored.
+        paths: The location in the store.
+        checkpoint_id: Its id.
+        known: What was read before, and gets what is read now; checkpoints never change.
+
+    Blocks: On the store.
+    """
+    known = {} if known is None else known
+    if checkpoint_id not in known:
+        known[checkpoint_id] = read_checkpoint(store, paths, checkpoint_id, whole=True)
+    return known[checkpoint_id]
+
+
 def _read_tail(store: ObjectStore, path: str, size: int) -> Trailer | None:
     start = max(0, size - _TAIL_SIZE)
     tail = store.get_range(path, start, size - start)
@@ -117,7 +149,11 @@ def _read_tail(store: ObjectStore, path: str, size: int) -> Trailer | None:
 
 
 def find_newest(
-    store: ObjectStore, paths: LocationPaths, *, ids: list[int] | None = None
+    store: ObjectStore,
+    paths: LocationPaths,
+    *,
+    ids: list[int] | None = None,
+    known: KnownCheckpoints | None = None,
 ) -> History:
     """
     Find the checkpoint to continue from.
@@ -126,6 +162,7 @@ def find_newest(
         store: Where to look.
         paths: The location in the store.
         ids: Result of `present_ids`, if known.
+        known: As for `read_whole`.
 
     Raises:
         CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
@@ -138,14 +175,14 @@ def find_newest(
     strays: list[int] = []
     for position in reversed(range(len(ids))):
         try:
-            newest = read_checkpoint(store, paths, ids[position], whole=True).checkpoint
+            stored = read_whole(store, paths, ids[position], known)
         except ObjectNotFoundError:
             continue
         except CorruptionError as error:
             raise _damaged(store, paths, ids[position], ids[:position], error) from error
-        if not _is_stray(store, paths, newest, ids[:position]):
-            return History(newest, tuple(reversed(strays)))
-        strays.append(newest.checkpoint_id)
+        if not _is_stray(store, paths, stored.checkpoint, ids[:position]):
+            return History(stored, tuple(reversed(strays)))
+        strays.append(ids[position])
     return History(None, tuple(reversed(strays)))
 
 

@@ -1,5 +1,5 @@
 """
-Where a restart continues, and the bytes that restoring tasks need, verified.
+Where a restart continues.
 
 The newest checkpoint is continued, or one that was asked for by its id.  What only checkpoints
 before it reached may still be lying around, if their owner died before the clean-up.
@@ -7,14 +7,16 @@ before it reached may still be lying around, if their owner died before the clea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statelog.checkpoint.history import (
+    KnownCheckpoints,
+    StoredCheckpoint,
     find_newest,
     missing_objects,
     present_ids,
     read_checkpoint,
+    read_whole,
 )
 from statelog.core.checkpoint_events import RetainedCheckpoint
 from statelog.errors import (
@@ -23,13 +25,7 @@ from statelog.errors import (
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
-from statelog.format.buffers import checksum
-from statelog.model import (
-    ByteStreamStateHandle,
-    CompletedCheckpoint,
-    MaterializedHandle,
-    StreamStateHandle,
-)
+from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore
 
 
@@ -39,23 +35,38 @@ class RestorePoint:
     Where to continue.
 
     Args:
-        checkpoint: The checkpoint to continue from; None for a location without any.
+        stored: The checkpoint to continue from; None for a location without any.
         retained: It and the older ones that can be restored, ascending.
         leftovers: Checkpoints it subsumed, whose clean-up may not have been finished.
         abandoned: Ids of newer checkpoints that are given up with the first commit, ascending.
     """
 
-    checkpoint: CompletedCheckpoint | None
+    stored: StoredCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
     leftovers: tuple[RetainedCheckpoint, ...] = ()
     abandoned: tuple[int, ...] = ()
 
+    @property
+    def checkpoint(self) -> CompletedCheckpoint | None:
+        """The checkpoint to continue from; None for a location without any."""
+        return None if self.stored is None else self.stored.checkpoint
+
 
 def find_restore_point(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint_id: int | None = None,
+    *,
+    known: KnownCheckpoints | None = None,
 ) -> RestorePoint:
     """
     Find the checkpoint to continue from: the newest one, or the one asked for.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        checkpoint_id: None for the newest one, or the id of one.
+        known: Checkpoints read before, see `read_whole`.
 
     Raises:
         CheckpointError: It is damaged, not there, or cannot be restored any more (`reason`).
@@ -64,19 +75,21 @@ def find_restore_point(
     Blocks: On the store.
     """
     ids = present_ids(store, paths)
+    known = {} if known is None else known
     if checkpoint_id is None:
-        history = find_newest(store, paths, ids=ids)
-        found, abandoned = history.newest, history.strays
-        if found is None:
+        history = find_newest(store, paths, ids=ids, known=known)
+        stored, abandoned = history.stored, history.strays
+        if stored is None:
             return RestorePoint(None, abandoned=abandoned)
-        kept = found.retained
+        kept = stored.checkpoint.retained
     else:
-        found, kept = _asked_for(store, paths, checkpoint_id, ids)
+        stored, kept = find_asked_for(store, paths, checkpoint_id, ids=ids, known=known)
         abandoned = tuple(one for one in ids if one > checkpoint_id)
+    found = stored.checkpoint
     own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
     older = (_retained(store, paths, one) for one in kept if one != found.checkpoint_id)
     retained = (*(one for one in older if one is not None), own)
-    return RestorePoint(found, retained, _leftovers(store, paths, found), abandoned)
+    return RestorePoint(stored, retained, _leftovers(store, paths, found), abandoned)
 
 
 def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
@@ -85,13 +98,26 @@ def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[s
     return (*(path for path in checkpoint.referenced_paths() if path != own), own)
 
 
-def _asked_for(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, ids: Sequence[int]
-) -> tuple[CompletedCheckpoint, tuple[int, ...]]:
-    """Return the checkpoint with the given id if it can be restored, and what it retains."""
+def find_asked_for(
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint_id: int,
+    *,
+    ids: list[int],
+    known: KnownCheckpoints,
+) -> tuple[StoredCheckpoint, tuple[int, ...]]:
+    """
+    Return the checkpoint with the given id if it can be restored, and what it retains.
+
+    Raises:
+        CheckpointError: It is damaged, not there, or cannot be restored any more (`reason`).
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store; lists the location.
+    """
     path = paths.metadata(checkpoint_id)
     try:
-        found = read_checkpoint(store, paths, checkpoint_id, whole=True).checkpoint
+        stored = read_whole(store, paths, checkpoint_id, known)
     except ObjectNotFoundError as error:
         present = ", ".join(map(str, ids[-10:])) or "none"
         raise CheckpointError(
@@ -109,7 +135,7 @@ def _asked_for(
             path=path,
         ) from error
     try:
-        newest = find_newest(store, paths, ids=list(ids)).newest
+        newest = find_newest(store, paths, ids=ids, known=known).newest
     except (CheckpointError, IncompatibleFormatError):
         newest = None  # unreadable: this is what one asks for an older one for
     if newest is not None and checkpoint_id not in newest.retained:
@@ -120,6 +146,7 @@ def _asked_for(
             checkpoint_id=checkpoint_id,
             path=path,
         )
+    found = stored.checkpoint
     if missing := missing_objects(store, paths, found):
         raise CheckpointError(
             f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
@@ -130,8 +157,8 @@ def _asked_for(
             path=path,
         )
     if newest is not None:  # the others are subsumed, and may be deleted any time
-        return found, tuple(one for one in found.retained if one in newest.retained)
-    return found, _whole(store, paths, found)
+        return stored, tuple(one for one in found.retained if one in newest.retained)
+    return stored, _whole(store, paths, found)
 
 
 def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint) -> tuple[int, ...]:
@@ -173,50 +200,3 @@ def _leftovers(
     subsumed = [one for one in parent.retained if one not in found.retained]
     leftovers = (_retained(store, paths, one) for one in subsumed)
     return tuple(one for one in leftovers if one is not None)
-
-
-def read_materialized(store: ObjectStore, snapshot: MaterializedHandle) -> memoryview:
-    """
-    Return the bytes of a snapshot.
-
-    It may hold more key groups than the handle's range; the reader drops the others.
-
-    Args:
-        store: Where the handle's paths count from.
-        snapshot: What to read.
-
-    Raises:
-        CorruptionError: Size or checksum differ from what the checkpoint says.
-        ObjectNotFoundError: The object is gone.
-        StoreError: The store failed.
-
-    Blocks: On the store.   Thread: any.
-    """
-    return read_stream(store, snapshot.handle)
-
-
-def read_stream(store: ObjectStore, handle: StreamStateHandle) -> memoryview:
-    """
-    Return the bytes behind any stream handle, verified as far as the handle can tell.
-
-    Raises:
-        CorruptionError: Size or checksum differ.
-        ObjectNotFoundError: The object is gone.
-        StoreError: The store failed.
-
-    Blocks: On the store.   Thread: any.
-    """
-    if isinstance(handle, ByteStreamStateHandle):
-        return memoryview(handle.data)
-    data = store.get(handle.path)
-    if handle.size_bytes >= 0 and len(data) != handle.size_bytes:
-        raise CorruptionError(
-            f"damaged snapshot {handle.path}: {len(data)} bytes instead of {handle.size_bytes}",
-            path=handle.path,
-        )
-    if handle.crc32c is not None and checksum([data]) != handle.crc32c:
-        raise CorruptionError(
-            f"damaged snapshot {handle.path}: its checksum does not match the checkpoint's",
-            path=handle.path,
-        )
-    return data

@@ -18,7 +18,6 @@ from typing import Any
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, list_checkpoints
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
 from statelog.checkpoint.rewind_plan import (
     RewindPlan,
@@ -29,6 +28,7 @@ from statelog.checkpoint.rewind_plan import (
 )
 from statelog.format.checkpoint_metadata import RESERVED_TAGS
 from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from statelog.checkpoint.history import present_ids, read_checkpoint
-from statelog.checkpoint.restore import read_stream
+from statelog.checkpoint.state_stream import read_materialized
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -161,7 +161,7 @@ def _verify_changelog(
 def _verify_snapshot(store: ObjectStore, snapshot: MaterializedHandle) -> VerifiedObject:
     path = snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
     try:
-        return VerifiedObject(path, "snapshot", len(read_stream(store, snapshot.handle)))
+        return VerifiedObject(path, "snapshot", len(read_materialized(store, snapshot)))
     except (CorruptionError, ObjectNotFoundError) as error:
         return VerifiedObject(path, "snapshot", problem=_first_line(error))
 

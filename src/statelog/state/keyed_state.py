@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statelog.checkpoint.restore import read_materialized
+from statelog.checkpoint.state_stream import read_materialized
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.columnar.run_files import LocalRuns

@@ -17,7 +17,7 @@ import time
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.history import KnownCheckpoints, find_newest
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
@@ -69,6 +69,7 @@ class StateLocation:
         self.next_due_ms: int | None = NEVER_MS
         """When the next timer is due, in the time of the time mode; None if unknown."""
         self.epoch = 0
+        self._known: KnownCheckpoints = {}
 
     def inspect(self, query_id: str | None = None) -> None:
         """
@@ -88,7 +89,7 @@ class StateLocation:
         if isinstance(settings.restore_from, int):
             self.next_due_ms = None
             return  # an explicit choice, made where the newest may be damaged
-        newest = find_newest(self._store, self._paths).newest
+        newest = find_newest(self._store, self._paths, known=self._known).newest
         if newest is None:
             return
         self._check_is_not_unwanted(newest)
@@ -123,12 +124,14 @@ class StateLocation:
         query, settings = self._query, self._query.settings
         wanted = self._checkpoint_to_go_back_to()
         if wanted is None:
-            found = find_newest(self._store, self._paths).newest
+            found = find_newest(self._store, self._paths, known=self._known).newest
         else:
-            found = find_restore_point(self._store, self._paths, wanted).checkpoint
+            point = find_restore_point(self._store, self._paths, wanted, known=self._known)
+            found = point.checkpoint
         self._check(found, first, wanted)
         self.epoch = self.coordinator.claim()
-        self.base = self.coordinator.restore(wanted)
+        self.base = self.coordinator.restore(wanted, known=self._known)
+        self._known.clear()
         is_committed = self._check(self.base, first, wanted)
         self.next_due_ms = NEVER_MS
         if self.base is not None:
@@ -177,7 +180,7 @@ class StateLocation:
         if not isinstance(wanted, int):
             return None
         try:
-            newest = find_newest(self._store, self._paths).newest
+            newest = find_newest(self._store, self._paths, known=self._known).newest
         except CheckpointError:  # damaged: what one goes back from
             return wanted
         done = newest is not None and BatchRecord.of(newest).went_back_to == wanted

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
+from statelog.options import CheckpointOptions
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.progress import BatchProgress

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from statelog.checkpoint.options import CheckpointOptions
+from statelog.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.spark.query.delivery import Delivery

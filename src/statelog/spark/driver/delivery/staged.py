@@ -18,9 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.errors import CorruptionError
-from statelog.format.buffers import checksum
 from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.checkpoint.state_stream import read_stream
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.arrow_frame import frame_of_arrow
@@ -131,14 +130,7 @@ def _read_output(
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 handle = stream_handle_from_json(msgspec.json.decode(text))
-                if not isinstance(handle, FileStateHandle):
-                    raise CorruptionError("staged rows in a file need a file handle")
-                data = store.get(handle.path)
-                if handle.crc32c is not None and checksum([data]) != handle.crc32c:
-                    raise CorruptionError(
-                        f"staged rows in {handle.path} are damaged: the checksum does not match",
-                        path=handle.path,
-                    )
+                data = read_stream(store, handle, what="staged rows")
                 yield from from_ipc(data).cast(schema).to_batches()
 
 

@@ -1,0 +1,85 @@
+"""How often a restart reads a checkpoint: its object is read whole, and once."""
+
+from collections import Counter
+
+import pytest
+from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
+
+from statelog.checkpoint.history import KnownCheckpoints, find_newest
+from statelog.checkpoint.restore import find_restore_point
+from statelog.store import LocationPaths
+
+TAG = b"MINE"
+
+
+class CountingStore(DictStore):
+    """Counts the requests that read an object, by its path."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = Counter()
+
+    def get(self, path):
+        self.reads[path] += 1
+        return super().get(path)
+
+    def get_range(self, path, start, length):
+        self.reads[path] += 1
+        return super().get_range(path, start, length)
+
+
+def filled(checkpoints: int) -> CountingStore:
+    store = CountingStore()
+    one = started(store)
+    for checkpoint_id in range(checkpoints):
+        small_checkpoint(one, checkpoint_id, sections={TAG: b"%d" % checkpoint_id})
+        one.clean_up()
+    store.reads.clear()
+    return store
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2, 6])
+def test_a_restart_reads_the_newest_checkpoint_once(checkpoints):
+    store, newest = filled(checkpoints), checkpoints - 1
+    known: KnownCheckpoints = {}
+    assert find_newest(store, LocationPaths(), known=known).newest.checkpoint_id == newest
+    assert find_newest(store, LocationPaths(), known=known).newest.checkpoint_id == newest
+    heir = coordinator(store, "b")
+    heir.claim()
+    assert heir.restore(known=known).checkpoint_id == newest
+    assert heir.section(newest, TAG) == b"%d" % newest
+    small_checkpoint(heir, heir.next_checkpoint_id)
+    heir.clean_up()
+    assert store.reads[LocationPaths().metadata(newest)] == 1
+
+
+def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
+    store = filled(6)
+    known: KnownCheckpoints = {}
+    find_newest(store, LocationPaths(), known=known)
+    find_restore_point(store, LocationPaths(), 4, known=known)
+    heir = coordinator(store, "b")
+    heir.claim()
+    assert heir.restore(4, known=known).checkpoint_id == 4
+    assert heir.section(4, TAG) == b"4"
+    small_checkpoint(heir, heir.next_checkpoint_id)
+    assert [store.reads[LocationPaths().metadata(one)] for one in (4, 5)] == [1, 1]
+
+
+def test_what_was_committed_after_the_first_look_is_found():
+    store = filled(2)
+    known: KnownCheckpoints = {}
+    find_newest(store, LocationPaths(), known=known)
+    small_checkpoint(started(store, "b"), 2)
+    heir = coordinator(store, "c")
+    heir.claim()
+    assert heir.restore(known=known).checkpoint_id == 2
+    assert heir.section(2, TAG) is None
+
+
+def test_sections_are_read_from_the_store_once_a_checkpoint_began():
+    store = filled(2)
+    heir = started(store, "b")
+    assert small_checkpoint(heir, 2, sections={TAG: b"2"}).checkpoint_id == 2
+    assert [heir.section(one, TAG) for one in (1, 2)] == [b"1", b"2"]

@@ -1,0 +1,118 @@
+"""How often the start of a query reads its state location; without Spark running."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import small_checkpoint, started
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.metrics import Metrics
+from statelog.options import CheckpointOptions
+from statelog.spark.driver import state_location
+from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.restart import FirstBatch
+from statelog.spark.driver.state_location import StateLocation
+from statelog.spark.query.delivery import Delivery
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+
+SCHEMA = OperatorStateSchema(
+    "op",
+    pa.schema([("k", pa.int64())]),
+    (StateDescriptor("total", StateKind.VALUE, pa.schema([("n", pa.int64())])),),
+)
+BATCHES = 4
+
+
+class CountingStore(DictStore):
+    """Counts the requests that read an object, by its path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+
+    def get(self, path: str) -> memoryview:
+        self.reads[path] += 1
+        return super().get(path)  # type: ignore[no-any-return,no-untyped-call]
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        self.reads[path] += 1
+        return super().get_range(path, start, length)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def record(batch_id: int) -> BatchRecord:
+    names = ("tasks", "now_ms", "rows", "keys", "output_rows", "state_entries")
+    numbers: dict[str, Any] = dict.fromkeys((*names, "delta_bytes", "output_bytes"), 1)
+    return BatchRecord(
+        operator_id="op",
+        schema=SCHEMA.to_json(),
+        query_id="q",
+        batch_id=batch_id,
+        delivery="staged",
+        time_mode="none",
+        output_files=[],
+        **numbers,
+    )
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
+    """Return the store of a location with a few micro-batches."""
+    store = CountingStore()
+    owner = started(store)
+    for batch_id in range(BATCHES):
+        small_checkpoint(owner, batch_id, properties=record(batch_id).to_properties())
+        owner.clean_up()
+    monkeypatch.setattr(state_location, "open_store", lambda *_, **__: store)
+    monkeypatch.setattr(StateLocation, "_sweep", lambda _: None)  # another thread, later
+    store.reads.clear()
+    return store
+
+
+def location(restore: int | str = "latest") -> StateLocation:
+    config: Any = SimpleNamespace(
+        location="dict://",
+        store_options={},
+        fsync=False,
+        schema=SCHEMA,
+        metrics=Metrics(),
+        materialization=MaterializationPolicy(),
+        max_parallelism=8,
+        checkpoints=CheckpointOptions(),
+        restore=restore,
+        adopt=False,
+        time_mode="none",
+        delivery=Delivery.STAGED,
+    )
+    return StateLocation(config)
+
+
+@pytest.mark.parametrize("batch_id", [BATCHES - 1, BATCHES])
+def test_a_start_reads_the_newest_checkpoint_once(store: CountingStore, batch_id: int) -> None:
+    started = location()
+    started.inspect("q")
+    is_committed = started.take_over(FirstBatch("q", batch_id, BatchTimes()))
+    assert is_committed is (batch_id < BATCHES)
+    assert started.base is not None
+    newest = started.base.checkpoint_id
+    assert BATCHES - 1 == newest
+    assert started.coordinator.section(newest, b"OUTP") is None
+    assert 1 == store.reads[f"chk-{newest}/_metadata"]
+
+
+def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
+    store: CountingStore,
+) -> None:
+    started = location(restore=BATCHES - 2)
+    started.inspect("q")
+    started.take_over(FirstBatch("q", BATCHES - 1, BatchTimes()))
+    assert started.base is not None
+    assert BATCHES - 2 == started.base.checkpoint_id
+    reads = [store.reads[f"chk-{one}/_metadata"] for one in (BATCHES - 2, BATCHES - 1)]
+    assert [1, 1] == reads
