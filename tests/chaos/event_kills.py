@@ -19,7 +19,6 @@ from tests.chaos.kills import DIES, DRIVER_POINTS, WORKER_POINTS, Campaign
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest
-from statelog.demo.check import read_state
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import LocationPaths, open_store
 
@@ -101,15 +100,26 @@ class EventCampaign(Campaign):
             assert wanted.rows == rows, f"batch {number}; {self.story}"
         self._check_rules([row for rows in told for row in rows])
         self._check_deliveries()
-        tables = read_state(self.location)[1]
-        accounts = {(customer,): one for customer, one in self.expected.accounts.items()}
-        for key, account in accounts.items():
-            assert tuple(account.counts) == tuple(tables["counts"][key]), self.story
-            assert account.fired == list(map(tuple, tables["fired"].get(key, ()))), self.story
-            pending = {time: tuple(one) for (time,), one in tables["pending"].get(key, {}).items()}
+        self._check_state()
+
+    def _check_state(self) -> None:
+        """Check every variable of the newest checkpoint, customer by customer."""
+        found: dict[str, dict[int, list[tuple[Any, ...]]]] = {}
+        shown = ("user_key.", "value.", "fires_at_ms")
+        for name, rows in self.state()[1].items():
+            found[name] = {}
+            for row in rows:
+                values = tuple(one for column, one in row.items() if column.startswith(shown))
+                found[name].setdefault(row["key.customer"], []).append(values)
+        accounts = self.expected.accounts
+        for customer, account in accounts.items():
+            assert [tuple(account.counts)] == found["counts"][customer], self.story
+            assert account.fired == found["fired"].get(customer, []), self.story
+            pending = {time: (n, again) for time, n, again in found["pending"].get(customer, [])}
             assert account.pending == pending, self.story
-            assert sorted(account.pending) == list(tables[TIMERS_NAME].get(key, ())), self.story
-        assert all(table.keys() <= accounts.keys() for table in tables.values()), self.story
+            timers = [time for (time,) in found[TIMERS_NAME].get(customer, [])]
+            assert sorted(account.pending) == timers, self.story
+        assert all(rows.keys() <= accounts.keys() for rows in found.values()), self.story
 
     def _check_rules(self, told: Sequence[Told]) -> None:
         """Check each timer and each row by itself."""

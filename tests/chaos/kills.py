@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from statelog.checkpoint import sweep
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.checkpoint.verify import verify_location
-from statelog.demo.check import read_state
 from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
@@ -25,6 +24,7 @@ from statelog.demo.process import JobProcess
 from statelog.demo.processes import processes_of_session
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
+from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_store
 
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
@@ -149,10 +149,16 @@ class Campaign:
         assert verdict["exact"]
         assert self.files == verdict["batches"]
 
+    def state(self) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        """Return the newest checkpoint, and the rows of each variable of its state."""
+        with StateReader.open(self.location) as reader:
+            tables = reader.tables()
+            return reader.checkpoint_id, {name: one.to_pylist() for name, one in tables.items()}
+
     def check_leavings(self) -> None:
         """Sweep, and check that everything needed is left, whole, and nothing else."""
         store, paths = open_store(self.location), LocationPaths()
-        kept = read_state(self.location)
+        kept = self.state()
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
         report = sweep(store, paths, min_age=dt.timedelta(0), dry_run=False, now=now)
         assert () == report.failed
@@ -161,7 +167,7 @@ class Campaign:
         left = {info.path for info in store.list() if not info.path.startswith("owner/")}
         assert left == reachable_objects(store, paths)
         assert [] == [one for one in verify_location(store, paths) if one.problem]
-        assert kept == read_state(self.location)
+        assert kept == self.state()
 
     def _log(self) -> str:
         log = self.folder / "job.log"

@@ -1,4 +1,12 @@
-"""Checkpoints: stream factory, coordinator, completed checkpoints, restore, clean-up."""
+"""
+Checkpoints: what commits them, what reads them, and what deletes them.
+
+    stream_factory   state of a task as an inline handle or an object; state_stream reads it back
+    coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
+    history          which checkpoints a location has; restore: where a restart continues
+    clean_up         deletes what no retained checkpoint needs; verify reads all that they need
+    rewind           takes a query and its state back to an earlier micro-batch
+"""
 
 from statelog.checkpoint.clean_up import CleanUpReport, sweep
 from statelog.checkpoint.coordinator import CheckpointCoordinator

@@ -8,6 +8,7 @@ before it reached may still be lying around, if their owner died before the clea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from statelog.checkpoint.history import (
     KnownCheckpoints,
@@ -27,6 +28,8 @@ from statelog.errors import (
 )
 from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore
+
+_LISTINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def find_restore_point(
             return RestorePoint(None, abandoned=abandoned)
         kept = stored.checkpoint.retained
     else:
-        stored, kept = find_asked_for(store, paths, checkpoint_id, ids=ids, known=known)
+        stored, kept = _asked_for(store, paths, checkpoint_id, ids, known)
         abandoned = tuple(one for one in ids if one > checkpoint_id)
     found = stored.checkpoint
     own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
@@ -98,23 +101,40 @@ def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[s
     return (*(path for path in checkpoint.referenced_paths() if path != own), own)
 
 
-def find_asked_for(
+def find_checkpoint(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
+) -> CompletedCheckpoint:
+    """
+    Return the newest checkpoint, or the one asked for, to read its state.
+
+    Raises:
+        CheckpointError: There is none (`reason` "not_found"), or as `find_restore_point`.
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store.
+    """
+    if checkpoint_id is not None:
+        ids = present_ids(store, paths)
+        return _asked_for(store, paths, checkpoint_id, ids, {})[0].checkpoint
+    for _ in range(_LISTINGS):
+        ids = present_ids(store, paths)
+        newest = find_newest(store, paths, ids=ids).newest
+        if newest is not None:
+            return newest
+        if not ids:
+            break
+        # A query may have deleted every checkpoint of the listing before one could be read.
+    raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+
+
+def _asked_for(
     store: ObjectStore,
     paths: LocationPaths,
     checkpoint_id: int,
-    *,
     ids: list[int],
     known: KnownCheckpoints,
 ) -> tuple[StoredCheckpoint, tuple[int, ...]]:
-    """
-    Return the checkpoint with the given id if it can be restored, and what it retains.
-
-    Raises:
-        CheckpointError: It is damaged, not there, or cannot be restored any more (`reason`).
-        IncompatibleFormatError: A newer statelog wrote it.
-
-    Blocks: On the store; lists the location.
-    """
+    """Return the checkpoint with the given id if it can be restored, and what it retains."""
     path = paths.metadata(checkpoint_id)
     try:
         stored = read_whole(store, paths, checkpoint_id, known)

@@ -16,7 +16,7 @@ from rich.text import Text
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import LocationPaths, ObjectStore, open_existing_store
 from statelog.store.location import local_path
 from statelog.store.object_store import normalize_url
 
@@ -100,11 +100,8 @@ def open_existing(location: str, shown: str = "") -> ObjectStore:
     Raises:
         UsageError: There is no such directory.
     """
-    # The client would make the directory, and a slip of the pen would look like an empty location.
-    store = open_store(location)
-    if store.local_root is not None and not os.path.isdir(store.local_root):
-        raise UsageError(f"{shown or location}: no such directory")
-    return store
+    # The client would make the directory, and a typing error would look like an empty location.
+    return open_existing_store(location, shown=shown)
 
 
 def parse_duration(text: str) -> dt.timedelta:

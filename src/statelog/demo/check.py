@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,8 @@ import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest, read_checkpoint
 from statelog.demo.job import CSV_OPTIONS, ORDER_LINES, JobConfig, purchases
-from statelog.errors import CheckpointError
-from statelog.model import KeyGroupRange
-from statelog.spark.rows.types import make_row
-from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.keyed_state import KeyedState
-from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import LocationPaths, open_store
+from statelog.state.reader import StateReader
 
 FIELDS = ("revenue", "orders", "sessions", "lines", "country", "last_order")
 DIFFERENCES_MAX = 20
@@ -231,44 +223,25 @@ def _check_state(
     findings: _Findings,
 ) -> None:
     """Compare the state in the newest checkpoint, all three variables of it."""
-    verdict.state_checkpoint, tables = read_state(location)
-    accounts = tables["account"]
+    with StateReader.open(location) as reader:
+        verdict.state_checkpoint = reader.checkpoint_id
+        rows = {name: table.to_pylist() for name, table in reader.tables().items()}
     found: Totals = {}
-    found_sessions = {}
-    for key, (revenue, lines, order_count, session_count, country, start, last) in accounts.items():
-        found[key[0]] = (revenue, order_count, session_count, lines, country, last)
-        found_sessions[key[0]] = [*tables["sessions"].get(key, ()), (start, last)]
+    found_sessions: dict[str, list[tuple[dt.datetime, dt.datetime]]] = {}
+    for row in rows["sessions"]:
+        ended = row["value.start"], row["value.end"]
+        found_sessions.setdefault(row["key.customer"], []).append(ended)
+    for row in rows["account"]:
+        customer = row["key.customer"]
+        found[customer] = tuple(row[f"value.{name}"] for name in FIELDS)
+        last = row["value.session_start"], row["value.last_order"]
+        found_sessions.setdefault(customer, []).append(last)
     verdict.state_customers = len(found)
     findings.compare("state", totals, found)
     findings.compare("state, sessions", sessions, found_sessions)
-    found_orders = {key[0]: _invoices(invoices) for key, invoices in tables["orders"].items()}
+    found_orders: dict[str, list[str]] = {}
+    for row in rows["orders"]:
+        found_orders.setdefault(row["key.customer"], []).append(row["user_key.invoice"])
+    for invoices in found_orders.values():
+        invoices.sort()
     findings.compare("state, orders", orders, found_orders)
-
-
-def _invoices(user_keys: Iterable[tuple[Any, ...]]) -> list[str]:
-    return sorted(user_key[0] for user_key in user_keys)
-
-
-def read_state(location: str) -> tuple[int, dict[str, dict[Any, Any]]]:
-    """
-    Return the id of the newest checkpoint of *location*, and its state by variable and key.
-
-    Raises:
-        CheckpointError: There is no checkpoint.
-        CorruptionError: It is damaged.
-    """
-    store, paths = open_store(location), LocationPaths()
-    newest = find_newest(store, paths).newest
-    if newest is None:
-        raise CheckpointError(f"{location} holds no checkpoint", reason="missing")
-    codec = OperatorCodec(OperatorStateSchema.from_json(BatchRecord.of(newest).schema), make_row)
-    state = KeyedState(codec)
-    everything = KeyGroupRange(0, newest.max_parallelism - 1)
-    stored = read_checkpoint(store, paths, newest.checkpoint_id)
-    handle = stored.checkpoint.for_range(everything)
-    state.catch_up(everything, newest.checkpoint_id, (), lambda: (store, handle))
-    tables: dict[str, dict[Any, Any]] = {one.descriptor.name: {} for one in codec.states}
-    for group in state.groups.values():
-        for one, table in zip(codec.states, group.tables, strict=True):
-            tables[one.descriptor.name].update(table)
-    return newest.checkpoint_id, tables

@@ -29,6 +29,7 @@ from statelog.state.encoding.snapshot_file import (
     parquet_of,
     read_snapshot,
     snapshot_row_count,
+    snapshot_table,
     snapshot_tables,
     write_snapshot,
 )
@@ -159,6 +160,12 @@ class KeyedState:
     def object_count(self) -> int:
         """Return the number of entries that are Python objects, in all key groups held."""
         return sum(len(table) for group in self.groups.values() for table in group.tables)
+
+    def table(self, key_group_range: KeyGroupRange) -> pa.Table:
+        """Return all state of these key groups in the columns of a snapshot."""
+        if self._runs is not None:
+            return self._runs.table(key_group_range)
+        return snapshot_table(self.codec, self.groups, {}, key_group_range, now_ms=-1)
 
     def snapshot(
         self, key_group_range: KeyGroupRange, overlays: Mapping[int, Overlay], now_ms: int

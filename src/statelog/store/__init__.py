@@ -2,7 +2,7 @@
 
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.cached import CachedStore
-from statelog.store.object_store import ObstoreStore, open_store
+from statelog.store.object_store import ObstoreStore, open_existing_store, open_store
 from statelog.store.paths import LocationPaths
 from statelog.store.probe import verify_put_if_absent
 
@@ -13,6 +13,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "ObstoreStore",
+    "open_existing_store",
     "open_store",
     "verify_put_if_absent",
 ]

@@ -33,7 +33,7 @@ from statelog.store.local_disk import can_write, write_object
 from statelog.store.location import is_known, kind_of, local_path, normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
-__all__ = ["ObstoreStore", "normalize_url", "open_store"]
+__all__ = ["ObstoreStore", "normalize_url", "open_existing_store", "open_store"]
 
 _LIST_CHUNK: Final = 1000
 _DELETE_CHUNK: Final = 1000  # what S3 takes in one request
@@ -87,6 +87,32 @@ def open_store(
     url = normalize_url(location)
     check_options(url, settings)
     return ObstoreStore(url, settings, fsync)
+
+
+def open_existing_store(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    shown: str = "",
+) -> ObstoreStore | FsspecStore:
+    """
+    Return the store rooted at *location*, whose directory must exist if it is on local disk.
+
+    For callers that only read: `open_store` makes the directory at the first use.
+
+    Args:
+        location: As for `open_store`.
+        options: As for `open_store`.
+        shown: What to call it in an error; *location* if left out.
+
+    Raises:
+        UsageError: There is no such directory.
+        InvalidOptionsError: As `open_store`.
+    """
+    store = open_store(location, options=options)
+    if store.local_root is not None and not os.path.isdir(store.local_root):
+        raise UsageError(f"{shown or location}: no such directory")
+    return store
 
 
 class ObstoreStore:

@@ -1,0 +1,330 @@
+"""
+Read the state of a location as of a checkpoint.
+
+The state is restored as a task restores it: the newest snapshot of each key group, then the log
+after it, every byte verified.  Nothing is claimed, locked or written, so a location can be read
+while a query writes to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.arguments import instance
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.errors import (
+    CheckpointError,
+    ClosedError,
+    ObjectNotFoundError,
+    StatelogError,
+    UsageError,
+)
+from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.memory import MemoryLimits, blocks
+from statelog.state.keyed_state import KeyedState
+from statelog.state.reader.rows import VariableRows
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.store import CachedStore, LocationPaths, ObjectStore, open_existing_store
+
+_PORTION_BYTES: Final = 32 * 1024 * 1024
+"""Key groups are restored together up to about so many stored bytes, one of them at least."""
+_CACHED_BYTES: Final = 128 * 1024 * 1024
+"""Objects kept in memory, because several portions need them."""
+_BUDGET_BYTES: Final = 256 * 1024 * 1024
+"""See `MemoryLimits`: beyond a part of it a portion is held in columns instead of dictionaries."""
+_BATCH_ROWS: Final = 65_536
+
+
+class StateReader:
+    """
+    The state of one operator as of one checkpoint.
+
+    Made by `open`.  The columns of a variable's rows are described in `statelog.state.reader.rows`;
+    `arrow_schema` returns them.
+
+    Args:
+        store: Where the location is.
+        checkpoint: What to read.
+        paths: The location in the store; None for its root.
+
+    Raises:
+        CheckpointError: The checkpoint was not made by a streaming query (`reason`
+            "incompatible").
+        IncompatibleFormatError: A newer statelog wrote its state schema.
+
+    Thread: one at a time.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        checkpoint: CompletedCheckpoint,
+        *,
+        paths: LocationPaths | None = None,
+    ) -> None:
+        self._store = store
+        self._paths = LocationPaths() if paths is None else paths
+        self._checkpoint = checkpoint
+        schema = OperatorStateSchema.from_json(BatchRecord.of(checkpoint).schema)
+        self._codec = OperatorCodec(schema)
+        self._cache: CachedStore | None = CachedStore(store, _CACHED_BYTES)
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        checkpoint_id: int | None = None,
+        *,
+        store_options: Mapping[str, object] | None = None,
+    ) -> StateReader:
+        """
+        Open a state location as of a checkpoint.
+
+        Args:
+            location: Path or URL of the state location.
+            checkpoint_id: None for the newest one.
+            store_options: Options of the store's client, as for `open_store`.
+
+        Raises:
+            CheckpointError: The location has no such checkpoint (`reason` "not_found"; the message
+                names those it has), or it is damaged, or not retained any more.
+            UsageError: There is no such directory.
+            IncompatibleFormatError: A newer statelog wrote the checkpoint.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        store = open_existing_store(location, options=store_options)
+        return cls(store, find_checkpoint(store, LocationPaths(), checkpoint_id))
+
+    def __enter__(self) -> StateReader:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget what was read; no more can be read."""
+        self._cache = None
+
+    @property
+    def checkpoint(self) -> CompletedCheckpoint:
+        """The checkpoint that is read."""
+        return self._checkpoint
+
+    @property
+    def checkpoint_id(self) -> int:
+        """Its id."""
+        return self._checkpoint.checkpoint_id
+
+    @property
+    def schema(self) -> OperatorStateSchema:
+        """Key and variables of the operator, as of the checkpoint."""
+        return self._codec.schema
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """All key groups of the job."""
+        return KeyGroupRange(0, self._checkpoint.max_parallelism - 1)
+
+    def variables(self) -> tuple[StateDescriptor, ...]:
+        """Return the variables that can be read; dropped ones are left out."""
+        return tuple(self.schema.states[state_id] for state_id in self._codec.live)
+
+    def arrow_schema(self, variable: str) -> pa.Schema:
+        """Return the columns of a variable's rows; raises `UsageError` if there is none."""
+        return self._rows_of(variable).schema
+
+    def table(
+        self,
+        variable: str,
+        *,
+        key_groups: KeyGroupRange | None = None,
+        now_ms: int | None = None,
+        include_expired: bool = False,
+    ) -> pa.Table:
+        """
+        Return the rows of one variable in one table; arguments and errors are those of `batches`.
+
+        Blocks: On the store.
+        """
+        batches = self.batches(
+            variable, key_groups=key_groups, now_ms=now_ms, include_expired=include_expired
+        )
+        return pa.Table.from_batches(batches, schema=self.arrow_schema(variable))
+
+    def tables(
+        self,
+        *,
+        key_groups: KeyGroupRange | None = None,
+        now_ms: int | None = None,
+        include_expired: bool = False,
+    ) -> dict[str, pa.Table]:
+        """
+        Return the rows of all variables by name, restored once; arguments as for `batches`.
+
+        Blocks: On the store.
+        """
+        rows = {one.name: self._rows_of(one.name) for one in self.variables()}
+        found: dict[str, list[pa.RecordBatch]] = {name: [] for name in rows}
+        expired_ms = None if include_expired else _time(now_ms)
+        for name, batch in self._scan(rows, self._checked(key_groups), expired_ms):
+            found[name].append(batch)
+        return {
+            name: pa.Table.from_batches(batches, schema=rows[name].schema)
+            for name, batches in found.items()
+        }
+
+    def batches(
+        self,
+        variable: str,
+        *,
+        key_groups: KeyGroupRange | None = None,
+        now_ms: int | None = None,
+        include_expired: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """
+        Return the rows of one variable, in the order of key groups, a few key groups at a time.
+
+        Args:
+            variable: Its name; `TIMERS_NAME` for timers.
+            key_groups: Which key groups; None for all.
+            now_ms: What expires at or before this time, in milliseconds since 1970, is left out.
+                None is the time of the call.
+            include_expired: Return expired rows too, as far as they are still stored: a snapshot
+                leaves out what had expired a minute before it was written.
+
+        Raises:
+            UsageError: There is no such variable, or a key group lies outside of the job's.
+            CheckpointError: While batches are read: the checkpoint was deleted by the query that
+                writes to the location (`reason` "subsumed"), or an object of it is missing
+                ("objects_missing").
+            CorruptionError: While batches are read: an object is damaged.
+            ClosedError: The reader is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store, between batches.
+        """
+        rows = {variable: self._rows_of(variable)}
+        expired_ms = None if include_expired else _time(now_ms)
+        found = self._scan(rows, self._checked(key_groups), expired_ms)
+        return (batch for _, batch in found)
+
+    def _rows_of(self, variable: str) -> VariableRows:
+        try:
+            return VariableRows(self._codec, self.schema.state_id(variable))
+        except KeyError:
+            names = ", ".join(repr(state.name) for state in self.variables()) or "none"
+            raise UsageError(
+                f"checkpoint {self.checkpoint_id} of {self._store.url} has no state variable "
+                f"{variable!r}; it has {names}"
+            ) from None
+
+    def _checked(self, key_groups: KeyGroupRange | None) -> KeyGroupRange:
+        if key_groups is None:
+            return self.key_groups
+        instance(key_groups, "key_groups", KeyGroupRange, "a KeyGroupRange")
+        if key_groups.end > self.key_groups.end:
+            raise UsageError(
+                f"key groups {key_groups} are not all in {self.key_groups}, the key groups of "
+                f"{self._store.url}"
+            )
+        return key_groups
+
+    def _scan(
+        self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Yield rows of several variables, with the variable's name, portion by portion."""
+        for portion in self._portions(key_groups):
+            state = self._restored(portion)
+            for block in blocks(portion):
+                for keys in state.table(block).to_batches(max_chunksize=_BATCH_ROWS):
+                    for name, one in rows.items():
+                        batch = one.of(keys, expired_ms)
+                        if batch.num_rows:
+                            yield name, batch
+
+    def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
+        """Return the state of a portion as a task would restore it."""
+        store = self._cache
+        if store is None:
+            raise ClosedError(f"the reader of {self._store.url} is closed; open a new one")
+        state = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
+        handle = self._checkpoint.for_range(key_groups)
+        with self._explained():
+            state.catch_up(key_groups, self.checkpoint_id, (), lambda: (store, handle))
+        return state
+
+    def _portions(self, key_groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
+        """Yield ranges that are restored together."""
+        weights = _stored_bytes(self._checkpoint)
+        start, size = key_groups.start, 0.0
+        for key_group in key_groups:
+            size += weights[key_group]
+            if size > _PORTION_BYTES and key_group > start:
+                yield KeyGroupRange(start, key_group - 1)
+                start, size = key_group, weights[key_group]
+        if len(key_groups):
+            yield KeyGroupRange(start, key_groups.end)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except ObjectNotFoundError as error:
+            self._fail_gone(error)
+
+    def _fail_gone(self, error: ObjectNotFoundError) -> NoReturn:
+        """Raise the error for an object of the checkpoint that does not exist."""
+        try:
+            newest = find_newest(self._store, self._paths).newest
+        except StatelogError:
+            newest = None
+        facts = {"checkpoint_id": self.checkpoint_id, "path": error.facts.get("path", "")}
+        if newest is not None and self.checkpoint_id not in newest.retained:
+            retained = ", ".join(map(str, newest.retained))
+            raise CheckpointError(
+                f"checkpoint {self.checkpoint_id} of {self._store.url} was deleted while it was "
+                f"read: the query that writes there retains {retained} now. Open the newest one, or "
+                "let the query retain more checkpoints",
+                reason="subsumed",
+                **facts,
+            ) from error
+        raise CheckpointError(
+            f"checkpoint {self.checkpoint_id} of {self._store.url} cannot be read: {error}",
+            reason="objects_missing",
+            missing=(facts["path"],),
+            **facts,
+        ) from error
+
+
+def _time(now_ms: int | None) -> int:
+    return int(wall_clock_seconds() * 1000) if now_ms is None else now_ms
+
+
+def _stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
+    """Return about how many stored bytes each key group has."""
+    weights = np.zeros(checkpoint.max_parallelism)
+    sized = [(one.key_group_range, one.handle.size_bytes) for one in checkpoint.materialized]
+    sized += [(one.key_group_range, one.size_bytes) for one in checkpoint.log]
+    for part, size in sized:
+        if len(part):
+            weights[part.start : part.end + 1] += max(size, 0) / len(part)
+    found: list[float] = weights.tolist()
+    return found

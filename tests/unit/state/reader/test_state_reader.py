@@ -1,0 +1,322 @@
+"""State as of a checkpoint against a model, whatever happened before; and what a reader refuses."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.checkpoint.helpers import small_checkpoint, started
+from tests.unit.state.reader.histories import (
+    GROUPS,
+    NAMES,
+    TTL_MS,
+    History,
+    Rows,
+    rows_of,
+)
+
+from statelog.checkpoint import restore
+from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.errors import (
+    CheckpointError,
+    ClosedError,
+    CorruptionError,
+    IncompatibleFormatError,
+    StoreError,
+    UsageError,
+)
+from statelog.model import KeyGroupRange
+from statelog.state.heap.memory import MemoryLimits
+from statelog.state.reader import StateReader, state_reader
+from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore, OddError
+
+PATHS = LocationPaths()
+
+
+@dataclass(frozen=True)
+class Tiny(MemoryLimits):
+    """Limits under which state is held in columns from the start."""
+
+    dict_rows: int = 0
+
+    @property
+    def recent_bytes(self) -> int:
+        return 0
+
+    @property
+    def pending_bytes(self) -> int:
+        return 300
+
+
+@pytest.fixture(params=["at once", "in portions", "in columns"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore all key groups together, or few of them; in dictionaries or in columns."""
+    if request.param == "in portions":
+        monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
+        monkeypatch.setattr(state_reader, "_CACHED_BYTES", 5_000)
+    elif request.param == "in columns":
+        monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
+
+
+def read(store: ObjectStore, checkpoint_id: int | None = None) -> StateReader:
+    return StateReader(store, find_checkpoint(store, PATHS, checkpoint_id))
+
+
+def everything(reader: StateReader, now_ms: int) -> dict[str, Rows]:
+    return {name: rows_of(table) for name, table in reader.tables(now_ms=now_ms).items()}
+
+
+def expected(history: History, checkpoint_id: int, now_ms: int | None) -> dict[str, Rows]:
+    model = history.expected[checkpoint_id]
+    names = [state.name for state in model.schema.states if not state.dropped]
+    return {name: model.rows(name, now_ms) for name in names}
+
+
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("seed", range(6))
+def test_every_retained_checkpoint_reads_as_the_model(seed: int, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), fsync=False) if seed % 3 == 0 else FaultyStore()
+    history = History(seed, store)
+    history.run()
+    assert read(store).checkpoint_id == history.checkpoint_id
+    for checkpoint_id in list(history.expected)[-3:]:
+        reader = read(store, checkpoint_id)
+        assert reader.checkpoint_id == checkpoint_id
+        assert reader.schema == history.expected[checkpoint_id].schema
+        # Of what had expired when a checkpoint was taken, its snapshots may lack some.
+        taken_at_ms = history.taken_at_ms[checkpoint_id]
+        for now_ms in (taken_at_ms, taken_at_ms + TTL_MS // 2, taken_at_ms + 2 * TTL_MS):
+            assert expected(history, checkpoint_id, now_ms) == everything(reader, now_ms)
+
+
+def test_expired_rows_are_left_out_unless_they_are_asked_for() -> None:
+    store = FaultyStore()
+    history = History("expired", store)
+    while not any(state.ttl_ms for state in history.model.schema.states):
+        history = History(history.rng.random(), FaultyStore())
+    history.run(6)
+    reader = read(history.store)
+    names = [state.name for state in reader.variables() if state.ttl_ms is not None]
+    for name in names:
+        assert "expires_at_ms" in reader.arrow_schema(name).names
+        assert not reader.table(name).num_rows, "all of it expired years ago"
+        kept = rows_of(reader.table(name, include_expired=True))
+        every = history.model.rows(name, None)
+        live = history.model.rows(name, history.now_ms)
+        for key, rows in kept.items():
+            assert {str(row[1:]) for row in rows} <= {str(row[1:]) for row in every[key]}
+        for key, rows in live.items():
+            assert {str(row[1:]) for row in rows} <= {str(row[1:]) for row in kept[key]}
+
+
+@pytest.fixture(scope="module")
+def finished() -> History:
+    """Return a history that has ended, in memory; with all kinds of state."""
+    for seed in range(100):
+        history = History(f"finished {seed}", FaultyStore(), retained=2)
+        history.run(8)
+        live = {state.name for state in history.model.schema.states if not state.dropped}
+        if live == {*NAMES, TIMERS_NAME} and read(history.store).checkpoint.materialized:
+            return history
+    raise AssertionError("no seed has all kinds of state")
+
+
+@given(cuts=st.sets(st.integers(1, GROUPS - 1)), name=st.sampled_from([*NAMES, TIMERS_NAME]))
+@settings(max_examples=60, deadline=None)
+def test_ranges_of_key_groups_partition_a_table(
+    finished: History, cuts: set[int], name: str
+) -> None:
+    reader = read(finished.store)
+    bounds = [0, *sorted(cuts), GROUPS]
+    ranges = [KeyGroupRange(start, stop - 1) for start, stop in itertools.pairwise(bounds)]
+    parts = [reader.table(name, key_groups=one, now_ms=finished.last_ms) for one in ranges]
+    for part, one in zip(parts, ranges, strict=True):
+        assert set(part.column("key_group").to_pylist()) <= set(one)
+    whole = reader.table(name, now_ms=finished.last_ms)
+    assert whole == reader.tables(now_ms=finished.last_ms)[name]
+    assert whole.to_pylist() == pa.concat_tables(parts).to_pylist()
+    assert reader.arrow_schema(name) == whole.schema
+    assert not reader.table(name, key_groups=KeyGroupRange.empty()).num_rows
+
+
+def test_the_rows_of_a_portion_are_few_key_groups(
+    finished: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_reader, "_PORTION_BYTES", 1)
+    reader = read(finished.store)
+    seen = [
+        set(batch.column("key_group").to_pylist())
+        for batch in reader.batches("recent", now_ms=finished.last_ms)
+    ]
+    assert all(len(key_groups) == 1 for key_groups in seen)
+    assert sorted(seen, key=min) == seen
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    history = History("still", open_store(str(tmp_path), fsync=False))
+    history.run(4)
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        found = (path for path in tmp_path.rglob("*") if path.is_file())
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    before = files(), sorted(tmp_path.rglob("*"))
+    with StateReader.open(tmp_path) as reader:
+        everything(reader, history.last_ms)
+    with StateReader.open(f"file://{tmp_path}", history.checkpoint_id) as reader:
+        everything(reader, history.last_ms)
+    assert before == (files(), sorted(tmp_path.rglob("*")))
+    history.micro_batch()  # its owner has not lost its place
+
+
+# --- a query that goes on -------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(state_reader, "_PORTION_BYTES", 1)
+    monkeypatch.setattr(state_reader, "_CACHED_BYTES", 0)
+    history = History("goes on", open_store(str(tmp_path), fsync=False), retained=1)
+    history.run(3)
+    reader = read(history.store)
+    batches = reader.batches(TIMERS_NAME)
+    assert next(batches).num_rows
+    first = history.checkpoint_id
+    needed = set(reader.checkpoint.referenced_paths())
+    while needed & {one.path for one in history.store.list()}:  # later ones may need some too
+        history.micro_batch()
+    with pytest.raises(CheckpointError, match=f"checkpoint {first} .* was deleted while") as raised:
+        list(batches)
+    assert raised.value.reason == "subsumed"
+    assert str(history.checkpoint_id) in str(raised.value)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        read(history.store, first)
+    assert expected(history, history.checkpoint_id, history.last_ms) == everything(
+        read(history.store), history.last_ms
+    )
+
+
+def test_an_object_that_a_retained_checkpoint_lacks_is_reported() -> None:
+    history = History("lacks", FaultyStore())
+    history.run(6)
+    reader = read(history.store)
+    path = next(one for one in reader.checkpoint.referenced_paths() if "chk-" not in one)
+    history.store.delete([path])
+    with pytest.raises(CheckpointError, match=path) as raised:
+        everything(reader, history.last_ms)
+    assert (raised.value.reason, raised.value.path) == ("objects_missing", path)
+    with pytest.raises(CheckpointError, match="objects are gone"):
+        read(history.store, history.checkpoint_id)
+
+
+def test_a_query_that_deletes_all_that_was_listed_is_listed_again(
+    finished: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = [[98, 99], present_ids(finished.store, PATHS)]
+    monkeypatch.setattr(restore, "present_ids", lambda *_: listings.pop(0))
+    assert find_checkpoint(finished.store, PATHS).checkpoint_id == finished.checkpoint_id
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR, FaultKind.ODD_ERROR, FaultKind.HANG])
+def test_a_store_that_fails_fails_the_read_and_the_next_one_is_right(
+    finished: History, kind: FaultKind
+) -> None:
+    store = finished.store
+    assert isinstance(store, FaultyStore)
+    checkpoint = find_checkpoint(store, PATHS)
+    for name in (*NAMES, TIMERS_NAME):
+        reader = StateReader(store, checkpoint)
+        store.next_fault = Fault(kind)
+        with pytest.raises((StoreError, OddError)):
+            reader.table(name)
+        found = rows_of(reader.table(name, now_ms=finished.last_ms))
+        assert finished.model.rows(name, finished.last_ms) == found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damage_is_reported(seed: int) -> None:
+    rng = random.Random(seed)
+    history = History(f"damage {seed}", FaultyStore(), retained=1)
+    history.run(7)
+    store = history.store
+    assert isinstance(store, FaultyStore)
+    newest = history.checkpoint_id
+    right = expected(history, newest, history.last_ms)
+    needed = {f"chk-{newest}/_metadata", *find_checkpoint(store, PATHS).referenced_paths()}
+    for path in sorted(store.objects):
+        whole = store.objects[path]
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        store.objects[path] = bytes(damaged)
+        try:
+            found = everything(read(store), history.last_ms)
+        except (CorruptionError, CheckpointError, IncompatibleFormatError) as error:
+            assert path in str(error)
+        else:
+            assert path not in needed or path.endswith("/_metadata")
+            assert right == found
+        store.objects[path] = whole
+    for path in needed:
+        whole = store.objects[path]
+        store.objects[path] = whole[: len(whole) // 2]
+        with pytest.raises((CorruptionError, CheckpointError), match=path):
+            everything(read(store), history.last_ms)
+        store.objects[path] = whole
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_names_and_ids_that_are_not_there_are_answered_with_those_that_are(
+    finished: History, tmp_path: Path
+) -> None:
+    reader = read(finished.store)
+    with pytest.raises(UsageError, match=r"no state variable 'totals'; it has .*'total'"):
+        reader.table("totals")
+    with pytest.raises(UsageError, match=r"\[0, 6\] are not all in \[0, 5\]"):
+        reader.batches("total", key_groups=KeyGroupRange(0, GROUPS))
+    with pytest.raises(CheckpointError, match=rf"no checkpoint 99 .*{finished.checkpoint_id}"):
+        read(finished.store, 99)
+    subsumed = min(present_ids(finished.store, PATHS))
+    with pytest.raises(CheckpointError, match=r"not retained any more|no checkpoint"):
+        read(finished.store, subsumed)
+    with pytest.raises(UsageError, match="no such directory"):
+        StateReader.open(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    with pytest.raises(CheckpointError, match="has no checkpoint") as raised:
+        StateReader.open(tmp_path)
+    assert raised.value.reason == "not_found"
+
+
+def test_a_checkpoint_of_another_program_is_no_state() -> None:
+    store = FaultyStore()
+    small_checkpoint(started(store), 0)
+    with pytest.raises(CheckpointError, match="not made by a streaming query"):
+        read(store)
+
+
+def test_a_closed_reader_reads_nothing(finished: History) -> None:
+    with read(finished.store) as reader:
+        batches = reader.batches("total")
+    with pytest.raises(ClosedError, match="open a new one"):
+        next(batches)
+
+
+def test_neither_pyspark_nor_pandas_is_needed() -> None:
+    code = (
+        "import sys, statelog.state.reader; "
+        "sys.exit(bool({'pyspark', 'pandas', 'py4j'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
