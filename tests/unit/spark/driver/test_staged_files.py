@@ -1,0 +1,69 @@
+"""Staged rows in files: read once each, and verified as everything else; without Spark running."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from statelog.errors import CheckpointError
+from statelog.format.buffers import checksum
+from statelog.model import FileStateHandle
+from statelog.spark.driver.delivery import staged
+from statelog.spark.rows.ipc import to_ipc
+from statelog.testing.faulty_store import FaultyStore
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+class CountingStore(FaultyStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[str] = Counter()
+
+    def get(self, path: str) -> memoryview:
+        self.reads[path] += 1
+        return super().get(path)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
+    store = CountingStore()
+    monkeypatch.setattr(staged, "open_store", lambda *_, **__: store)
+    return store
+
+
+def put(store: CountingStore, path: str, numbers: list[int]) -> str:
+    """Write a file of staged rows; return its handle as a task of the delivery gets it."""
+    data = to_ipc([pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)], SCHEMA)
+    store.put(path, data)
+    handle = FileStateHandle(path, len(data), checksum([data]))
+    return msgspec.json.encode(handle.to_json()).decode()
+
+
+def delivered(*handles: str) -> list[int]:
+    batches = [pa.record_batch([pa.array(handles, pa.string())], names=["handle"])]
+    found = staged._read_output("/state", {}, SCHEMA, batches)
+    return [row["n"] for batch in found for row in batch.to_pylist()]
+
+
+def test_each_file_is_read_once(store: CountingStore) -> None:
+    handles = put(store, "output/a", [1, 2]), put(store, "output/b", [3])
+    assert [1, 2, 3] == delivered(*handles)
+    assert {"output/a": 1, "output/b": 1} == store.reads
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"\x00" + data[1:]])
+def test_damage_is_reported(store: CountingStore, damage: object) -> None:
+    handle = put(store, "output/a", [1, 2])
+    store.objects["output/a"] = damage(store.objects["output/a"])  # type: ignore[operator]
+    with pytest.raises(
+        CheckpointError, match="damaged staged rows output/a in faulty://"
+    ) as raised:
+        delivered(handle)
+    assert "damaged" == raised.value.reason
+    del store.objects["output/a"]
+    with pytest.raises(CheckpointError, match="no object output/a"):
+        delivered(handle)
