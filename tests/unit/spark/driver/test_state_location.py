@@ -12,14 +12,13 @@ from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import small_checkpoint, started
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.core.materialization_policy import MaterializationPolicy
-from statelog.metrics import Metrics
-from statelog.options import CheckpointOptions
+from statelog.core.task_count import TaskBounds
 from statelog.spark.driver import state_location
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation
-from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.query import Query
+from statelog.spark.query.settings import QuerySettings
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
 
 SCHEMA = OperatorStateSchema(
@@ -76,21 +75,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
 
 
 def location(restore: int | str = "latest") -> StateLocation:
-    config: Any = SimpleNamespace(
-        location="dict://",
-        store_options={},
-        fsync=False,
-        schema=SCHEMA,
-        metrics=Metrics(),
-        materialization=MaterializationPolicy(),
-        max_parallelism=8,
-        checkpoints=CheckpointOptions(),
-        restore=restore,
-        adopt=False,
-        time_mode="none",
-        delivery=Delivery.STAGED,
-    )
-    return StateLocation(config)
+    definition: Any = SimpleNamespace(schema=SCHEMA, max_parallelism=8, time_mode="none")
+    settings = QuerySettings(fsync=False, restore_from=restore)
+    return StateLocation(Query(definition, settings, "dict://", TaskBounds(1, 1)))
 
 
 @pytest.mark.parametrize("batch_id", [BATCHES - 1, BATCHES])

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from statelog.options import CheckpointOptions
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.options import CheckpointOptions
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.checkpoint.state_stream import read_stream
+from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.arrow_frame import frame_of_arrow
