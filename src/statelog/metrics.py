@@ -130,7 +130,7 @@ _TABLE: Final = (
         "Bytes queued, uploading, or held by attempts that hang, of all writers.",
     ),
     MetricSpec(
-        "tasks_without_room",
+        "backpressured_tasks",
         "",
         MetricKind.GAUGE,
         "tasks",
@@ -208,7 +208,7 @@ _TABLE: Final = (
         "Local copies that were complete in time.",
     ),
     MetricSpec(
-        "local_copy_faults",
+        "local_copy_errors",
         "",
         MetricKind.COUNTER,
         "files",
@@ -237,7 +237,7 @@ _TABLE: Final = (
         "Bytes of downloaded files on disk, files being written included.",
     ),
     MetricSpec(
-        "download_cache_faults",
+        "download_cache_errors",
         "",
         MetricKind.COUNTER,
         "files",

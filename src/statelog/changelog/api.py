@@ -19,14 +19,14 @@ from statelog.arguments import number, refused
 from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
-from statelog.runtime.pool import HelpedFuture, Pool
+from statelog.runtime.pool import CallerRunsFuture, Pool
 
 _LONGEST_WAIT_S: Final = 1e9
 """Longer waits would overflow what the system takes."""
 
 
 def _completed() -> Future[None]:
-    future: Future[None] = HelpedFuture(None)
+    future: Future[None] = CallerRunsFuture(None)
     future.set_result(None)
     return future
 
@@ -102,7 +102,7 @@ class AvailabilityProvider:
             if room and not was_available:
                 freed, self._future = self._future, _completed()
             elif not room and was_available:
-                self._future = HelpedFuture(None, self._callbacks)
+                self._future = CallerRunsFuture(None, self._callbacks)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)

@@ -25,7 +25,7 @@ from statelog.runtime.driver import Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Pending:
     """A persist that was asked for: its future, its checkpoint, and when it was asked."""
 
     future: PersistFuture
@@ -33,7 +33,7 @@ class _Open:
     asked_ns: int
 
 
-class OpenPersists:
+class PendingPersists:
     """
     The open persists of one writer.
 
@@ -62,7 +62,7 @@ class OpenPersists:
         self._registry = registry
         self._runtime = runtime
         self._metrics = metrics
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _Pending] = {}
         self._next_id = 0
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class OpenPersists:
     def add(self, future: PersistFuture, checkpoint_id: int) -> int:
         """Take *future* in and return the number of its persist.  Called under the lock."""
         persist_id, self._next_id = self._next_id, self._next_id + 1
-        self._open[persist_id] = _Open(future, checkpoint_id, self._runtime.clock.now_ns())
+        self._open[persist_id] = _Pending(future, checkpoint_id, self._runtime.clock.now_ns())
         return persist_id
 
     def complete(
@@ -86,7 +86,7 @@ class OpenPersists:
         self._open.pop(persist_id).future.set_exception(self._explain(error))
 
     def _snapshot(
-        self, persist: _Open, results: tuple[UploadResult, ...], incremental_size_bytes: int
+        self, persist: _Pending, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> SnapshotResult[ChangelogStateHandle]:
         self._metrics.record("persist_durations", self._runtime.clock.now_ns() - persist.asked_ns)
         handle = ChangelogStateHandle(

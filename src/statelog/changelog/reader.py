@@ -202,7 +202,7 @@ def _read_sets(
             report.remote_files += 1
             if local is not None and metrics is not None:
                 metrics.count("local_recovery_misses")
-                metrics.count("local_copy_faults", int(copy is not None))
+                metrics.count("local_copy_errors", int(copy is not None))
         else:
             report.inline += 1
         try:

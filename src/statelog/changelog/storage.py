@@ -36,7 +36,7 @@ from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 _CLOSE_TIMEOUT_S = 1.0
-_NEAR = ("file:", "memory:")
+_LOW_LATENCY_SCHEMES = ("file:", "memory:")
 """Stores that answer sooner than a thread wakes up: whoever waits for an upload may run it."""
 
 
@@ -194,7 +194,7 @@ class FsStateChangelogStorage:
                 preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
                 on_close=self._forget,
                 metrics=self._metrics,
-                waiters_help=self._store.url.startswith(_NEAR),
+                caller_runs_uploads=self._store.url.startswith(_LOW_LATENCY_SCHEMES),
             )
         return writer
 

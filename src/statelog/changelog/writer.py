@@ -29,7 +29,7 @@ from statelog.changelog.columns import (
     check_length,
     checked_batch,
 )
-from statelog.changelog.pending_persists import OpenPersists
+from statelog.changelog.pending_persists import PendingPersists
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.upload.task import UploadTask
@@ -69,7 +69,7 @@ from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
 from statelog.runtime.forks import OwningProcess, tell_after_fork
 from statelog.runtime.interrupts import uninterrupted
-from statelog.runtime.pool import HelpedFuture
+from statelog.runtime.pool import CallerRunsFuture
 
 _NOBODY = 2**62
 """Lower bound of a range without key groups: every append takes the slow way, which looks why."""
@@ -96,7 +96,7 @@ class FsStateChangelogWriter:
         preemptive_threshold_bytes: int,
         on_close: Callable[[int], None],
         metrics: Metrics,
-        waiters_help: bool = False,
+        caller_runs_uploads: bool = False,
     ) -> None:
         self._log_id = log_id
         self._operator_id = operator_id
@@ -106,12 +106,12 @@ class FsStateChangelogWriter:
         self._scheduler = scheduler
         self._registry = registry
         self._runtime = runtime
-        self._helper = runtime.upload_pool if waiters_help else None
+        self._helper = runtime.upload_pool if caller_runs_uploads else None
         # Never above the longest value, so that a longer one always meets the slow way of `append`.
         self._threshold_bytes = min(preemptive_threshold_bytes, MAX_VALUE_BYTES)
         self._on_close = on_close
         self._log = ChangeLog(log_id)
-        self._persists = OpenPersists(
+        self._persists = PendingPersists(
             log_id,
             operator_id,
             key_group_range,
@@ -300,7 +300,7 @@ class FsStateChangelogWriter:
         """
         first = SequenceNumber.of(from_sqn).value
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        future: PersistFuture = HelpedFuture(self._helper, self._runtime.callback_pool)
+        future: PersistFuture = CallerRunsFuture(self._helper, self._runtime.callback_pool)
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
             self._log.check_persist(first)

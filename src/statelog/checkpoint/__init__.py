@@ -1,6 +1,6 @@
 """Checkpoints: stream factory, coordinator, completed checkpoints, restore, clean-up."""
 
-from statelog.checkpoint.clean_up import CleanUpReport, sweep
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.options import CheckpointOptions
@@ -26,6 +26,6 @@ __all__ = [
     "VerifiedObject",
     "list_checkpoints",
     "read_materialized",
-    "sweep",
+    "collect_garbage",
     "verify_location",
 ]

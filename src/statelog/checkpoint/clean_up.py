@@ -104,7 +104,7 @@ def _report(waiting: Sequence[str], deleted: Sequence[str], reason: str) -> Clea
     return CleanUpReport(deleted=tuple(deleted), failed=failed, reason=reason)
 
 
-def sweep(
+def collect_garbage(
     store: ObjectStore,
     paths: LocationPaths,
     *,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, TypeVar
 
-from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, sweep
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, delete_objects
 from statelog.checkpoint.history import (
     find_newest,
     load_checkpoint,
@@ -60,7 +60,7 @@ __all__ = [
     "CheckpointSummary",
     "CleanUpReport",
     "list_checkpoints",
-    "sweep",
+    "collect_garbage",
 ]
 
 _NS_PER_MS = 1_000_000

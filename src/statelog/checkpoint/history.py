@@ -2,8 +2,8 @@
 Reading checkpoints back: which there are, which one is the newest, what each says.
 
 A checkpoint exists when its `_metadata` does.  The newest is the one to continue from, unless it
-is a *stray*: committed late by an owner that had lost its place, beside a history that went on
-without it.  A stray is told by this: between its parent and itself there is another checkpoint, of
+is a *zombie*: committed late by an owner that had lost its place, beside a history that went on
+without it.  A zombie is told by this: between its parent and itself there is another checkpoint, of
 a later claim.
 """
 
@@ -51,11 +51,11 @@ class History:
 
     Args:
         newest: The checkpoint to continue from, or None if there is none.
-        strays: Checkpoints that are no part of its history, though their ids are higher.
+        zombies: Checkpoints that are no part of its history, though their ids are higher.
     """
 
     newest: CompletedCheckpoint | None
-    strays: tuple[int, ...] = ()
+    zombies: tuple[int, ...] = ()
 
 
 def present_ids(store: ObjectStore, paths: LocationPaths) -> list[int]:
@@ -135,7 +135,7 @@ def find_newest(
     Blocks: On the store.
     """
     ids = present_ids(store, paths) if ids is None else ids
-    strays: list[int] = []
+    zombies: list[int] = []
     for position in reversed(range(len(ids))):
         try:
             newest = read_checkpoint(store, paths, ids[position], whole=True).checkpoint
@@ -143,13 +143,13 @@ def find_newest(
             continue
         except CorruptionError as error:
             raise _damaged(store, paths, ids[position], ids[:position], error) from error
-        if not _is_stray(store, paths, newest, ids[:position]):
-            return History(newest, tuple(reversed(strays)))
-        strays.append(newest.checkpoint_id)
-    return History(None, tuple(reversed(strays)))
+        if not _is_zombie(store, paths, newest, ids[:position]):
+            return History(newest, tuple(reversed(zombies)))
+        zombies.append(newest.checkpoint_id)
+    return History(None, tuple(reversed(zombies)))
 
 
-def _is_stray(
+def _is_zombie(
     store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint, older: list[int]
 ) -> bool:
     parent = -1 if newest.parent_id is None else newest.parent_id

@@ -66,7 +66,7 @@ def find_restore_point(
     ids = present_ids(store, paths)
     if checkpoint_id is None:
         history = find_newest(store, paths, ids=ids)
-        found, abandoned = history.newest, history.strays
+        found, abandoned = history.newest, history.zombies
         if found is None:
             return RestorePoint(None, abandoned=abandoned)
         kept = found.retained

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from statelog.checkpoint.clean_up import CleanUpReport, sweep
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -41,7 +41,7 @@ def gc(
     to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
     Exit status 1 if that is so, or if something could not be deleted.
     """
-    report = sweep(
+    report = collect_garbage(
         open_location(location),
         LocationPaths(),
         min_age=parse_duration(min_age),

@@ -88,7 +88,7 @@ def write_metadata(
     for tag in extra:
         if len(tag) != 4 or tag in RESERVED_TAGS:
             raise UsageError(f"section tag {tag!r} is reserved or not four bytes long")
-    moved = _Mover()
+    moved = _InlineSetRelocator()
     for handle in record.checkpoint.log:
         for entry in handle.handles_and_offsets:
             moved.take(entry)
@@ -106,7 +106,7 @@ def write_metadata(
     return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), record, len(body))
 
 
-class _Mover:
+class _InlineSetRelocator:
     """Collects inline change sets and remembers where each goes."""
 
     def __init__(self) -> None:

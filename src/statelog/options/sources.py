@@ -30,7 +30,7 @@ from statelog.options.table import OPTIONS, SECTIONS, ForeignKey, OptionSpec, fi
 _VARIABLE_PREFIX: Final = "STATELOG_"
 _SPARK_PREFIX: Final = "spark.statelog."
 _ROOT: Final = "statelog"
-_NEAR: Final = 0.75
+_SUGGESTION_CUTOFF: Final = 0.75
 
 _Found = dict[str, tuple[OptionSpec, Any, str]]
 """By key: the option, its value, and where that came from."""
@@ -149,7 +149,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         if name in variables:
             yield variables[name].key, value, origin
             continue
-        near = difflib.get_close_matches(name, variables, n=1, cutoff=_NEAR)
+        near = difflib.get_close_matches(name, variables, n=1, cutoff=_SUGGESTION_CUTOFF)
         if near or name.startswith(sections):
             hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all"
             raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)

@@ -1,7 +1,7 @@
 """
 Pools: blocking work on a few threads, started when there is work.
 
-A pool can be told that one of its threads hangs (`widen`); it then works on with a spare one, of
+A pool can be told that one of its threads hangs (`add_spare_thread`); it then works on with a spare one, of
 which it has a fixed number.  When all of them hang too, `starved` tells, and work waits.
 What work or a callback raises, of whatever kind, ends no thread of a pool.  A thread that the system
 refuses is asked for again with the next work; only a pool without any thread fails its work.
@@ -48,7 +48,7 @@ class Pool(Protocol):
         """
         ...
 
-    def widen(self) -> None:
+    def add_spare_thread(self) -> None:
         """Note that a thread hangs, and let a spare one work, if there is one."""
         ...
 
@@ -56,11 +56,11 @@ class Pool(Protocol):
         """Return whether work waits while every thread, spare ones included, hangs."""
         ...
 
-    def narrow(self) -> None:
-        """Take one `widen` back: the thread has come back."""
+    def remove_spare_thread(self) -> None:
+        """Take one `add_spare_thread` back: the thread has come back."""
         ...
 
-    def help(self, until: Callable[[], bool]) -> None:
+    def run_pending(self, until: Callable[[], bool]) -> None:
         """
         Run work that no thread has taken yet on the calling thread, until *until* holds.
 
@@ -74,7 +74,7 @@ class Pool(Protocol):
         ...
 
 
-class HelpedFuture(Future[T]):
+class CallerRunsFuture(Future[T]):
     """
     A future whose waiter does the waiting work itself, if it is there before a pool thread.
 
@@ -115,7 +115,7 @@ class HelpedFuture(Future[T]):
 
     def _lend_a_hand(self, timeout: float | None) -> None:
         if timeout is None and self._pool is not None and not self._has_ended():
-            self._pool.help(self._has_ended)
+            self._pool.run_pending(self._has_ended)
 
     def _has_ended(self) -> bool:
         """As `done`, without the lock: it is asked between any two pieces of work."""
@@ -163,15 +163,15 @@ class ThreadPool:
         elif refused:
             self._refuse(refused, self._no_thread_error())
 
-    def widen(self) -> None:
+    def add_spare_thread(self) -> None:
         """Note that a thread hangs, and let a spare one work, if there is one."""
         with self._changed:
             self._hung += 1
             refused = self._staff()
         self._refuse(refused, self._no_thread_error())
 
-    def narrow(self) -> None:
-        """Take one `widen` back."""
+    def remove_spare_thread(self) -> None:
+        """Take one `add_spare_thread` back."""
         with self._changed:
             self._hung -= 1
 
@@ -197,7 +197,7 @@ class ThreadPool:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
     @uninterrupted
-    def help(self, until: Callable[[], bool]) -> None:
+    def run_pending(self, until: Callable[[], bool]) -> None:
         """Run work that no thread has taken yet on the calling thread, until *until* holds."""
         while not until():
             with self._changed:

@@ -183,15 +183,15 @@ class SimulatedPool:
         self._jobs.append((work, done))
         self._staff()
 
-    def widen(self) -> None:
+    def add_spare_thread(self) -> None:
         """Note that a thread hangs, and let a spare one work, if there is one."""
         self._stuck += 1
         if self._stuck <= SPARE_THREADS:
             self._free += 1
             self._staff()
 
-    def narrow(self) -> None:
-        """Take one `widen` back."""
+    def remove_spare_thread(self) -> None:
+        """Take one `add_spare_thread` back."""
         if self._stuck <= SPARE_THREADS:
             self._free -= 1
         self._stuck -= 1
@@ -207,7 +207,7 @@ class SimulatedPool:
         for answer in hanging:
             answer()
 
-    def help(self, until: Callable[[], bool]) -> None:
+    def run_pending(self, until: Callable[[], bool]) -> None:
         """Run the world until *until* holds or nothing happens any more, as a wait would."""
         while not until() and self._queue.step():
             pass
@@ -261,17 +261,17 @@ class ImmediatePool:
         """Run *work* and *done*."""
         done(work(), None)
 
-    def widen(self) -> None:
+    def add_spare_thread(self) -> None:
         """Do nothing: no thread hangs."""
 
-    def narrow(self) -> None:
+    def remove_spare_thread(self) -> None:
         """Do nothing."""
 
     def starved(self) -> bool:
         """Return False: work never waits."""
         return False
 
-    def help(self, until: Callable[[], bool]) -> None:
+    def run_pending(self, until: Callable[[], bool]) -> None:
         """Do nothing: no work waits."""
 
     def close(self, timeout_s: float) -> None:

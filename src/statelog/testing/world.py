@@ -28,9 +28,9 @@ from statelog.model import (
     StateChange,
 )
 from statelog.testing.actors import Actor, Checkpoint
-from statelog.testing.checkers import Watch, describe, observed
-from statelog.testing.judge import Judge
-from statelog.testing.surroundings import MS, Surroundings
+from statelog.testing.history_oracle import HistoryOracle
+from statelog.testing.simulated_environment import MS, SimulatedEnvironment
+from statelog.testing.watch import Watch, describe, observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class World:
         self._rng = rng = random.Random(seed)
         self._operations = operations
         self._tell = story
-        self._around = around = Surroundings(rng)
+        self._around = around = SimulatedEnvironment(rng)
         self._queue = around.queue
         self._storage = around.storage
         self._watch = Watch(around.batching, around.policy, story)
-        self._judge = Judge(around.store, around.disk, self._watch)
+        self._judge = HistoryOracle(around.store, around.disk, self._watch)
         self._actors = [self._new_actor() for _ in range(rng.randrange(1, 6))]
         self._retired: list[Actor] = []
         self._next_checkpoint_id = 1

@@ -265,7 +265,7 @@ def test_a_claim_during_the_commit_takes_the_success_back():
         small_checkpoint(one, 0)
 
 
-def test_a_stray_of_a_fenced_owner_is_not_continued():
+def test_a_zombie_of_a_fenced_owner_is_not_continued():
     store = DictStore()
     late = started(store, "late")
     small_checkpoint(late, 0)

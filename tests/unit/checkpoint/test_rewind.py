@@ -8,7 +8,7 @@ import pytest
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
 from statelog.checkpoint import rewind
-from statelog.checkpoint.clean_up import sweep
+from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import find_newest, load_section
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.rewind import apply_rewind, plan_rewind, rewind_points
@@ -117,7 +117,7 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
     assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
-    given_up = sweep(
+    given_up = collect_garbage(
         query.state,
         LocationPaths(),
         min_age=dt.timedelta(0),

@@ -213,7 +213,7 @@ class DownloadCache:
             self._runtime.close(0.0)
 
     def _lost(self, path: str) -> None:
-        self._metrics.count("download_cache_faults")
+        self._metrics.count("download_cache_errors")
         self._post(FileLost(path))
 
     def _fetch(self, path: str) -> memoryview:
@@ -261,7 +261,7 @@ class DownloadCache:
                 raise
             level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
             self._warned = True
-            self._metrics.count("download_cache_faults")
+            self._metrics.count("download_cache_errors")
             _log.log(level, "cannot keep %s in the download cache: %s", path, error)
             return False
         return True

@@ -326,7 +326,7 @@ class LocalBackup:
             self._warn(copy, str(error))
 
     def _warn(self, copy: LocalCopy, reason: str) -> None:
-        self._metrics.count("local_copy_faults")
+        self._metrics.count("local_copy_errors")
         level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
         self._warned = True
         _log.log(level, "no local copy %s (%s); the remote file is enough", copy.path, reason)

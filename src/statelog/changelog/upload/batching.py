@@ -158,7 +158,7 @@ class BatchingStateChangeUploadScheduler:
         self._metrics.gauge("upload_queue_size", self._queue_size)
         self._metrics.gauge("upload_queue_age", self._queue_age_ns)
         self._metrics.gauge("in_flight_bytes", lambda: self.in_flight_bytes)
-        self._metrics.gauge("tasks_without_room", self._tasks_without_room)
+        self._metrics.gauge("backpressured_tasks", self._backpressured_tasks)
 
     @classmethod
     def from_config(
@@ -406,7 +406,7 @@ class BatchingStateChangeUploadScheduler:
         with self._runtime.lock:
             return self._batcher.queue_age_ns(self._runtime.clock.now_ns())
 
-    def _tasks_without_room(self) -> int:
+    def _backpressured_tasks(self) -> int:
         with self._runtime.lock:
             return self._batcher.waiting_tasks
 

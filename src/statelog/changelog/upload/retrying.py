@@ -165,10 +165,10 @@ class RetryingUploads:
                 self._set_timer(upload_id, upload, at_ns)
             case ThreadStuck():
                 self._metrics.count("number_of_upload_timeouts")
-                self._runtime.upload_pool.widen()
+                self._runtime.upload_pool.add_spare_thread()
                 self._look_for_threads()
             case ThreadBack():
-                self._runtime.upload_pool.narrow()
+                self._runtime.upload_pool.remove_spare_thread()
             case UploadWon(number, total, attempts_out):
                 self._metrics.record("attempts_per_upload", number)
                 self._metrics.record("total_attempts_per_upload", total)

@@ -137,7 +137,7 @@ class RetryChecker:
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._attempts = 0
-        self._rivals_due = 0
+        self._hedges_due = 0
         self._earliest_ns: int | None = None
         self._ended = 0
         self._successes: list[int] = []
@@ -151,7 +151,7 @@ class RetryChecker:
         """Compare one step with the rules."""
         match event:
             case upload_retry.UploadRequested():
-                self._rivals_due = 1
+                self._hedges_due = 1
             case upload_retry.AttemptStarted(attempt):
                 self._out.add(attempt)
             case upload_retry.AttemptSucceeded(attempt):
@@ -181,13 +181,13 @@ class RetryChecker:
     def _act(self, action: Any, now_ns: int) -> None:
         match action:
             case upload_retry.ThreadStuck():
-                self._rivals_due += 1
+                self._hedges_due += 1
             case upload_retry.StartAttempt():
                 self._attempts += 1
                 check(self._attempts <= self._policy.max_attempts, "too many attempts")
                 check(not self._ended, "an attempt after the end")
-                if self._rivals_due:
-                    self._rivals_due -= 1
+                if self._hedges_due:
+                    self._hedges_due -= 1
                 else:
                     in_time = self._earliest_ns is not None and now_ns >= self._earliest_ns
                     check(in_time, "a retry before its delay")

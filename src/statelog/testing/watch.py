@@ -14,7 +14,7 @@ from typing import Any
 from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
 from statelog.core.retry_policy import RetryPolicy
 from statelog.model import StateChangeSet
-from statelog.testing.rules import (
+from statelog.testing.policy_checkers import (
     BatchPolicy,
     CopiesChecker,
     OwnershipChecker,

@@ -25,13 +25,13 @@ from statelog.errors import (
 )
 from statelog.model import FileStateHandle, StateChange
 from statelog.testing.actors import Actor, Checkpoint
-from statelog.testing.checkers import Watch
 from statelog.testing.faulty_disk import FaultyDisk
 from statelog.testing.faulty_store import FaultyStore
 from statelog.testing.reference_model import canonical
+from statelog.testing.watch import Watch
 
 
-class Judge:
+class HistoryOracle:
     """
     Compares what happened with what must hold.
 

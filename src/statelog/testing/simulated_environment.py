@@ -21,7 +21,7 @@ from statelog.options import ChangelogOptions
 from statelog.store.paths import LocationPaths
 from statelog.testing.faulty_disk import FaultyDisk
 from statelog.testing.faulty_store import FaultPlan, FaultyStore
-from statelog.testing.rules import BatchPolicy
+from statelog.testing.policy_checkers import BatchPolicy
 from statelog.testing.simulated_runtime import (
     EventQueue,
     SimulatedLock,
@@ -34,7 +34,7 @@ _PATIENCE_S = 0.005
 """Far below the time-outs drawn here, as the real one is below the real ones."""
 
 
-class Surroundings:
+class SimulatedEnvironment:
     """
     What the writers of a simulated history live in.
 
