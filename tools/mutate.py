@@ -65,7 +65,7 @@ TESTS = {
     ],
     "spark": [
         "tests/unit/spark",
-        "tests/unit/core/test_materialization_policy.py",
+        "tests/unit/core/test_snapshot_schedule.py",
         "--deselect=tests/unit/spark/testing/test_processor_tester.py::"
         "test_testing_needs_no_pyspark_until_it_is_asked_for",
     ],
@@ -84,7 +84,7 @@ FIRST = {
     "spark/driver/skew": ["tests/unit/spark/driver/test_skew.py"],
     "spark/driver/snapshot_planner": [
         "tests/unit/spark/driver/test_snapshot_planner.py",
-        "tests/unit/core/test_materialization_policy.py",
+        "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
     "spark/rows/row_output": ["tests/unit/spark/rows/test_row_output.py"],

@@ -4,8 +4,8 @@ from statelog.options.sections import (
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
-    MaterializationOptions,
     Options,
+    SnapshotPolicy,
     StreamOptions,
 )
 from statelog.options.sources import load_options
@@ -19,7 +19,7 @@ __all__ = [
     "ChangelogOptions",
     "CheckpointOptions",
     "LocalRecoveryOptions",
-    "MaterializationOptions",
+    "SnapshotPolicy",
     "Options",
     "StreamOptions",
     "load_options",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -182,15 +183,17 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class MaterializationOptions:
+class SnapshotPolicy:
     """
-    When a snapshot is due; `MaterializationPolicy.of` makes the policy.
+    Bounds of the log, and of what one micro-batch writes in snapshots.
 
     Args:
         log_to_snapshot_ratio: The log may grow to this many times the size of the state; > 0.
-        min_log_bytes: A smaller log is never due by size.
+        min_log_bytes: A smaller log never makes a snapshot due by its size.
         max_log_handles: Checkpoints whose log one key group may have to replay; >= 1.
         slice_bytes: Size of the snapshot that one micro-batch writes; >= 1.
+        max_slices: A state larger than this many slices is cut into larger slices, so that the
+            log is covered in time; >= 1.
 
     Raises:
         InvalidOptionsError: A value is out of range.
@@ -200,11 +203,12 @@ class MaterializationOptions:
     min_log_bytes: int = 16 * MIB
     max_log_handles: int = 250
     slice_bytes: int = 4 * MIB
+    max_slices: int = 64
 
     def __post_init__(self) -> None:
         _check_types(self)
         _check_signs(self)
-        _check_at_least_one(self, "max_log_handles", "slice_bytes")
+        _check_at_least_one(self, "max_log_handles", "slice_bytes", "max_slices")
         if not self.log_to_snapshot_ratio > 0:
             raise InvalidOptionsError(
                 f"log_to_snapshot_ratio is {self.log_to_snapshot_ratio}; it must be above 0",
@@ -245,7 +249,7 @@ _SECTION_CLASSES: Final[Mapping[str, type]] = {
     "changelog": ChangelogOptions,
     "checkpoint": CheckpointOptions,
     "stream": StreamOptions,
-    "materialization": MaterializationOptions,
+    "snapshot": SnapshotPolicy,
     "local_recovery": LocalRecoveryOptions,
 }
 
@@ -257,13 +261,21 @@ class Options:
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     stream: StreamOptions = field(default_factory=StreamOptions)
-    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
+    snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     local_recovery: LocalRecoveryOptions = field(default_factory=LocalRecoveryOptions)
 
     def __post_init__(self) -> None:
         for name, kind in _SECTION_CLASSES.items():
             section, wanted = getattr(self, name), kind.__name__
             arguments.instance(section, name, kind, wanted, error=InvalidOptionsError)
+
+    @property
+    def materialization(self) -> SnapshotPolicy:
+        """Return `snapshot` by its former name."""
+        warnings.warn(
+            "Options.materialization is now Options.snapshot", DeprecationWarning, stacklevel=2
+        )
+        return self.snapshot
 
 
 def default_of(spec: OptionSpec) -> Any:

@@ -20,12 +20,20 @@ from statelog.options.sections import (
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
-    MaterializationOptions,
     Options,
+    SnapshotPolicy,
     StreamOptions,
     check_foreign,
 )
-from statelog.options.table import OPTIONS, SECTIONS, ForeignKey, OptionSpec, find_option
+from statelog.options.table import (
+    OPTIONS,
+    RENAMED_SECTIONS,
+    SECTIONS,
+    ForeignKey,
+    OptionSpec,
+    find_option,
+    variable_of,
+)
 
 _VARIABLE_PREFIX: Final = "STATELOG_"
 _SPARK_PREFIX: Final = "spark.statelog."
@@ -82,7 +90,7 @@ def load_options(
         changelog=_section(ChangelogOptions, "changelog", found),
         checkpoint=_section(CheckpointOptions, "checkpoint", found),
         stream=_section(StreamOptions, "stream", found),
-        materialization=_section(MaterializationOptions, "materialization", found),
+        snapshot=_section(SnapshotPolicy, "snapshot", found),
         local_recovery=_section(LocalRecoveryOptions, "local-recovery", found),
     )
 
@@ -140,14 +148,19 @@ def _from_spark(
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield our variables; others of our prefix are let be unless they look like a slip."""
-    variables = {spec.variable: spec for spec in OPTIONS}
-    sections = tuple(f"{_VARIABLE_PREFIX}{_upper(section)}_" for section in SECTIONS)
+    variables = {spec.variable: spec.key for spec in OPTIONS}
+    for old, new in RENAMED_SECTIONS.items():
+        for spec in OPTIONS:
+            if spec.section == new:
+                old_key = f"{old}.{spec.name}"
+                variables[variable_of(old_key)] = old_key  # `find_option` reports the old name
+    sections = tuple(variable_of(f"{section}.") for section in SECTIONS)
     for name, value in environ.items():
         if not name.startswith(_VARIABLE_PREFIX):
             continue
         origin = f"environment variable {name}"
         if name in variables:
-            yield variables[name].key, value, origin
+            yield variables[name], value, origin
             continue
         near = difflib.get_close_matches(name, variables, n=1, cutoff=_SUGGESTION_CUTOFF)
         if near or name.startswith(sections):
@@ -197,7 +210,3 @@ def _flat(document: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
-
-
-def _upper(section: str) -> str:
-    return section.replace("-", "_").upper()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,7 +87,7 @@ class OptionSpec:
     @property
     def variable(self) -> str:
         """The environment variable."""
-        return "STATELOG_" + self.key.replace(".", "_").replace("-", "_").upper()
+        return variable_of(self.key)
 
     @property
     def spark_key(self) -> str:
@@ -169,24 +170,28 @@ OPTIONS: Final = (
         "Flink's stream buffer, raised to the threshold; an object is put whole here.",
         False,
     ),
-    OptionSpec("materialization", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
-    OptionSpec("materialization", "min_log_bytes", "min-log-size", OptionKind.SIZE, (), "A smaller log is never due by size."),
-    OptionSpec("materialization", "max_log_handles", "max-log-handles", OptionKind.COUNT, (), "Checkpoints whose log one key group may have to replay, whatever its size."),
-    OptionSpec("materialization", "slice_bytes", "slice-size", OptionKind.SIZE, (), "Size of the snapshot that one micro-batch writes; a state of more than 64 such slices is cut into larger ones."),
+    OptionSpec("snapshot", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
+    OptionSpec("snapshot", "min_log_bytes", "min-log-size", OptionKind.SIZE, (), "A smaller log is never due by size."),
+    OptionSpec("snapshot", "max_log_handles", "max-log-handles", OptionKind.COUNT, (), "Checkpoints whose log one key group may have to replay, whatever its size."),
+    OptionSpec("snapshot", "slice_bytes", "slice-size", OptionKind.SIZE, (), "Size of the snapshot that one micro-batch writes; see `snapshot.max-slices`."),
+    OptionSpec("snapshot", "max_slices", "max-slices", OptionKind.COUNT, (), "Slices of a state at most; a state too large for so many is cut into larger slices."),
     OptionSpec("local-recovery", "backup", "backup", OptionKind.SWITCH, (f"{_EXECUTION}local-backup.enabled",), "Write local copies of uploaded files; as `local-recovery.recovery` unless set."),
     OptionSpec("local-recovery", "recovery", "recovery", OptionKind.SWITCH, ("execution.state-recovery.from-local", "state.backend.local-recovery"), "Read local copies where there are some."),
     OptionSpec("local-recovery", "directories", "directories", OptionKind.PATHS, (f"{_EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"), "Directories of this host for local copies."),
 )  # fmt: skip
 """Every option."""
 
+RENAMED_SECTIONS: Final = {"materialization": "snapshot"}
+"""Old names of sections, accepted for one version, and the present ones."""
+
 SECTIONS: Final = tuple(dict.fromkeys(spec.section for spec in OPTIONS))
 
 FOREIGN: Final = (
     ForeignKey(tuple(f"{prefix}enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "statelog is the changelog"),
     ForeignKey(tuple(f"{prefix}storage" for prefix in _CHANGELOG), OptionKind.TEXT, "filesystem", "for tests in memory, open a location such as memory://test"),
-    ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows for ever; raise the bounds of the section materialization instead"),
+    ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows for ever; raise the bounds in the section `snapshot` instead"),
     ForeignKey(tuple(f"{prefix}periodic-materialize.interval" for prefix in _CHANGELOG), OptionKind.DURATION, None, "snapshots are written when the log has grown, not by the clock"),
-    ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a snapshot that fails fails its micro-batch, which Spark repeats"),
+    ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a failed snapshot fails no micro-batch and is tried again later"),
     ForeignKey((f"{_EXECUTION}max-concurrent-checkpoints",), OptionKind.COUNT, 1, "micro-batches commit one after another"),
     ForeignKey((f"{_EXECUTION}file-merging.enabled",), OptionKind.SWITCH, None, "tasks of a batch share one file anyway"),
 )  # fmt: skip
@@ -210,6 +215,7 @@ def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey
         InvalidOptionsError: Nothing is called so; the message names the nearest key.
     """
     specs = [spec for spec in OPTIONS if section in (None, spec.section)]
+    key = _present_key(key)
     plain = _plain(key)
     exact = _PREFIXED.get(key)
     if exact is not None and exact in specs:
@@ -227,6 +233,25 @@ def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey
     near = difflib.get_close_matches(plain, known, n=1)
     hint = f"; did you mean {known[near[0]].key!r}?" if near else "; docs/options.md lists all"
     raise InvalidOptionsError(f"unknown option {key!r}{hint}", key=key)
+
+
+def _present_key(key: str) -> str:
+    """Return *key* with the present name of its section; an old name is reported."""
+    for old, new in RENAMED_SECTIONS.items():
+        if _plain(key).startswith(f"{old}_"):
+            present = new + key.strip()[len(old) :]
+            warnings.warn(
+                f"option {key!r} is now {present!r}; the old key is accepted for one more version",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            return present
+    return key
+
+
+def variable_of(key: str) -> str:
+    """Return the environment variable of a key of ours."""
+    return "STATELOG_" + _plain(key).upper()
 
 
 def _plain(key: str) -> str:

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
+from statelog.options import SnapshotPolicy
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.event_time import check_output_column, event_time_column
@@ -98,7 +98,7 @@ class OperatorSettings(TypedDict, total=False):
     localDirectory: str | None
     storeOptions: Mapping[str, Any] | None
     fsync: bool | None
-    materialization: MaterializationPolicy | None
+    materialization: SnapshotPolicy | None
     onProgress: Callable[[BatchProgress], None] | None
     metrics: Metrics | None
 

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.options import CheckpointOptions
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.metrics import Metrics
+from statelog.options import SnapshotPolicy
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.initial_state import InitialState
 from statelog.spark.query.input_plan import InputPlan
@@ -72,7 +72,7 @@ class EngineConfig:
     max_parallelism: int
     inline_bytes: int
     checkpoints: CheckpointOptions
-    materialization: MaterializationPolicy
+    materialization: SnapshotPolicy
     restore: int | str
     adopt: bool
     on_progress: Callable[[BatchProgress], None] | None

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from statelog.checkpoint.options import CheckpointOptions
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM
-from statelog.options import load_options
+from statelog.options import SnapshotPolicy, load_options
 from statelog.options.table import ForeignKey, find_option
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.query.delivery import Delivery
@@ -38,7 +37,7 @@ _STORE_OPTIONS: Final = "storeoptions."
 _DEFAULT_INLINE_BYTES: Final = 1024 * 1024
 _FIXED_AT_THE_OPERATOR: Final = ("maxParallelism", "operatorId")
 _NEVER_BY_CONFIGURATION: Final = ("operatorId", "restore", "adopt")
-_EFFECTIVE_SECTIONS: Final = ("checkpoint", "materialization")
+_EFFECTIVE_SECTIONS: Final = ("checkpoint", "snapshot")
 
 
 def _delivery(value: Any, *, key: str) -> Delivery:
@@ -138,7 +137,7 @@ class QuerySettings:
     fsync: bool = True
     store_options: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: CheckpointOptions = field(default_factory=CheckpointOptions)
-    materialization: MaterializationPolicy = field(default_factory=MaterializationPolicy)
+    materialization: SnapshotPolicy = field(default_factory=SnapshotPolicy)
 
     def __post_init__(self) -> None:
         if self.max_parallelism < 1:
@@ -270,7 +269,7 @@ def settle(
         base_location=base,
         store_options={**session.store, **store, **writer.store},
         checkpoints=options.checkpoint,
-        materialization=policy or MaterializationPolicy.of(options.materialization),
+        materialization=policy or options.snapshot,
         **{_SETTINGS[name][0]: value for name, value in merged.items()},
     )
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
+from statelog.options import SnapshotPolicy
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.settings import QuerySettings, settle
 
@@ -38,7 +38,7 @@ def test_every_setting_can_be_configured_as_text() -> None:
             "fsync": "false",
             "retained": "9",
             "checkpoint.compress-metadata": "false",
-            "materialization.max-log-handles": "5",
+            "snapshot.max-log-handles": "5",
             "storeOptions.aws_region": "eu-central-1",
         }
     )
@@ -71,8 +71,8 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
     assert 8 == settled(environ=environ).checkpoints.retained
     found = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
     assert 5 == found.checkpoints.retained
-    policy = MaterializationPolicy(max_log_handles=3)
-    found = settled({"materialization.max-log-handles": "9"}, {"materialization": policy})
+    policy = SnapshotPolicy(max_log_handles=3)
+    found = settled({"snapshot.max-log-handles": "9"}, {"materialization": policy})
     assert policy == found.materialization
 
 
