@@ -12,10 +12,11 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from statelog.errors import UsageError
 
+T = TypeVar("T")
 _SHOWN_CHARACTERS = 80
 
 
@@ -144,13 +145,13 @@ def paths(value: object, name: str, *, error: type[UsageError] = UsageError) -> 
 
 
 def instance(
-    value: Any,
+    value: object,
     name: str,
-    kinds: type | tuple[type, ...],
+    kinds: type[T] | tuple[type[T], ...],
     wanted: str,
     *,
     error: type[UsageError] = UsageError,
-) -> Any:
+) -> T:
     """
     Return *value* if it is of one of the classes *kinds*, which *wanted* describes.
 
@@ -162,7 +163,7 @@ def instance(
     return value
 
 
-def acting(value: Any, name: str, methods: Sequence[str], wanted: str) -> Any:
+def acting(value: T, name: str, methods: Sequence[str], wanted: str) -> T:
     """
     Return *value* if it has the methods that a protocol asks for; *wanted* names the protocol.
 

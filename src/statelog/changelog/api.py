@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -118,9 +118,7 @@ class StateChangelogWriter(Protocol):
         """Append one change."""
         ...
 
-    def append_batch(
-        self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
-    ) -> None:
+    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
         """Append many changes, in columns."""
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,9 +66,7 @@ def check_length(length: int) -> None:
         )
 
 
-def checked_batch(
-    key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
-) -> ChangeBatch:
+def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> ChangeBatch:
     """
     Return the columns of a caller as a batch; the key groups are copied, the values are not.
 
@@ -107,7 +104,7 @@ def checked_batch(
     return ChangeBatch(column.astype(np.int32), values)
 
 
-def _one_chunk(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
     """Return the chunks as one array, without a copy where there is one chunk."""
     if values.num_chunks == 1:
         return values.chunk(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from statelog.arguments import folder, path, refused
 from statelog.core.retry_policy import RetryPolicy
@@ -47,17 +46,16 @@ def store_of(
     Raises:
         InvalidOptionsError: There is no location, or it cannot be understood.
     """
-    found: Any = options.base_path if location is None else location
+    found = options.base_path if location is None else location
     if found is None:
         raise InvalidOptionsError(
             "a changelog storage needs a location: pass one, or set the option base-path"
         )
-    if callable(getattr(found, "put", None)):
-        store: ObjectStore = found
-        return store
-    if not isinstance(found, str | os.PathLike):
+    if isinstance(found, str | os.PathLike):
+        return open_store(path(found, "base_path", error=InvalidOptionsError))
+    if not callable(getattr(found, "put", None)):
         raise refused("base_path", "a path, a URL or an ObjectStore", found, InvalidOptionsError)
-    return open_store(path(found, "base_path", error=InvalidOptionsError))
+    return found
 
 
 def retry_policy(options: ChangelogOptions) -> RetryPolicy:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -342,7 +342,7 @@ def _only(batch: ChangeBatch, key_group_range: KeyGroupRange) -> ChangeBatch:
     return ChangeBatch(column[wanted], batch.values.filter(pa.array(wanted)))
 
 
-def _narrow(values: pa.Array[Any]) -> Iterator[tuple[pa.Array[Any], int]]:
+def _narrow(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
     """Yield *values* as `binary` arrays with their positions, split where they pass 2 GiB."""
     if pa.types.is_binary(values.type):
         yield values, 0

@@ -170,7 +170,7 @@ class FsStateChangelogStorage:
             UsageError: The range is empty or too high.
             StoreError: This process inherited the storage over a fork.
 
-        Thread: Any.
+        Thread: any.
         """
         self._process.check()
         arguments.text(operator_id, "operator_id")
@@ -218,7 +218,7 @@ class FsStateChangelogStorage:
             ObjectNotFoundError: A file is missing.
             CorruptionError: A file is damaged.
 
-        Blocks: For the store.   Thread: Any.
+        Blocks: For the store.   Thread: any.
         """
         self._process.check()
         _check_handle(handle)
@@ -248,7 +248,7 @@ class FsStateChangelogStorage:
             ObjectNotFoundError: A file is missing.
             CorruptionError: A file is damaged.
 
-        Blocks: For the store.   Thread: Any.
+        Blocks: For the store.   Thread: any.
         """
         self._process.check()
         _check_handle(handle)
@@ -275,7 +275,7 @@ class FsStateChangelogStorage:
         Raises:
             Exception: The first error of a part, such as a scheduler or an uploader of the caller.
 
-        Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: Any.
+        Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: any.
         """
         self._process.check()
         with self._runtime.lock:

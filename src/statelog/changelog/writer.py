@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, assert_never
+from typing import Self, assert_never
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -63,6 +63,7 @@ from statelog.model import (
     ChangeBatch,
     KeyGroupRange,
     SequenceNumber,
+    StreamStateHandle,
 )
 from statelog.model.state_change import value_bytes
 from statelog.runtime.closing import close_after
@@ -185,9 +186,7 @@ class FsStateChangelogWriter:
         self._repair_rows()
         self._append_checked(METADATA_KEY_GROUP, value)
 
-    def append_batch(
-        self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
-    ) -> None:
+    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
         """
         Append many changes, in order, without touching them one by one.
 
@@ -557,5 +556,5 @@ class FsStateChangelogWriter:
         )
 
 
-def _handles(results: tuple[UploadResult, ...]) -> list[Any]:
+def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
     return list({result.entry.handle: None for result in results})

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
+from statelog.model.json_types import JsonObject
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +38,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     operator_id: str
-    schema: dict[str, Any]
+    schema: JsonObject
     query_id: str
     batch_id: int
     tasks: int
@@ -52,7 +51,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     state_entries: int
     delta_bytes: int
     output_bytes: int
-    output_files: list[dict[str, Any]]
+    output_files: list[JsonObject]
     went_back_to: int | None = None
     watermark_ms: int = -1
     next_due_ms: int | None = None
@@ -61,9 +60,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     source_logs: list[SourceLog] | None = None
     source_folders: list[str] | None = None
 
-    def to_properties(self) -> dict[str, Any]:
+    def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; staged files live and die with the checkpoint."""
-        properties: dict[str, Any] = msgspec.to_builtins(self)
+        properties: JsonObject = msgspec.to_builtins(self)
         properties[OBJECTS_PROPERTY] = [handle.path for handle in self.staged_files()]
         return properties
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
@@ -28,7 +27,7 @@ from statelog.checkpoint.rewind_plan import (
     rewind_points,
 )
 from statelog.format.checkpoint_metadata import RESERVED_TAGS
-from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.model import JsonObject, KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore
 
@@ -106,7 +105,7 @@ def _commit_again(
     everything = KeyGroupRange(0, base.max_parallelism - 1)
     coordinator.trigger(checkpoint_id, [everything])
     coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(everything, None))
-    properties: dict[str, Any] = {**base.properties, "went_back_to": went_back_to}
+    properties: JsonObject = {**base.properties, "went_back_to": went_back_to}
     coordinator.complete(checkpoint_id, properties=properties, sections=sections)
     return checkpoint_id
 

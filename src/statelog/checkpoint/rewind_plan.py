@@ -6,7 +6,7 @@ import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -17,6 +17,7 @@ from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError
+from statelog.model import Json
 from statelog.store import LocationPaths, ObjectStore
 
 _LOGS: Final = "sources"
@@ -186,7 +187,7 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     return found
 
 
-def _record(properties: Mapping[str, Any]) -> _Record | None:
+def _record(properties: Mapping[str, Json]) -> _Record | None:
     try:
         return msgspec.convert(dict(properties), _Record)
     except msgspec.ValidationError:

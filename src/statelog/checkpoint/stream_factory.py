@@ -27,7 +27,7 @@ from typing import Final
 from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
 from statelog.errors import ClosedError, StoreError, UsageError
-from statelog.format.buffers import checksum
+from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.store import LocationPaths, ObjectStore
 
@@ -36,8 +36,6 @@ DEFAULT_THRESHOLD_BYTES: Final = 20 * 1024
 DEFAULT_WRITE_BUFFER_BYTES: Final = 4096
 MAX_ATTEMPTS: Final = 10
 _ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-Buffer = bytes | bytearray | memoryview
 
 
 class CheckpointedStateScope(enum.Enum):

@@ -6,7 +6,7 @@ import enum
 import hashlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -82,10 +82,10 @@ def cat(
 
 def _row(
     start: int, change: StateChange, values: ValueForm | None, value_bytes: int
-) -> dict[str, Any]:
+) -> dict[str, int | str]:
     """Return one change as programs read it."""
     size = len(change.value)
-    row = {
+    row: dict[str, int | str] = {
         "change_set": start,
         "key_group": change.key_group,
         "size": size,
@@ -98,7 +98,7 @@ def _row(
     return row
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: dict[str, int | str]) -> str:
     """Return one change as people read it."""
     line = f"{row['change_set']:>12} {row['key_group']:>9} {row['size']:>10}  {row['sha256']}"
     if "value" not in row:

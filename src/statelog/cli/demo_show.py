@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statelog.cli.output import plural, size_text
+from statelog.model import JsonObject
 
 if TYPE_CHECKING:
     from statelog.demo.run import DemoResult, Kill
@@ -101,7 +102,7 @@ class Show:
         done = len(self._seen)
         self._update(completed=done, counted=f"{done} of {self._batches} micro-batches")
 
-    def batch(self, run: int, progress: dict[str, Any]) -> None:
+    def batch(self, run: int, progress: JsonObject) -> None:
         """Show the numbers of a micro-batch."""
         self._seen.add(progress["batch_id"])
         cells = (

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -50,7 +50,7 @@ def print_error(message: str) -> None:
     shown.print(Text.assemble(("statelog: ", "bold red"), message))
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON line."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 

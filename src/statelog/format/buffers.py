@@ -8,7 +8,14 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
+Buffers = Buffer | Sequence[Buffer]
+"""Content in one buffer, or in several that are written one after another."""
+
+
+def pieces_of(content: Buffers) -> Sequence[Buffer]:
+    """Return *content* as a sequence of buffers."""
+    return [content] if isinstance(content, Buffer) else content
 
 
 def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
@@ -19,7 +26,7 @@ def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
     return crc
 
 
-def joined(pieces: Sequence[Buffer | bytearray]) -> memoryview:
+def joined(pieces: Sequence[Buffer]) -> memoryview:
     """
     Return *pieces* one after another, in one buffer.
 

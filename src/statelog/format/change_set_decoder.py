@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +78,7 @@ def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
         _damaged(where, offset, f"{num_groups} groups cannot fit")
     key_groups: list[int] = []
     counts: list[int] = []
-    parts: list[pa.Array[Any]] = []
+    parts: list[pa.Array] = []
     for _ in range(num_groups):
         count, key_group = _unpack(GROUP, view, position, where, "a group header")
         start = position + GROUP.size
@@ -150,7 +149,7 @@ def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | Non
     return DecodedChangeSet(ChangeBatch(column, values), position)
 
 
-def _concat(parts: list[pa.Array[Any]]) -> pa.Array[Any]:
+def _concat(parts: list[pa.Array]) -> pa.Array:
     if len(parts) == 1:
         return parts[0]
     if sum(part.nbytes for part in parts) > INT32_MAX:
@@ -158,9 +157,7 @@ def _concat(parts: list[pa.Array[Any]]) -> pa.Array[Any]:
     return pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
 
 
-def _decode_group(
-    view: memoryview, start: int, count: int, where: str
-) -> tuple[pa.Array[Any], int]:
+def _decode_group(view: memoryview, start: int, count: int, where: str) -> tuple[pa.Array, int]:
     """Return the values of one group and the position behind it."""
     if count == 0:
         return pa.array([], pa.binary()), start
@@ -183,7 +180,7 @@ def _decode_group(
 
 def _decode_varied_group(
     view: memoryview, start: int, count: int, where: str
-) -> tuple[pa.Array[Any], int]:
+) -> tuple[pa.Array, int]:
     limit = len(view)
     unpack = INT.unpack_from
     positions = [start]
@@ -260,7 +257,7 @@ def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> Non
 
 def _unpack(
     layout: struct.Struct, view: memoryview, position: int, where: str, what: str
-) -> tuple[Any, ...]:
+) -> tuple[int, ...]:
     if position < 0 or position + layout.size > len(view):
         _damaged(where, position, f"the payload ends ({len(view)} bytes) inside {what}")
     return layout.unpack_from(view, position)

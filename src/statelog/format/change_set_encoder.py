@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,7 @@ def encode_change_set(
 
 
 def _encode_small_groups(
-    values: pa.Array[Any], present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
+    values: pa.Array, present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
 ) -> EncodedChangeSet:
     """Encode with group headers and lengths as one column before the values: no step per group."""
     lengths, sums = _lengths(values)
@@ -164,33 +164,31 @@ def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChang
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 
-def _offsets(values: pa.Array[Any]) -> npt.NDArray[Any]:
+def _offsets(values: pa.Array) -> npt.NDArray[np.generic]:
     wide = pa.types.is_large_binary(values.type)
     offsets = np.frombuffer(values.buffers()[1], dtype=np.int64 if wide else np.int32)
     return offsets[values.offset : values.offset + len(values) + 1]
 
 
-def _value_bytes(values: pa.Array[Any]) -> int:
+def _value_bytes(values: pa.Array) -> int:
     offsets = _offsets(values)
     return int(offsets[-1]) - int(offsets[0])
 
 
-def _lengths(values: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the length of each value, and the summed lengths before each and after the last."""
     offsets = _offsets(values).astype(np.int64)
     return np.diff(offsets), offsets - offsets[0]
 
 
-def _common_length(arrays: Sequence[pa.Array[Any]]) -> int:
+def _common_length(arrays: Sequence[pa.Array]) -> int:
     """Return the length that all values have, or 0 if they differ (or are empty)."""
     first = int(np.diff(_offsets(arrays[0])[:2])[0])
     same = all((np.diff(_offsets(values)) == first).all() for values in arrays)
     return first if same else 0
 
 
-def _in_order(
-    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None
-) -> pa.Array[Any]:
+def _in_order(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None) -> pa.Array:
     """Return all values as one array, in *order*."""
     wide = any(pa.types.is_large_binary(array.type) for array in arrays)
     if wide or sum(_value_bytes(array) for array in arrays) > INT32_MAX:
@@ -200,7 +198,7 @@ def _in_order(
 
 
 def _scattered(
-    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None, length: int
+    arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, length: int
 ) -> memoryview:
     """
     Return values of one length, in *order*, each with its length before it.
@@ -225,7 +223,7 @@ def _scattered(
     return memoryview(body.reshape(-1).data)
 
 
-def _woven(prefixes: pa.Array[Any], values: pa.Array[Any], size_bytes: int) -> memoryview:
+def _woven(prefixes: pa.Array, values: pa.Array, size_bytes: int) -> memoryview:
     """Return prefix and value of every row, one after another, *size_bytes* in all."""
     wide = pa.types.is_large_binary(values.type) or size_bytes > INT32_MAX
     kind = pa.large_binary() if wide else pa.binary()

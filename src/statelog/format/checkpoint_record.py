@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,7 @@ from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
+    JsonObject,
     KeyGroupRange,
     MaterializedHandle,
     StreamStateHandle,
@@ -105,23 +106,26 @@ class _Record(msgspec.Struct, omit_defaults=True):
     snapshots: _Snapshots
     log: _Log
     parent: int | None = None
-    properties: dict[str, Any] = {}
+    properties: JsonObject = {}
 
 
 _decoder: Final = msgspec.json.Decoder(_Record)
+
+
+_FileKey = tuple[str, int, int | None] | tuple[str, bytes]
 
 
 class _FileTable:
     """Numbers stream handles while a record is written."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[_FileKey, int] = {}
         self.handles: list[StreamStateHandle] = []
 
     def number_of(self, handle: StreamStateHandle) -> int:
         # Equality of handles is their name; here nothing may be lost, so all fields count.
         if isinstance(handle, FileStateHandle):
-            key: tuple[Any, ...] = (handle.path, handle.size_bytes, handle.crc32c)
+            key: _FileKey = (handle.path, handle.size_bytes, handle.crc32c)
         else:
             key = (handle.name, handle.data)
         number = self._numbers.setdefault(key, len(self.handles))

@@ -4,7 +4,6 @@ from statelog.model.checkpoint import (
     OBJECTS_PROPERTY,
     ChangelogStateBackendHandle,
     CompletedCheckpoint,
-    Json,
     MaterializedHandle,
     TaskStateSnapshot,
     live_log,
@@ -17,6 +16,7 @@ from statelog.model.handles import (
     HandleAndOffset,
     StreamStateHandle,
 )
+from statelog.model.json_types import Json, JsonObject
 from statelog.model.key_group import (
     DEFAULT_MAX_PARALLELISM,
     METADATA_KEY_GROUP,
@@ -40,6 +40,7 @@ __all__ = [
     "FileStateHandle",
     "HandleAndOffset",
     "Json",
+    "JsonObject",
     "KeyGroupRange",
     "MaterializedHandle",
     "SequenceNumber",

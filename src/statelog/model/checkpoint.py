@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,9 @@ from statelog.model.handles import (
     StreamStateHandle,
     stream_handle_from_json,
 )
+from statelog.model.json_types import Json, JsonObject
 from statelog.model.key_group import KeyGroupRange
 
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 BuiltT = TypeVar("BuiltT")
 _Int64Array = npt.NDArray[np.int64]
 _NO_SNAPSHOT = -1
@@ -63,7 +63,7 @@ class MaterializedHandle:
                 f"{self.checkpoint_id}"
             )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "key_groups": [self.key_group_range.start, self.key_group_range.end],
@@ -72,7 +72,7 @@ class MaterializedHandle:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> MaterializedHandle:
+    def from_json(cls, value: JsonObject) -> MaterializedHandle:
         """Build a handle from its JSON form; raises `CorruptionError` if it is none."""
         return _from_json(
             value,
@@ -100,7 +100,7 @@ class TaskStateSnapshot:
     log: ChangelogStateHandle | None
     materialized: MaterializedHandle | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "key_groups": [self.key_group_range.start, self.key_group_range.end],
@@ -109,7 +109,7 @@ class TaskStateSnapshot:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> TaskStateSnapshot:
+    def from_json(cls, value: JsonObject) -> TaskStateSnapshot:
         """Build a snapshot from its JSON form; raises `CorruptionError` if it is none."""
 
         def build() -> TaskStateSnapshot:
@@ -143,7 +143,7 @@ class ChangelogStateBackendHandle:
     materialized: tuple[MaterializedHandle, ...]
     log: tuple[ChangelogStateHandle, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "key_groups": [self.key_group_range.start, self.key_group_range.end],
@@ -153,7 +153,7 @@ class ChangelogStateBackendHandle:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ChangelogStateBackendHandle:
+    def from_json(cls, value: JsonObject) -> ChangelogStateBackendHandle:
         """Build a handle from its JSON form; raises `CorruptionError` if it is none."""
         return _from_json(
             value,
@@ -316,7 +316,7 @@ def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[
         yield KeyGroupRange(overlap.start + start, overlap.start + end - 1)
 
 
-def _from_json(value: Any, what: str, build: Callable[[], BuiltT]) -> BuiltT:
+def _from_json(value: object, what: str, build: Callable[[], BuiltT]) -> BuiltT:
     try:
         return build()
     except (KeyError, TypeError, ValueError) as error:

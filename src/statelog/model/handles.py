@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
 
 HANDLE_JSON_VERSION = 1
@@ -45,7 +45,7 @@ class FileStateHandle:
         if self.crc32c is not None:
             _check_count(self, "crc32c", 0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {"file": self.path, "size": self.size_bytes, "crc32c": self.crc32c}
 
@@ -72,7 +72,7 @@ class ByteStreamStateHandle:
         """Length of the data."""
         return len(self.data)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form; the bytes become base64."""
         return {"inline": self.name, "data": base64.b64encode(self.data).decode("ascii")}
 
@@ -87,7 +87,7 @@ def _check_count(value: object, name: str, low: int) -> None:
 StreamStateHandle = FileStateHandle | ByteStreamStateHandle
 
 
-def stream_handle_from_json(value: dict[str, Any]) -> StreamStateHandle:
+def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
     """
     Build a stream handle from its JSON form.
 
@@ -132,7 +132,7 @@ class HandleAndOffset:
         if crc is not None and (crc.__class__ is not int or crc < 0):
             _check_count(self, "crc32c", 0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "handle": self.handle.to_json(),
@@ -142,7 +142,7 @@ class HandleAndOffset:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> HandleAndOffset:
+    def from_json(cls, value: JsonObject) -> HandleAndOffset:
         """Build an entry from its JSON form; raises `CorruptionError` if it is none."""
         try:
             handle = stream_handle_from_json(value["handle"])
@@ -194,7 +194,7 @@ class ChangelogStateHandle:
         overlap = self.key_group_range.intersection(key_group_range)
         return replace(self, key_group_range=overlap) if len(overlap) else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form, readable by every later version."""
         return {
             "version": HANDLE_JSON_VERSION,
@@ -208,7 +208,7 @@ class ChangelogStateHandle:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ChangelogStateHandle:
+    def from_json(cls, value: JsonObject) -> ChangelogStateHandle:
         """
         Build a handle from its JSON form.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ class ChangeBatch:
     """
 
     key_groups: Int32Array
-    values: pa.Array[Any]
+    values: pa.Array
 
     def __len__(self) -> int:
         return len(self.key_groups)
@@ -96,7 +96,7 @@ class ChangeRows(ChangeBatch):
         return np.array(self.rows_key_groups, np.int32)
 
     @property
-    def values(self) -> pa.Array[Any]:
+    def values(self) -> pa.Array:
         """The column of values, see `ChangeBatch`."""
         return pa.array(self.rows_values, pa.binary())
 
@@ -174,7 +174,7 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
     return key_group, value
 
 
-def value_bytes(values: pa.Array[Any]) -> int:
+def value_bytes(values: pa.Array) -> int:
     """Return the summed lengths of a `binary` or `large_binary` array, in constant time."""
     if len(values) == 0:
         return 0

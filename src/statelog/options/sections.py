@@ -12,12 +12,15 @@ import datetime as dt
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from statelog import arguments
 from statelog.errors import InvalidOptionsError
-from statelog.options.table import ForeignKey, OptionSpec, find_option
+from statelog.options.table import ForeignKey, OptionSpec, OptionValue, find_option
 from statelog.options.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RETRY_POLICIES: Final = ("none", "fixed", "exponential")
 INLINE_THRESHOLD_MAX_BYTES: Final = MIB
@@ -102,7 +105,7 @@ class ChangelogOptions:
             )
 
     @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> ChangelogOptions:
+    def from_mapping(cls, settings: Mapping[str, object]) -> ChangelogOptions:
         """
         Build options from text settings.
 
@@ -116,7 +119,7 @@ class ChangelogOptions:
         """
         wanted = "a mapping of keys to values"
         arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {}  # by field; each class checks its own
         for key, value in settings.items():
             spec = find_option(key, "changelog")
             if isinstance(spec, ForeignKey):
@@ -278,12 +281,14 @@ class Options:
         return self.snapshot
 
 
-def default_of(spec: OptionSpec) -> Any:
+def default_of(spec: OptionSpec) -> OptionValue | None:
     """Return the default of an option."""
-    return getattr(getattr(Options(), spec.section.replace("-", "_")), spec.field)
+    section = getattr(Options(), spec.section.replace("-", "_"))
+    found: OptionValue | None = getattr(section, spec.field)
+    return found
 
 
-def check_foreign(foreign: ForeignKey, key: str, value: Any) -> None:
+def check_foreign(foreign: ForeignKey, key: str, value: object) -> None:
     """
     Look at a setting of Flink's that is no option here.
 
@@ -299,7 +304,7 @@ def check_foreign(foreign: ForeignKey, key: str, value: Any) -> None:
         )
 
 
-_CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
+_CHECKS: Final[Mapping[str, Callable[..., object]]] = {
     "int": arguments.whole_number,
     "float": arguments.number,
     "bool": arguments.switch,
@@ -312,7 +317,7 @@ _CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
 """What makes sure that a field of an option class is of the type it declares."""
 
 
-def _check_types(options: Any) -> None:
+def _check_types(options: DataclassInstance) -> None:
     """Put each field into its plain type, or refuse it."""
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
@@ -322,7 +327,7 @@ def _check_types(options: Any) -> None:
         object.__setattr__(options, each.name, found)
 
 
-def _check_signs(options: Any) -> None:
+def _check_signs(options: DataclassInstance) -> None:
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
         if isinstance(value, dt.timedelta) and value < dt.timedelta(0):
@@ -335,7 +340,7 @@ def _check_signs(options: Any) -> None:
             )
 
 
-def _check_at_least_one(options: Any, *names: str) -> None:
+def _check_at_least_one(options: DataclassInstance, *names: str) -> None:
     for name in names:
         if getattr(options, name) < 1:
             raise InvalidOptionsError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from statelog.options.table import (
     SECTIONS,
     ForeignKey,
     OptionSpec,
+    OptionValue,
     find_option,
     variable_of,
 )
@@ -40,12 +41,13 @@ _SPARK_PREFIX: Final = "spark.statelog."
 _ROOT: Final = "statelog"
 _SUGGESTION_CUTOFF: Final = 0.75
 
-_Found = dict[str, tuple[OptionSpec, Any, str]]
+SectionT = TypeVar("SectionT")
+_Found = dict[str, tuple[OptionSpec, OptionValue, str]]
 """By key: the option, its value, and where that came from."""
 
 
 def load_options(
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     *,
     spark_conf: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -95,7 +97,7 @@ def load_options(
     )
 
 
-def _read(entries: Iterable[tuple[str, Any, str]]) -> _Found:
+def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
     """Understand the settings of one place, none of which may be there twice."""
     found: _Found = {}
     for key, value, origin in entries:
@@ -117,7 +119,7 @@ def _read(entries: Iterable[tuple[str, Any, str]]) -> _Found:
     return found
 
 
-def _section(kind: Any, name: str, found: _Found) -> Any:
+def _section(kind: Callable[..., SectionT], name: str, found: _Found) -> SectionT:
     chosen = {
         spec.field: (value, origin)
         for spec, value, origin in found.values()
@@ -139,14 +141,14 @@ def _section(kind: Any, name: str, found: _Found) -> Any:
 
 def _from_spark(
     conf: Mapping[str, str] | Iterable[tuple[str, str]],
-) -> Iterator[tuple[str, Any, str]]:
+) -> Iterator[tuple[str, object, str]]:
     pairs = conf.items() if isinstance(conf, Mapping) else conf
     for key, value in pairs:
         if key.startswith(_SPARK_PREFIX):
             yield key.removeprefix(_SPARK_PREFIX), value, f"Spark's configuration {key!r}"
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
     """Yield our variables; others of our prefix are let be unless they look like a slip."""
     variables = {spec.variable: spec.key for spec in OPTIONS}
     for old, new in RENAMED_SECTIONS.items():
@@ -170,7 +172,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 
 def _from_yaml(
     file: str | os.PathLike[str] | None, text: str | None
-) -> Iterator[tuple[str, Any, str]]:
+) -> Iterator[tuple[str, object, str]]:
     if file is None and text is None:
         return
     place = "the YAML text" if file is None else f"YAML file {os.fspath(file)}"
@@ -191,9 +193,9 @@ def _from_yaml(
         yield key.removeprefix(f"{_ROOT}."), value, f"{place}, key {key!r}"
 
 
-def _decode_yaml(text: str, place: str) -> Any:
+def _decode_yaml(text: str, place: str) -> object:
     try:
-        document = msgspec.yaml.decode(text)
+        document: object = msgspec.yaml.decode(text)
     except ImportError as error:
         raise InvalidOptionsError(
             f"{place} needs PyYAML: install statelog[cli]", origin=place
@@ -203,7 +205,7 @@ def _decode_yaml(text: str, place: str) -> Any:
     return {} if document is None else document
 
 
-def _flat(document: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(document: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):

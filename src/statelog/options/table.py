@@ -9,12 +9,13 @@ Source: Flink 2.3.0, FsStateChangelogOptions, StateChangelogOptions, Checkpointi
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import enum
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from statelog.errors import InvalidOptionsError
 from statelog.options import units
@@ -22,6 +23,10 @@ from statelog.options import units
 _DFS: Final = ("state.changelog.dstl.dfs.", "state.backend.changelog.dstl.dfs.", "dstl.dfs.")
 _CHANGELOG: Final = ("state.changelog.", "state.backend.changelog.")
 _EXECUTION: Final = "execution.checkpointing."
+
+
+OptionValue: TypeAlias = bool | int | float | str | dt.timedelta | tuple[str, ...]
+"""What an option can be set to."""
 
 
 class OptionKind(enum.Enum):
@@ -35,7 +40,7 @@ class OptionKind(enum.Enum):
     TEXT = "text"
     PATHS = "paths"
 
-    def parse(self, value: Any, key: str) -> Any:
+    def parse(self, value: object, key: str) -> OptionValue:
         """
         Return *value* in the type of this kind.
 
@@ -45,7 +50,7 @@ class OptionKind(enum.Enum):
         return _PARSERS[self](value, key=key)
 
 
-_PARSERS: Final[Mapping[OptionKind, Callable[..., Any]]] = {
+_PARSERS: Final[Mapping[OptionKind, Callable[..., OptionValue]]] = {
     OptionKind.SIZE: units.parse_size,
     OptionKind.COUNT: units.parse_count,
     OptionKind.RATIO: units.parse_ratio,
@@ -109,7 +114,7 @@ class ForeignKey:
 
     keys: tuple[str, ...]
     kind: OptionKind
-    allowed: Any
+    allowed: OptionValue | None
     reason: str
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-from typing import Any, Final
+from typing import Final
 
 from statelog.errors import InvalidOptionsError
 
@@ -33,11 +33,11 @@ _ISO_DURATION: Final = re.compile(
 )
 
 
-def _refuse(key: str, value: Any, wanted: str) -> InvalidOptionsError:
+def _refuse(key: str, value: object, wanted: str) -> InvalidOptionsError:
     return InvalidOptionsError(f"option {key!r} is {value!r}; it must be {wanted}", key=key)
 
 
-def parse_size(value: Any, *, key: str = "size") -> int:
+def parse_size(value: object, *, key: str = "size") -> int:
     """
     Return a number of bytes from a number or from text such as "5 mb" (binary units).
 
@@ -52,7 +52,7 @@ def parse_size(value: Any, *, key: str = "size") -> int:
     return int(match[1]) * _SIZE_UNITS[match[2].lower()]
 
 
-def parse_count(value: Any, *, key: str = "count") -> int:
+def parse_count(value: object, *, key: str = "count") -> int:
     """
     Return a plain number.
 
@@ -66,7 +66,7 @@ def parse_count(value: Any, *, key: str = "count") -> int:
     raise _refuse(key, value, "a whole number")
 
 
-def parse_ratio(value: Any, *, key: str = "ratio") -> float:
+def parse_ratio(value: object, *, key: str = "ratio") -> float:
     """
     Return a number that may have a fraction.
 
@@ -83,7 +83,7 @@ def parse_ratio(value: Any, *, key: str = "ratio") -> float:
     raise _refuse(key, value, "a number such as 1.5")
 
 
-def parse_duration(value: Any, *, key: str = "duration") -> dt.timedelta:
+def parse_duration(value: object, *, key: str = "duration") -> dt.timedelta:
     """
     Return a duration from a `timedelta`, milliseconds, "10 ms" or "PT0.01S".
 
@@ -106,7 +106,7 @@ def parse_duration(value: Any, *, key: str = "duration") -> dt.timedelta:
     raise _refuse(key, value, "a duration such as '10 ms' or 'PT0.01S'")
 
 
-def parse_bool(value: Any, *, key: str = "switch") -> bool:
+def parse_bool(value: object, *, key: str = "switch") -> bool:
     """
     Return a switch from `bool` or from "true" and "false".
 
@@ -119,7 +119,7 @@ def parse_bool(value: Any, *, key: str = "switch") -> bool:
     return text == "true"
 
 
-def parse_text(value: Any, *, key: str = "text") -> str:
+def parse_text(value: object, *, key: str = "text") -> str:
     """
     Return text, without blanks around it.
 
@@ -131,7 +131,7 @@ def parse_text(value: Any, *, key: str = "text") -> str:
     return value.strip()
 
 
-def parse_paths(value: Any, *, key: str = "paths") -> tuple[str, ...]:
+def parse_paths(value: object, *, key: str = "paths") -> tuple[str, ...]:
     """
     Return paths from a list, or from text with commas (or the system's separator) between them.
 
@@ -144,7 +144,7 @@ def parse_paths(value: Any, *, key: str = "paths") -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return *value* as it may be written in a setting."""
     match value:
         case None:

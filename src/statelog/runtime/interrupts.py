@@ -26,10 +26,11 @@ from _signal import signal as _setsignal
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, TypeVarTuple
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 PATIENCE_S: Final = 5.0
 """A step that takes longer is presumed to hang: signals come through to it after this time."""
@@ -58,7 +59,9 @@ class _StandIn:
 
     __slots__ = ("_main", "handler")
 
-    def __init__(self, main: MainThread, handler: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(
+        self, main: MainThread, handler: Callable[[int, FrameType | None], object]
+    ) -> None:
         self._main = main
         self.handler = handler
 
@@ -84,8 +87,8 @@ class MainThread:
         self._open = 0
         self._since_s = _NEVER
         self._noted: list[int] = []
-        self._seen: list[Any] = []
-        self._seldom: list[Any] = []
+        self._seen: list[object] = []
+        self._seldom: list[object] = []
         self._steps = 0
         self._stand_ins: list[tuple[int, _StandIn]] = []
         self._installed = False
@@ -122,7 +125,7 @@ class MainThread:
             if self._noted:
                 self._deliver()
 
-    def let_in(self, work: Callable[..., T], *args: Any) -> T:
+    def let_in(self, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
         """Do *work* with handlers let in, in the middle of a step or outside.  Thread: any."""
         if get_ident() != self.thread_id or not self.depth:
             return work(*args)
@@ -216,6 +219,6 @@ def uninterrupted(step: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def interruptible(work: Callable[..., T], *args: Any) -> T:
+def interruptible(work: Callable[[*Arguments], T], *args: *Arguments) -> T:
     """Do a piece of *work* inside of a step that signal handlers may interrupt, and return it."""
     return MAIN_THREAD.let_in(work, *args)

@@ -26,7 +26,7 @@ from statelog.runtime.lock import ThreadLock
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
-_Job = tuple[Callable[[], Any], Done]
+_Job = tuple[Callable[[], object], Done]
 _log = logging.getLogger("statelog")
 
 SPARE_THREADS: Final = 8
@@ -276,9 +276,9 @@ class ThreadPool:
             return None
 
 
-def _perform(work: Callable[[], Any], done: Done) -> BaseException | None:
+def _perform(work: Callable[[], object], done: Done) -> BaseException | None:
     """Run *work*, tell *done*, and return what interrupted it: Ctrl-C, not an error."""
-    result: Any = None
+    result: object = None
     error: BaseException | None = None
     try:
         result = work()

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-Buffer = bytes | bytearray | memoryview
-Buffers = Buffer | Sequence[Buffer]
-"""The content of an object: one buffer, or several that are written one after another."""
+from statelog.format.buffers import Buffer, Buffers
+
+__all__ = ["Buffer", "Buffers", "ObjectInfo", "ObjectStore"]
 
 
 @dataclass(frozen=True, slots=True)

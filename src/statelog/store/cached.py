@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
+from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 
 
@@ -73,10 +74,7 @@ class CachedStore:
 
     def _count(self, data: Buffers) -> None:
         self.objects_put += 1
-        if isinstance(data, bytes | bytearray | memoryview):
-            self.bytes_put += len(data)
-        else:
-            self.bytes_put += sum(map(len, data))
+        self.bytes_put += sum(map(len, pieces_of(data)))
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object."""

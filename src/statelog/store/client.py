@@ -11,7 +11,7 @@ import datetime as dt
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat
 
 import obstore.exceptions as obstore_errors
 import obstore.store
@@ -19,6 +19,8 @@ import obstore.store
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.store.explain import one_line
 from statelog.store.location import StoreKind, kind_of, local_path
+
+Client = obstore.store.ObjectStore
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -70,11 +72,11 @@ _ENDPOINTS: Final = {
     StoreKind.AZURE: ("endpoint",),
 }
 
-_memory_stores: dict[str, Any] = {}
+_memory_stores: dict[str, Client] = {}
 """Memory stores of this process by URL, so that two openings of one URL see the same objects."""
 
 
-def check_options(url: str, options: Mapping[str, Any]) -> None:
+def check_options(url: str, options: Mapping[str, object]) -> None:
     """
     Refuse options that the store at *url* does not know.
 
@@ -84,7 +86,7 @@ def check_options(url: str, options: Mapping[str, Any]) -> None:
     _arguments(url, options)
 
 
-def make_client(url: str, options: Mapping[str, Any], fsync: bool) -> Any:
+def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
     """
     Return obstore's client for a normalized URL; no server is contacted.
 
@@ -110,7 +112,7 @@ def make_client(url: str, options: Mapping[str, Any], fsync: bool) -> Any:
         ) from error
 
 
-def _arguments(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Sort the flat options into the arguments of obstore."""
     kind = kind_of(url)
     if kind not in _STORE_KEYS:
@@ -157,11 +159,13 @@ def _plain(kind: StoreKind, key: str) -> str:
     return lower
 
 
-def _number(key: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
+def _number(key: str, value: object) -> float:
+    number = -1.0
+    if isinstance(value, str | SupportsFloat):
+        try:
+            number = float(value)
+        except ValueError:
+            pass  # refused below
     if number < 0:
         unit = "seconds" if key == "retry_timeout" else "attempts"
         raise InvalidOptionsError(f"store option {key} is a number of {unit}, not {value!r}")
@@ -183,7 +187,7 @@ def _unknown_key(kind: StoreKind, given: str) -> str:
 
 
 def _client_options(
-    kind: StoreKind, arguments: Mapping[str, Any], given: Mapping[str, Any]
+    kind: StoreKind, arguments: Mapping[str, object], given: Mapping[str, object]
 ) -> dict[str, Any]:
     """
     Return the HTTP client's options, plain http allowed where the endpoint says http://.

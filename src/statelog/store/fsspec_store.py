@@ -15,7 +15,7 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, Literal, Protocol
 
 from statelog.errors import (
     InvalidOptionsError,
@@ -24,6 +24,7 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
+from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.explain import one_line
 from statelog.store.location import normalize_url
@@ -35,7 +36,29 @@ _WHOLE_AT_ONCE: Final = ("memory", "s3", "gs", "gcs", "az", "abfs", "oss", "cos"
 """Protocols whose files appear when they are complete; a move would be a copy there."""
 
 
-def open_fsspec_store(location: str, options: Mapping[str, Any]) -> FsspecStore:
+FileInfo = Mapping[str, Any]
+"""What a file system knows of a file; names and types differ between file systems."""
+
+
+class FileSystem(Protocol):
+    """What is used of a file system of fsspec (`fsspec.AbstractFileSystem`)."""
+
+    protocol: str | Sequence[str]
+    use_listings_cache: bool
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes: ...
+    def exists(self, path: str) -> bool: ...
+    def find(self, path: str, *, detail: Literal[True]) -> Mapping[str, FileInfo]: ...
+    def info(self, path: str) -> FileInfo: ...
+    def isfile(self, path: str) -> bool: ...
+    def makedirs(self, path: str, exist_ok: bool) -> None: ...
+    def mv(self, path1: str, path2: str) -> None: ...
+    def open(self, path: str, mode: Literal["xb"]) -> BinaryIO: ...
+    def pipe_file(self, path: str, value: bytes) -> None: ...
+    def rm_file(self, path: str) -> None: ...
+
+
+def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecStore:
     """
     Return the store rooted at *location*; nothing is contacted before the first use.
 
@@ -69,13 +92,13 @@ class FsspecStore:
     tell that from a whole one.
     """
 
-    def __init__(self, location: str, options: dict[str, Any]) -> None:
+    def __init__(self, location: str, options: dict[str, object]) -> None:
         self._location = location
         self._options = options
-        self._opened: tuple[Any, str] | None = None
+        self._opened: tuple[FileSystem, str] | None = None
         self._creates = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return FsspecStore, (self._location, self._options)
 
     def __repr__(self) -> str:
@@ -92,7 +115,7 @@ class FsspecStore:
         return None
 
     @property
-    def file_system(self) -> Any:
+    def file_system(self) -> FileSystem:
         """The file system of fsspec."""
         return self._open()[0]
 
@@ -100,7 +123,7 @@ class FsspecStore:
     def _root(self) -> str:
         return self._open()[1]
 
-    def _open(self) -> tuple[Any, str]:
+    def _open(self) -> tuple[FileSystem, str]:
         if self._opened is None:
             try:
                 url_to_fs = importlib.import_module("fsspec.core").url_to_fs
@@ -121,7 +144,9 @@ class FsspecStore:
         return f"{self._root}/{path}"
 
     @contextmanager
-    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Any]:
+    def _explained(
+        self, operation: str, path: str, *, writes: bool = False
+    ) -> Iterator[FileSystem]:
         facts = {"path": path, "url": self._location, "operation": operation}
         where = f"{operation} {path or '/'} in {self._location}"
         try:
@@ -226,29 +251,30 @@ class FsspecStore:
         protocol = self.file_system.protocol
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
-    def _write_beside(self, file_system: Any, path: str, data: Buffers) -> str:
+    def _write_beside(self, file_system: FileSystem, path: str, data: Buffers) -> str:
         short = path.replace("/", "-")[-100:]
         staged = f"{self._root}/{TEMPORARY_FOLDER}/{short}-{os.urandom(8).hex()}"
         self._make_folder(file_system, staged)
         file_system.pipe_file(staged, _joined(data))
         return staged
 
-    def _make_folder(self, file_system: Any, name: str) -> None:
+    def _make_folder(self, file_system: FileSystem, name: str) -> None:
         file_system.makedirs(name.rpartition("/")[0], exist_ok=True)
 
-    def _create(self, file_system: Any, name: str, data: bytes) -> None:
+    def _create(self, file_system: FileSystem, name: str, data: bytes) -> None:
         self._make_folder(file_system, name)
         if "memory" in self._protocols:
             # Its own way looks first and writes then; a dict does both in one step.
-            key = file_system._strip_protocol(name)
-            made = importlib.import_module(_MEMORY).MemoryFile(file_system, key, data)
-            if file_system.store.setdefault(key, made) is not made:
+            memory: Any = file_system
+            key = memory._strip_protocol(name)
+            made = importlib.import_module(_MEMORY).MemoryFile(memory, key, data)
+            if memory.store.setdefault(key, made) is not made:
                 raise FileExistsError(name)
             return
         with file_system.open(name, "xb") as file:
             file.write(data)
 
-    def _try_creation(self, file_system: Any) -> None:
+    def _try_creation(self, file_system: FileSystem) -> None:
         """Create one name twice, once in the life of this store; the second time must fail."""
         if self._creates:
             return
@@ -274,7 +300,7 @@ class FsspecStore:
                 operation="put-if-absent",
             )
 
-    def _info(self, info: Mapping[str, Any]) -> ObjectInfo:
+    def _info(self, info: FileInfo) -> ObjectInfo:
         name = str(info["name"])
         modified = next((info[key] for key in _TIMES if info.get(key) is not None), _NEVER)
         if isinstance(modified, int | float):
@@ -291,6 +317,4 @@ _NEVER: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 
 def _joined(data: Buffers) -> bytes:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    return b"".join(data)
+    return b"".join(pieces_of(data))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Final
 
-from statelog.store.api import Buffer, Buffers
+from statelog.format.buffers import Buffers, pieces_of
 
 _PLAIN_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[\w.=+@,-]+(?:/|$))+", re.ASCII)
 _STAGED: Final = "#1"
@@ -64,8 +63,7 @@ def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
 
 
 def _write(descriptor: int, data: Buffers) -> None:
-    whole = isinstance(data, bytes | bytearray | memoryview)
-    pieces: Sequence[Buffer] = [data] if whole else data  # type: ignore[assignment,list-item]
+    pieces = pieces_of(data)
     for start in range(0, len(pieces), _PIECES_MAX):
         waiting = [memoryview(each) for each in pieces[start : start + _PIECES_MAX]]
         left = sum(each.nbytes for each in waiting)

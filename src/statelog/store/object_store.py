@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import obstore
 import obstore.exceptions as obstore_errors
@@ -24,9 +24,9 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
-from statelog.format.buffers import joined
+from statelog.format.buffers import Buffer, joined
 from statelog.store.api import Buffers, ObjectInfo
-from statelog.store.client import check_options, fsync_path, make_client
+from statelog.store.client import Client, check_options, fsync_path, make_client
 from statelog.store.explain import is_missing_bucket, one_line
 from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
 from statelog.store.local_disk import can_write, write_object
@@ -48,7 +48,7 @@ _used_in_pid = 0
 def open_store(
     location: str | os.PathLike[str],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     fsync: bool = True,
 ) -> ObstoreStore | FsspecStore:
     """
@@ -92,13 +92,13 @@ def open_store(
 class ObstoreStore:
     """An `ObjectStore` over obstore.  Picklable: the copy opens its own client."""
 
-    def __init__(self, url: str, options: dict[str, Any], fsync: bool) -> None:
+    def __init__(self, url: str, options: dict[str, object], fsync: bool) -> None:
         self._url = url
         self._options = options
         self._fsync = fsync
-        self._client: Any = None
+        self._client: Client | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObstoreStore, (self._url, self._options, self._fsync)
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class ObstoreStore:
         """Directory of the store if it is on local disk, else None."""
         return local_path(self._url)
 
-    def _open(self) -> Any:
+    def _open(self) -> Client:
         global _used_in_pid
         pid = os.getpid()
         if _used_in_pid != pid:
@@ -133,7 +133,7 @@ class ObstoreStore:
         return self._client
 
     @contextmanager
-    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Any]:
+    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Client]:
         facts = {"path": path, "url": self._url, "operation": operation}
         where = f"{operation} {path or '/'} in {self._url}"
         try:
@@ -300,7 +300,7 @@ def _with_folders(write: Callable[[], object]) -> None:
     write()
 
 
-def _delete_quietly(client: Any, temporary: str) -> None:
+def _delete_quietly(client: Client, temporary: str) -> None:
     """What is left over is taken by the sweep; it must not turn a commit into a failure."""
     try:
         obstore.delete(client, temporary)
@@ -308,14 +308,14 @@ def _delete_quietly(client: Any, temporary: str) -> None:
         pass
 
 
-def _content(data: Buffers) -> Any:
+def _content(data: Buffers) -> Buffer | list[Buffer]:
     """Return the content in one piece where that is cheap: obstore's clients pay for each."""
-    if isinstance(data, bytes | bytearray | memoryview):
+    if isinstance(data, Buffer):
         return data
     if sum(len(piece) for piece in data) > _JOIN_MAX_BYTES:
         return list(data)
     return joined(data)
 
 
-def _info(meta: Any) -> ObjectInfo:
+def _info(meta: obstore.ObjectMeta) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], meta["last_modified"])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo
 
 _EPOCH: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -196,6 +197,4 @@ class FaultyStore:
 
 def joined(data: Buffers) -> bytes:
     """Return the content of an object in one piece."""
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    return b"".join(bytes(piece) for piece in data)
+    return b"".join(pieces_of(data))

@@ -8,7 +8,7 @@ useless.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from statelog.core import (
     change_log,
@@ -47,7 +47,7 @@ class BatchPolicy:
         self._timer_ns: int | None = None
         self._closed = False
 
-    def see(self, event: upload_batcher.Event, now_ns: int, actions: list[Any]) -> None:
+    def see(self, event: upload_batcher.Event, now_ns: int, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
             case upload_batcher.TaskOffered(task_id, size_bytes):
@@ -70,7 +70,7 @@ class BatchPolicy:
             self._act(action, event, now_ns)
         self._after(now_ns)
 
-    def _act(self, action: Any, event: upload_batcher.Event, now_ns: int) -> None:
+    def _act(self, action: object, event: upload_batcher.Event, now_ns: int) -> None:
         match action:
             case upload_batcher.TaskAdmitted(task_id):
                 check(not self._closed, "a task was admitted after the close")
@@ -147,7 +147,7 @@ class RetryChecker:
         self._out: set[int] = set()
         self._owed = False
 
-    def see(self, event: upload_retry.Event, now_ns: int, actions: list[Any]) -> None:
+    def see(self, event: upload_retry.Event, now_ns: int, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
             case upload_retry.UploadRequested():
@@ -178,7 +178,7 @@ class RetryChecker:
                 "a success is neither winner nor discarded",
             )
 
-    def _act(self, action: Any, now_ns: int) -> None:
+    def _act(self, action: object, now_ns: int) -> None:
         match action:
             case upload_retry.ThreadStuck():
                 self._hedges_due += 1
@@ -232,7 +232,9 @@ class UploadOnceChecker:
     def __init__(self) -> None:
         self._busy: set[tuple[int, int]] = set()
 
-    def see(self, log: change_log.ChangeLog, event: change_log.Event, actions: list[Any]) -> None:
+    def see(
+        self, log: change_log.ChangeLog, event: change_log.Event, actions: Sequence[object]
+    ) -> None:
         """Compare one step with the rules."""
         if isinstance(event, change_log.UploadFailed):
             self._busy -= {(id(log), sqn) for sqn in event.sqns}
@@ -251,7 +253,7 @@ class OwnershipChecker:
         self.tracked: dict[str, int] = {}
         self.deleted: set[str] = set()
 
-    def see(self, event: file_ownership.Event, actions: list[Any]) -> None:
+    def see(self, event: file_ownership.Event, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         discarded = False
         match event:
@@ -290,7 +292,7 @@ class CopiesChecker:
         self._confirmed = -1
         self._deleted: set[str] = set()
 
-    def see(self, event: local_copies.Event, actions: list[Any]) -> None:
+    def see(self, event: local_copies.Event, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
             case local_copies.CopyWritten(path):
@@ -314,9 +316,10 @@ class CopiesChecker:
                         uses.discard(checkpoint_id)
             case local_copies.CopiesClosed():
                 self._known.clear()
-        self._judge({action.path for action in actions}, len(actions))
+        paths = {each.path for each in actions if isinstance(each, local_copies.DeleteCopy)}
+        self._check_deletions(paths, len(actions))
 
-    def _judge(self, deleted: set[str], num_deletions: int) -> None:
+    def _check_deletions(self, deleted: set[str], num_deletions: int) -> None:
         twice = len(deleted) < num_deletions or deleted & self._deleted
         check(not twice, "a local copy is deleted twice")
         self._deleted |= deleted

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from statelog.errors import ClosedError, check
 from statelog.runtime.driver import Runtime
+from statelog.runtime.pool import Done
 from statelog.testing.faulty_store import Fault, FaultKind, FaultPlan, FaultyStore
 
-Done = Callable[[Any, BaseException | None], None]
 SPARE_THREADS: Final = 2
 """Fewer than the real pool has, so that histories with few threads run out of them."""
 _RETURN_RATE: Final = 0.5
@@ -171,11 +171,11 @@ class SimulatedPool:
         self._num_threads = self._free = num_threads
         self._stuck = 0
         self._hanging: list[Callable[[], None]] = []
-        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], Done]] = deque()
         self._closed = False
         self.faults: list[Fault] = []
 
-    def submit(self, work: Callable[[], Any], done: Done) -> None:
+    def submit(self, work: Callable[[], object], done: Done) -> None:
         """Run *work* when a thread is free, then *done* when its fault says so."""
         if self._closed:
             done(None, ClosedError("the simulated pool is closed"))
@@ -226,10 +226,10 @@ class SimulatedPool:
             work, done = self._jobs.popleft()
             self._queue.after(self._rng.randrange(1000), partial(self._run, work, done))
 
-    def _run(self, work: Callable[[], Any], done: Done) -> None:
+    def _run(self, work: Callable[[], object], done: Done) -> None:
         fault = self._plan().draw(self._rng)
         self.faults.append(fault)
-        result: Any = None
+        result: object = None
         error: BaseException | None = None
         self._store.next_fault = fault
         try:
@@ -246,7 +246,7 @@ class SimulatedPool:
         if self._rng.random() < _RETURN_RATE:
             self._queue.after(self._rng.randrange(_HANG_NS), answer)
 
-    def _answer(self, dones: list[Done], result: Any, error: BaseException | None) -> None:
+    def _answer(self, dones: list[Done], result: object, error: BaseException | None) -> None:
         if not dones:  # it has returned already
             return
         dones.pop()(result, error)
@@ -257,7 +257,7 @@ class SimulatedPool:
 class ImmediatePool:
     """A `Pool` that does everything at once: a thread that is always faster than the others."""
 
-    def submit(self, work: Callable[[], Any], done: Done) -> None:
+    def submit(self, work: Callable[[], object], done: Done) -> None:
         """Run *work* and *done*."""
         done(work(), None)
 

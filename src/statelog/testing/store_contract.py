@@ -19,7 +19,7 @@ import datetime as dt
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import pytest
 
@@ -29,6 +29,7 @@ from statelog.store.api import Buffers, ObjectStore
 _THREADS: Final = 8
 _LARGE: Final = 12 * 1024 * 1024
 _CONTENT: Final = b"0123456789"
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _PIECES: Final[dict[str, Buffers]] = {
@@ -307,7 +308,7 @@ def listed(store: ObjectStore, prefix: str = "") -> list[str]:
     return sorted(info.path for info in store.list(prefix))
 
 
-def in_threads(work: Callable[[Any], _Result], items: Iterable[Any]) -> list[_Result]:
+def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Do the work for all items in eight threads; raises what one of them raised."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, items))

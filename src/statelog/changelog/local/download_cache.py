@@ -145,7 +145,7 @@ class DownloadCache:
             ObjectNotFoundError: The store has no such object.
             StoreError: The store failed.
 
-        Blocks: For the disk or the store.   Thread: Any.
+        Blocks: For the disk or the store.   Thread: any.
         """
         while True:
             with self._runtime.lock:
@@ -180,7 +180,7 @@ class DownloadCache:
             ObjectNotFoundError: The store has no such object.
             StoreError: The store failed.
 
-        Blocks: For the disk or the store.   Thread: Any.
+        Blocks: For the disk or the store.   Thread: any.
         """
         with self._runtime.lock:
             here = self._files.ready(path)
@@ -204,7 +204,7 @@ class DownloadCache:
 
         A download that is under way ends well for its caller, and its file is removed.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         with self._runtime.lock:
             self._closed = True

@@ -8,11 +8,10 @@ read.  A `LocalDisk` stands between the code and the disk, so that a simulation 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from statelog.errors import ObjectNotFoundError, StoreError
-from statelog.store.api import Buffers
+from statelog.format.buffers import Buffers, pieces_of
 
 
 class LocalDisk(Protocol):
@@ -53,7 +52,7 @@ class LocalFiles:
             ObjectNotFoundError: There is none.
             StoreError: It cannot be read, or *path* is not absolute.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         return _read(path, 0, -1)
 
@@ -65,7 +64,7 @@ class LocalFiles:
             ObjectNotFoundError: There is none.
             StoreError: It cannot be read, or *path* is not absolute.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         return _read(path, start, length)
 
@@ -76,7 +75,7 @@ class LocalFiles:
         Raises:
             OSError: *temporary* exists, or the disk refuses; nothing is left behind.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
@@ -93,7 +92,7 @@ class LocalFiles:
         Raises:
             OSError: It is not there, or not ours to remove.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         os.unlink(path)
 
@@ -116,10 +115,8 @@ def write_file(path: str, content: Buffers) -> None:
 
     Blocks: For the disk.
     """
-    whole = isinstance(content, bytes | bytearray | memoryview)
-    pieces: Sequence[Any] = [content] if whole else content
     with open(path, "xb") as file:
-        for piece in pieces:
+        for piece in pieces_of(content):
             file.write(piece)
 
 

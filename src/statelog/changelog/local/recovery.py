@@ -16,7 +16,7 @@ import os
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from statelog import arguments
 from statelog.arguments import instance, number, path, switch, whole_number
@@ -76,7 +76,7 @@ class LocalRecoveryConfig:
         object.__setattr__(self, "directories", absolute)
 
     @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> LocalRecoveryConfig:
+    def from_mapping(cls, settings: Mapping[str, object]) -> LocalRecoveryConfig:
         """
         Build it from Flink's keys; keys of other things are ignored.
 
@@ -119,7 +119,7 @@ def discard_local_copies(
     Returns:
         How many files were removed.
 
-    Blocks: For the disk.   Thread: Any.
+    Blocks: For the disk.   Thread: any.
     Source: Flink, TaskLocalStateStore.dispose.
     """
     instance(config, "config", LocalRecoveryConfig, "a LocalRecoveryConfig")
@@ -140,7 +140,7 @@ def discard_local_copies(
     return removed
 
 
-def _switch(settings: Mapping[str, Any], keys: tuple[str, ...], default: bool) -> bool:
+def _switch(settings: Mapping[str, object], keys: tuple[str, ...], default: bool) -> bool:
     for key in keys:
         if key in settings:
             text = str(settings[key]).strip().lower()
@@ -248,7 +248,7 @@ class LocalBackup:
 
         Copies being written get a second to end; later ones are not written.
 
-        Blocks: At most a second.   Thread: Any.
+        Blocks: At most a second.   Thread: any.
         """
         if self._owns_pool:
             self._pool.close(_CLOSE_TIMEOUT_S)
@@ -262,7 +262,7 @@ class LocalBackup:
             name: File name of the remote object, unique.
             content: Its bytes, kept until they are written.
 
-        Thread: Any.
+        Thread: any.
         """
         copy = LocalCopy(self, os.path.join(self._folder, name))
         with self._runtime.lock:

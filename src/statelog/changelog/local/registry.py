@@ -62,7 +62,7 @@ class LocalChangelogRegistry:
         Raises:
             UsageError: The handle's path is not absolute.
 
-        Thread: Any.
+        Thread: any.
         """
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         instance(handle, "handle", (FileStateHandle, ByteStreamStateHandle), "a state handle")
@@ -81,7 +81,7 @@ class LocalChangelogRegistry:
         Returns:
             Whether all copies are there.
 
-        Thread: Any.
+        Thread: any.
         """
         paths = [handle.path for handle in handles if isinstance(handle, FileStateHandle)]
         with self._runtime.lock:
@@ -97,7 +97,7 @@ class LocalChangelogRegistry:
         Copies that only older ones (id < *checkpoint_id*) use are deleted, unless a writer's log
         still has sets of them.
 
-        Thread: Any.
+        Thread: any.
         """
         self._post(CheckpointConfirmed(whole_number(checkpoint_id, "checkpoint_id", low=0)))
 
@@ -105,7 +105,7 @@ class LocalChangelogRegistry:
         """
         Note that a checkpoint will never be complete; what other checkpoints use stays.
 
-        Thread: Any.
+        Thread: any.
         Source: Flink, FsStateChangelogWriter.reset, which discards up to *checkpoint_id* + 1 and
         with it the copies of the last good checkpoint (H9).
         """
@@ -118,16 +118,16 @@ class LocalChangelogRegistry:
         Raises:
             UsageError: The handle's path is not absolute.
 
-        Thread: Any.
+        Thread: any.
         """
         self._post(CopyWritten(_absolute(handle)))
 
     def release(self, path: str) -> None:
-        """Note that no log has sets of the file any more.   Thread: Any."""
+        """Note that no log has sets of the file any more.   Thread: any."""
         self._post(CopyReleased(path))
 
     def drop(self, path: str) -> None:
-        """Delete a copy whose remote file is gone, whoever uses it.   Thread: Any."""
+        """Delete a copy whose remote file is gone, whoever uses it.   Thread: any."""
         self._post(CopyDropped(path))
 
     def __contains__(self, handle: StreamStateHandle) -> bool:
@@ -142,7 +142,7 @@ class LocalChangelogRegistry:
         """
         Forget all copies, whose files stay for a restore, and wait for deletions under way.
 
-        Blocks: At most *timeout_s*.   Thread: Any.
+        Blocks: At most *timeout_s*.   Thread: any.
         """
         self._post(CopiesClosed())
         with self._runtime.lock:

@@ -258,7 +258,7 @@ class BatchingStateChangeUploadScheduler:
         An exception of a signal handler comes out of the wait for room, and then the task has
         been failed with it, or after the task was taken.
 
-        Blocks: While there is no room, at most for the back-pressure time-out.   Thread: Any.
+        Blocks: While there is no room, at most for the back-pressure time-out.   Thread: any.
 
         Raises:
             ClosedError: The scheduler is closed, or was closed while waiting.
@@ -283,7 +283,7 @@ class BatchingStateChangeUploadScheduler:
 
         Every part is closed, also where one of them fails; the first error is raised at the end.
 
-        Thread: Any.
+        Thread: any.
         """
         with self._runtime.lock:
             first, self._closed = not self._closed, True

@@ -120,7 +120,7 @@ class RetryingUploads:
             on_released: Called once when the last of these has, if there were any; possibly
                 before *on_end* has returned.
 
-        Thread: Any; both are called on any thread, without the lock, possibly within this call.
+        Thread: any; both are called on any thread, without the lock, possibly within this call.
         """
         upload = _Upload(self._policy, tasks, on_end, on_released, self._runtime.clock.now_ns())
         with self._runtime.lock:

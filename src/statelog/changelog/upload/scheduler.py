@@ -62,7 +62,7 @@ class DirectStateChangeUploadScheduler:
         """
         Upload *task* and end it; an interrupt of the upload fails the task and is raised.
 
-        Blocks: For the time of the store's put.   Thread: Any.
+        Blocks: For the time of the store's put.   Thread: any.
 
         Raises:
             ClosedError: The scheduler is closed; the task has been failed with it.

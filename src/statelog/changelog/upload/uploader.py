@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Protocol, overload, runtime_checkable
 
 from statelog.arguments import acting, instance, switch
 from statelog.changelog.from_options import checked_job_id
@@ -236,7 +236,7 @@ class _Results(Sequence[UploadResult]):
         handles: list[FileStateHandle],
         copies: list[FileStateHandle | None],
     ) -> None:
-        self._make: tuple[Any, ...] = (sets, handles, copies)
+        self._make = (sets, handles, copies)
         self._results: tuple[UploadResult, ...] | None = None
 
     def _made(self) -> tuple[UploadResult, ...]:
