@@ -34,8 +34,11 @@ import statelog as sl
 
 conf = spark.sparkContext.getConf().getAll()
 options = sl.load_options(spark_conf=conf, yaml_file="statelog.yaml")
-storage = sl.FsStateChangelogStorage("s3://bucket/log", options=options.changelog)
+storage = sl.FsStateChangelogStorage.from_options(options, "s3://bucket/log")
+factory = sl.FsCheckpointStreamFactory.from_options(storage.store, 1, options.stream)
 ```
+
+On Spark the sections `checkpoint` and `snapshot` apply; a key of another section is reported with a warning.
 
 Flink's keys, deprecated ones included, mean the same in all these places. An unknown key is refused with the nearest one
 there is; so is a key that is set twice in one place, and so are values that contradict each other. Each error says where

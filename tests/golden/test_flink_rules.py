@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
     ByteStreamStateHandle,
@@ -30,6 +29,7 @@ from statelog.model import (
     StateChange,
 )
 from statelog.model.checkpoint import TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.store import LocationPaths, open_store
 
 HERE = Path(__file__).parent

@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 from statelog.arguments import given
 from statelog.errors import KeyGroupOutOfRangeError, UsageError
 from statelog.model import ChangeBatch
-from statelog.model.state_change import ChangeRows, value_bytes
+from statelog.model.state_change import INT32_MAX, ChangeRows, value_bytes
 
-MAX_VALUE_BYTES = 2**31 - 1
-"""Longest value of a change: its length is a signed 32-bit integer in the file, as in Flink."""
 FEW_ROWS = 64
 """Up to this many changes are encoded row by row sooner than in columns."""
 _FEW_BYTES = 1 << 20
@@ -34,7 +32,7 @@ def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int)
     """
     if len(values) <= FEW_ROWS and value_bytes <= _FEW_BYTES:
         return ChangeRows(tuple(key_groups), tuple(values))
-    kind = pa.large_binary() if value_bytes > MAX_VALUE_BYTES else pa.binary()
+    kind = pa.large_binary() if value_bytes > INT32_MAX else pa.binary()
     return ChangeBatch(np.frombuffer(key_groups, dtype=np.int32), pa.array(values, kind))
 
 
@@ -58,9 +56,9 @@ def check_length(length: int) -> None:
     Raises:
         UsageError: *length* is above 2**31-1.
     """
-    if length > MAX_VALUE_BYTES:
+    if length > INT32_MAX:
         raise UsageError(
-            f"a change of {length:,} bytes is too long: at most {MAX_VALUE_BYTES:,} fit one "
+            f"a change of {length:,} bytes is too long: at most {INT32_MAX:,} fit one "
             "change; split the value",
             size_bytes=length,
         )
@@ -94,12 +92,12 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
     if (
         column.dtype.itemsize > 4
         and len(column)
-        and not -(2**31) <= column.min() <= column.max() < 2**31
+        and not ~INT32_MAX <= column.min() <= column.max() <= INT32_MAX
     ):
         raise KeyGroupOutOfRangeError(
             "a key group does not even fit 32 bits", key_group=int(column.max())
         )
-    if pa.types.is_large_binary(values.type) and value_bytes(values) > MAX_VALUE_BYTES:
+    if pa.types.is_large_binary(values.type) and value_bytes(values) > INT32_MAX:
         check_length(pc.max(pc.binary_length(values)).as_py())
     return ChangeBatch(column.astype(np.int32), values)
 
@@ -108,6 +106,6 @@ def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
     """Return the chunks as one array, without a copy where there is one chunk."""
     if values.num_chunks == 1:
         return values.chunk(0)
-    if pa.types.is_binary(values.type) and values.nbytes > MAX_VALUE_BYTES:
+    if pa.types.is_binary(values.type) and values.nbytes > INT32_MAX:
         values = values.cast(pa.large_binary())  # offsets of 32 bits would not reach the end
     return pa.concat_arrays(values.chunks) if values.chunks else pa.array([], values.type)

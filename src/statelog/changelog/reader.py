@@ -42,7 +42,7 @@ from statelog.model import (
     StateChange,
     StreamStateHandle,
 )
-from statelog.model.state_change import ChangeRows
+from statelog.model.state_change import INT32_MAX, ChangeRows
 
 _log = logging.getLogger("statelog")
 
@@ -55,7 +55,6 @@ CHANGE_SCHEMA = pa.schema(
 """Columns of `read_change_batches`: key group (-1 for metadata) and value."""
 
 _FLAG_SIZE = 1
-_ARROW_BINARY_MAX = 2**31 - 1
 _RANGED_GET_FRACTION = 0.5
 """A lone set is fetched by itself if it is at most this part of its file."""
 
@@ -351,7 +350,7 @@ def _narrow(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
     offsets = offsets[values.offset : values.offset + len(values) + 1]
     start = 0
     while start < len(values):
-        end = int(np.searchsorted(offsets, offsets[start] + _ARROW_BINARY_MAX, side="right")) - 1
+        end = int(np.searchsorted(offsets, offsets[start] + INT32_MAX, side="right")) - 1
         end = max(start + 1, end)
         yield values.slice(start, end - start).cast(pa.binary()), start
         start = end

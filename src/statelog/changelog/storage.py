@@ -28,7 +28,7 @@ from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
-from statelog.options import ChangelogOptions
+from statelog.options import ChangelogOptions, Options
 from statelog.runtime.closing import close_after, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.forks import OwningProcess
@@ -128,6 +128,42 @@ class FsStateChangelogStorage:
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
+
+    @classmethod
+    def from_options(
+        cls,
+        options: Options,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        *,
+        job_id: str | None = None,
+        metrics: Metrics | None = None,
+        cache_directories: Sequence[str | os.PathLike[str]] = (),
+    ) -> Self:
+        """
+        Return the storage that all sections of *options* describe.
+
+        Args:
+            options: The result of `load_options`; its sections `changelog` and `local-recovery`
+                are read.
+            base_path: Path, URL or store; None to take the option `changelog.base-path`.
+            job_id: As for the class.
+            metrics: As for the class.
+            cache_directories: As for the class.
+
+        Raises:
+            InvalidOptionsError: As for the class, or *options* is of another class.
+        """
+        arguments.instance(
+            options, "options", Options, "Options, from load_options", error=InvalidOptionsError
+        )
+        return cls(
+            base_path,
+            options=options.changelog,
+            job_id=job_id,
+            metrics=metrics,
+            local_recovery=LocalRecoveryConfig.of(options.local_recovery),
+            cache_directories=cache_directories,
+        )
 
     @property
     def store(self) -> ObjectStore:

@@ -23,7 +23,6 @@ import pyarrow as pa
 from statelog.arguments import whole_number
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.columns import (
-    MAX_VALUE_BYTES,
     as_bytes,
     batch_of_rows,
     check_length,
@@ -65,7 +64,7 @@ from statelog.model import (
     SequenceNumber,
     StreamStateHandle,
 )
-from statelog.model.state_change import value_bytes
+from statelog.model.state_change import INT32_MAX, value_bytes
 from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
 from statelog.runtime.forks import OwningProcess, tell_after_fork
@@ -109,7 +108,7 @@ class FsStateChangelogWriter:
         self._runtime = runtime
         self._helper = runtime.upload_pool if caller_runs_uploads else None
         # Never above the longest value, so that a longer one always meets the slow way of `append`.
-        self._threshold_bytes = min(preemptive_threshold_bytes, MAX_VALUE_BYTES)
+        self._threshold_bytes = min(preemptive_threshold_bytes, INT32_MAX)
         self._on_close = on_close
         self._log = ChangeLog(log_id)
         self._persists = PendingPersists(

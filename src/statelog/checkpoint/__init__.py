@@ -3,7 +3,6 @@
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.restore import read_materialized
 from statelog.checkpoint.stream_factory import (
     CheckpointedStateScope,
@@ -12,6 +11,7 @@ from statelog.checkpoint.stream_factory import (
     FsCheckpointStreamFactory,
 )
 from statelog.checkpoint.verify import VerifiedObject, verify_location
+from statelog.options import CheckpointOptions
 
 __all__ = [
     "CheckpointCoordinator",

@@ -22,7 +22,6 @@ from statelog.checkpoint.history import (
     read_checkpoint,
 )
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point, objects_of
@@ -49,6 +48,7 @@ from statelog.errors import (
 )
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, list_checkpoints
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
 from statelog.checkpoint.rewind_plan import (
     RewindPlan,
@@ -28,6 +27,7 @@ from statelog.checkpoint.rewind_plan import (
 )
 from statelog.format.checkpoint_metadata import RESERVED_TAGS
 from statelog.model import JsonObject, KeyGroupRange, TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore
 

@@ -29,11 +29,13 @@ from statelog.checkpoint.duplicate import duplicate_state
 from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.options import StreamOptions
+from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
 
-MAX_FILE_STATE_THRESHOLD: Final = 1024 * 1024
-DEFAULT_THRESHOLD_BYTES: Final = 20 * 1024
-DEFAULT_WRITE_BUFFER_BYTES: Final = 4096
+MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
+DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
+DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
 MAX_ATTEMPTS: Final = 10
 _ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -182,6 +184,36 @@ class FsCheckpointStreamFactory:
             task_owned_directory=paths.task_owned(),
             threshold_bytes=threshold_bytes,
             write_buffer_bytes=write_buffer_bytes,
+        )
+
+    @classmethod
+    def from_options(
+        cls,
+        store: ObjectStore,
+        checkpoint_id: int,
+        options: StreamOptions,
+        *,
+        paths: LocationPaths | None = None,
+    ) -> FsCheckpointStreamFactory:
+        """
+        Return the factory for one checkpoint, with the sizes of *options*.
+
+        Args:
+            store: Where objects are written.
+            checkpoint_id: The checkpoint, >= 0; its exclusive folder is `chk-<id>`.
+            options: The section `stream` of the options.
+            paths: Names below a folder of the store; None for its root.
+
+        Raises:
+            UsageError: An argument is of another class.
+        """
+        instance(options, "options", StreamOptions, "StreamOptions")
+        return cls.for_checkpoint(
+            store,
+            checkpoint_id,
+            paths=paths,
+            threshold_bytes=options.data_inline_threshold_bytes,
+            write_buffer_bytes=options.write_buffer_size_bytes,
         )
 
     def __repr__(self) -> str:

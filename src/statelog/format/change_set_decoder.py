@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import Buffer
 from statelog.format.change_rows import decode_rows
-from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
+from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, StateChange
+from statelog.model.state_change import INT32_MAX
 
 
 def _check_columns(batches: Sequence[ChangeBatch]) -> None:

@@ -20,10 +20,10 @@ from statelog.errors import InvariantError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_rows import encode_rows
 from statelog.format.change_set_decoder import _check_columns
-from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
+from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
 from statelog.format.group_index import GroupIndex
 from statelog.model import ChangeBatch, StateChangeSet
-from statelog.model.state_change import ChangeRows
+from statelog.model.state_change import INT32_MAX, ChangeRows
 
 _SMALL_GROUP_BYTES: Final = 4096
 """Below this average, a step for each group costs more than one more pass over the values."""

@@ -22,8 +22,8 @@ from statelog.model.key_group import METADATA_KEY_GROUP
 from statelog.model.sequence_number import SequenceNumber
 
 Int32Array = npt.NDArray[np.int32]
-_KEY_GROUP_MAX: Final = 2**31 - 1
-_BINARY_MAX_BYTES: Final = 2**31 - 1
+INT32_MAX: Final = 2**31 - 1
+"""Largest key group, longest value, and end of an Arrow `binary` array: 32 bits, signed."""
 
 
 class StateChange(NamedTuple):
@@ -35,7 +35,7 @@ class StateChange(NamedTuple):
     @classmethod
     def of_data_change(cls, key_group: int, value: bytes) -> StateChange:
         """Return a change of a key group, which is at least 0; raises `UsageError`."""
-        key_group = whole_number(key_group, "key_group", low=0, high=_KEY_GROUP_MAX)
+        key_group = whole_number(key_group, "key_group", low=0, high=INT32_MAX)
         return cls(key_group, instance(value, "value", bytes, "bytes"))
 
     @classmethod
@@ -146,7 +146,7 @@ class StateChangeSet:
             raise refused("changes", "changes, one after another", changes)
         pairs = [_checked_pair(each) for each in changes]
         size_bytes = sum(len(value) for _, value in pairs)
-        kind = pa.large_binary() if size_bytes > _BINARY_MAX_BYTES else pa.binary()
+        kind = pa.large_binary() if size_bytes > INT32_MAX else pa.binary()
         batch = ChangeBatch(
             np.array([key_group for key_group, _ in pairs], np.int32),
             pa.array([value for _, value in pairs], kind),
@@ -167,9 +167,9 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
     if not isinstance(change, tuple) or len(change) != 2:
         raise refused("each of changes", "a pair of a key group and bytes", change)
     low = METADATA_KEY_GROUP
-    key_group = whole_number(change[0], "a key group", low=low, high=_KEY_GROUP_MAX)
+    key_group = whole_number(change[0], "a key group", low=low, high=INT32_MAX)
     value: bytes = instance(change[1], "the value of a change", bytes, "bytes")
-    if len(value) > _BINARY_MAX_BYTES:
+    if len(value) > INT32_MAX:
         raise UsageError(f"a change of {len(value):,} bytes is too long; split it")
     return key_group, value
 

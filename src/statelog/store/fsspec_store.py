@@ -40,7 +40,7 @@ FileInfo = Mapping[str, Any]
 """What a file system knows of a file; names and types differ between file systems."""
 
 
-class FileSystem(Protocol):
+class _FileSystem(Protocol):
     """What is used of a file system of fsspec (`fsspec.AbstractFileSystem`)."""
 
     protocol: str | Sequence[str]
@@ -95,7 +95,7 @@ class FsspecStore:
     def __init__(self, location: str, options: dict[str, object]) -> None:
         self._location = location
         self._options = options
-        self._opened: tuple[FileSystem, str] | None = None
+        self._opened: tuple[_FileSystem, str] | None = None
         self._creates = False
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -115,7 +115,7 @@ class FsspecStore:
         return None
 
     @property
-    def file_system(self) -> FileSystem:
+    def file_system(self) -> _FileSystem:
         """The file system of fsspec."""
         return self._open()[0]
 
@@ -123,7 +123,7 @@ class FsspecStore:
     def _root(self) -> str:
         return self._open()[1]
 
-    def _open(self) -> tuple[FileSystem, str]:
+    def _open(self) -> tuple[_FileSystem, str]:
         if self._opened is None:
             try:
                 url_to_fs = importlib.import_module("fsspec.core").url_to_fs
@@ -146,7 +146,7 @@ class FsspecStore:
     @contextmanager
     def _explained(
         self, operation: str, path: str, *, writes: bool = False
-    ) -> Iterator[FileSystem]:
+    ) -> Iterator[_FileSystem]:
         facts = {"path": path, "url": self._location, "operation": operation}
         where = f"{operation} {path or '/'} in {self._location}"
         try:
@@ -251,17 +251,17 @@ class FsspecStore:
         protocol = self.file_system.protocol
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
-    def _write_beside(self, file_system: FileSystem, path: str, data: Buffers) -> str:
+    def _write_beside(self, file_system: _FileSystem, path: str, data: Buffers) -> str:
         short = path.replace("/", "-")[-100:]
         staged = f"{self._root}/{TEMPORARY_FOLDER}/{short}-{os.urandom(8).hex()}"
         self._make_folder(file_system, staged)
         file_system.pipe_file(staged, _joined(data))
         return staged
 
-    def _make_folder(self, file_system: FileSystem, name: str) -> None:
+    def _make_folder(self, file_system: _FileSystem, name: str) -> None:
         file_system.makedirs(name.rpartition("/")[0], exist_ok=True)
 
-    def _create(self, file_system: FileSystem, name: str, data: bytes) -> None:
+    def _create(self, file_system: _FileSystem, name: str, data: bytes) -> None:
         self._make_folder(file_system, name)
         if "memory" in self._protocols:
             # Its own way looks first and writes then; a dict does both in one step.
@@ -274,7 +274,7 @@ class FsspecStore:
         with file_system.open(name, "xb") as file:
             file.write(data)
 
-    def _try_creation(self, file_system: FileSystem) -> None:
+    def _try_creation(self, file_system: _FileSystem) -> None:
         """Create one name twice, once in the life of this store; the second time must fail."""
         if self._creates:
             return

@@ -4,9 +4,9 @@ from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoin
 
 import statelog as sl
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.options import CheckpointOptions
 from statelog.store.paths import LocationPaths
 
 ALL = KeyGroupRange(0, 7)

@@ -22,6 +22,7 @@ from statelog.errors import (
 )
 from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, KeyGroupRange, MaterializedHandle
+from statelog.options import load_options
 from statelog.store import LocationPaths
 
 EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHARED
@@ -293,3 +294,16 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
     with pytest.raises(expected.get(fault, UsageError)):
         factory(store).duplicate(handles, "exclusive" if fault == "scope" else EXCLUSIVE)
     assert before == set(store.objects)
+
+
+def test_a_factory_from_options_has_their_threshold():
+    options = load_options({"stream.data-inline-threshold": 5}, environ={}).stream
+    for size, inline in ((5, True), (6, False)):
+        made = FsCheckpointStreamFactory.from_options(DictStore(), 3, options)
+        stream = made.create_checkpoint_state_output_stream(EXCLUSIVE)
+        stream.write(bytes(size))
+        handle = stream.close_and_get_handle()
+        assert inline == isinstance(handle, ByteStreamStateHandle)
+        assert inline or handle.path.startswith("chk-3/")
+    with pytest.raises(UsageError, match="StreamOptions"):
+        FsCheckpointStreamFactory.from_options(DictStore(), 3, {})

@@ -24,6 +24,8 @@ from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
+from statelog.model.state_change import INT32_MAX
+from statelog.options import LocalRecoveryOptions
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import Pool, ThreadPool
@@ -74,6 +76,13 @@ class LocalRecoveryConfig:
             raise InvalidOptionsError(f"local recovery needs a directory: set {DIRECTORIES_KEY}")
         absolute = tuple(os.path.abspath(os.fspath(each)) for each in self.directories)
         object.__setattr__(self, "directories", absolute)
+
+    @classmethod
+    def of(cls, options: LocalRecoveryOptions) -> LocalRecoveryConfig | None:
+        """Return the configuration that *options* describe; None if both switches are off."""
+        if not options.backup and not options.recovery:
+            return None
+        return cls(options.directories, bool(options.backup), options.recovery)
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> LocalRecoveryConfig:
@@ -166,7 +175,7 @@ def _hash_of(job_id: str) -> int:
         units = job_id.encode("utf-16-be", "surrogatepass")  # Java hashes UTF-16
         for high, low in zip(units[::2], units[1::2], strict=True):
             value = (value * 31 + (high << 8 | low)) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF
+    return value & INT32_MAX
 
 
 class _State(enum.Enum):

@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.metrics import Metrics
-from statelog.options import SnapshotPolicy
+from statelog.options import CheckpointOptions, SnapshotPolicy
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.initial_state import InitialState
 from statelog.spark.query.input_plan import InputPlan

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from statelog.checkpoint.options import CheckpointOptions
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import DEFAULT_MAX_PARALLELISM
-from statelog.options import SnapshotPolicy, load_options
+from statelog.options import CheckpointOptions, SnapshotPolicy, load_options
 from statelog.options.table import ForeignKey, find_option
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.query.delivery import Delivery
