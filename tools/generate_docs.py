@@ -63,7 +63,7 @@ Understood, so that a Flink configuration need not be taken apart. Where only on
 METRICS_HEAD = """\
 # Metrics
 
-Made by `tools/generate_docs.py` from the table in `statelog/metrics.py`; do not edit.
+Made by `tools/generate_docs.py` from the table in `statelog/metrics/table.py`; do not edit.
 
 `storage.metrics.snapshot()` returns the value of each by its name here. A histogram keeps the last 1000 values. Prometheus and
 OpenTelemetry get the same values:

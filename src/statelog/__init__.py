@@ -27,7 +27,6 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
 )
 from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
-from statelog.core.change_log import UploadResult
 from statelog.core.file_ownership import FileOwner
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
@@ -71,6 +70,7 @@ from statelog.model import (
     key_group_range_for_operator,
     split_key_groups,
 )
+from statelog.model.upload_result import UploadResult
 from statelog.options import (
     ChangelogOptions,
     CheckpointOptions,

@@ -17,22 +17,26 @@ import pytest
 
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.core.change_log import (
-    Action,
     ChangeLog,
+    _Uploaded,
+)
+from statelog.core.change_log_events import (
+    Action,
     CompletePersist,
     OfferFiles,
     ReleaseSets,
     StartUpload,
-    _Uploaded,
 )
 from statelog.core.file_ownership import DeleteFile, FileOwner, FileOwnership
 from statelog.core.local_copies import DeleteCopy, LocalCopies
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
 from statelog.core.upload_retry import (
-    AttemptFailed,
     UploadRetry,
-    UploadWon,
     _State,
+)
+from statelog.core.upload_retry_events import (
+    AttemptFailed,
+    UploadWon,
 )
 from statelog.errors import InvariantError
 from statelog.testing.world import World

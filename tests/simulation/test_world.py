@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from tests.simulation.replay import command_of
 
-from statelog.core.change_log import ChangeLog
+from statelog.core.change_log import (
+    ChangeLog,
+)
 from statelog.testing.world import Outcome, World, main
 
 SEEDS = int(os.environ.get("STATELOG_SEEDS", "2000"))

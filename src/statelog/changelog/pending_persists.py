@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.core.change_log import UploadResult
 from statelog.errors import ClosedError, StatelogError, UploadFailedError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -21,6 +20,7 @@ from statelog.model import (
     KeyGroupRange,
     SnapshotResult,
 )
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.driver import Runtime
 
 

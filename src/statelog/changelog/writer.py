@@ -33,8 +33,10 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.upload.task import UploadTask
 from statelog.core.change_log import (
-    Action,
     ChangeLog,
+)
+from statelog.core.change_log_events import (
+    Action,
     ChangesCut,
     Closed,
     CompletePersist,
@@ -49,7 +51,6 @@ from statelog.core.change_log import (
     StartUpload,
     Truncated,
     UploadFailed,
-    UploadResult,
     UploadSucceeded,
 )
 from statelog.errors import (
@@ -65,6 +66,7 @@ from statelog.model import (
     StreamStateHandle,
 )
 from statelog.model.state_change import INT32_MAX, value_bytes
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
 from statelog.runtime.forks import OwningProcess, tell_after_fork

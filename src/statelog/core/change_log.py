@@ -20,10 +20,27 @@ Source: Flink, FsStateChangelogWriter.  Deviations, each a repair:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
-from statelog.arguments import instance, whole_number
+from statelog.core.change_log_events import (
+    Action,
+    ChangesCut,
+    Closed,
+    CompletePersist,
+    Confirmed,
+    Event,
+    FailPersist,
+    FlushRequested,
+    HandOver,
+    OfferFiles,
+    PersistRequested,
+    ReleaseSets,
+    StartUpload,
+    Truncated,
+    UploadFailed,
+    UploadSucceeded,
+)
 from statelog.errors import (
     ChangesNotAppendedError,
     ChangesTruncatedError,
@@ -31,202 +48,7 @@ from statelog.errors import (
     WriterClosedError,
     check,
 )
-from statelog.model import (
-    ByteStreamStateHandle,
-    ChangeBatch,
-    FileStateHandle,
-    HandleAndOffset,
-    SequenceNumber,
-    StateChangeSet,
-    StreamStateHandle,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadResult:
-    """
-    Where one change set has become durable.
-
-    Args:
-        log_id: The writer's number within its storage.
-        sqn: The set's position in that writer's log.
-        size_bytes: Summed value bytes of the set.
-        entry: File (or inline bytes), offset, encoded size and checksum.
-        local: The same in the host-local copy, or None without one.
-    """
-
-    log_id: int
-    sqn: SequenceNumber
-    size_bytes: int
-    entry: HandleAndOffset
-    local: HandleAndOffset | None = None
-
-    @classmethod
-    def of(
-        cls,
-        handle: StreamStateHandle,
-        change_set: StateChangeSet,
-        offset: int,
-        *,
-        encoded_bytes: int | None = None,
-        crc32c: int | None = None,
-        local_handle: StreamStateHandle | None = None,
-    ) -> UploadResult:
-        """
-        Return the result for *change_set*, which is in *handle* at a payload offset.
-
-        Args:
-            handle: The file or inline bytes.
-            change_set: The set.
-            offset: Uncompressed payload bytes before it, without the flag byte.
-            encoded_bytes: Its encoded length; with the checksum, readers fetch and verify it alone.
-            crc32c: Checksum over its encoded bytes.
-            local_handle: The host-local copy of the file, or None.
-
-        Raises:
-            UsageError: The offset is negative, or an argument is of another class.
-        """
-        instance(change_set, "change_set", StateChangeSet, "a StateChangeSet")
-        for name, each in (("handle", handle), ("local_handle", local_handle or handle)):
-            instance(each, name, (FileStateHandle, ByteStreamStateHandle), "a stream state handle")
-        entry = HandleAndOffset(
-            handle, whole_number(offset, "offset", low=0), encoded_bytes, crc32c
-        )
-        return cls(
-            log_id=change_set.log_id,
-            sqn=change_set.sqn,
-            size_bytes=change_set.size_bytes,
-            entry=entry,
-            local=None if local_handle is None else replace(entry, handle=local_handle),
-        )
-
-
-# --- events: what happened ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ChangesCut:
-    """The appended changes become the next set; *size_bytes* is the sum of their values."""
-
-    batches: tuple[ChangeBatch, ...]
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PersistRequested:
-    """A checkpoint wants everything at or after *from_sqn* to be durable."""
-
-    persist_id: int
-    from_sqn: int
-
-
-@dataclass(frozen=True, slots=True)
-class FlushRequested:
-    """So much was appended that it shall be uploaded before a checkpoint asks."""
-
-
-@dataclass(frozen=True, slots=True)
-class UploadSucceeded:
-    """These sets are durable."""
-
-    results: tuple[UploadResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UploadFailed:
-    """The upload of these sets has failed for good."""
-
-    sqns: tuple[int, ...]
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A completed checkpoint holds the sets of [from_sqn, to_sqn)."""
-
-    from_sqn: int
-    to_sqn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Truncated:
-    """No checkpoint and no restore needs the sets below *to_sqn* any more."""
-
-    to_sqn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """
-    The writer ends.
-
-    Args:
-        unwanted_from_sqn: Sets at or above it were in no checkpoint; their files can go.  None
-            to keep whatever was handed out.
-    """
-
-    unwanted_from_sqn: int | None = None
-
-
-# --- actions: what the shell shall do -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartUpload:
-    """Hand these sets to the scheduler, as one task."""
-
-    change_sets: tuple[StateChangeSet, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletePersist:
-    """Everything the persist asked for is durable."""
-
-    persist_id: int
-    results: tuple[UploadResult, ...]
-    incremental_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailPersist:
-    """Something the persist asked for cannot become durable now."""
-
-    persist_id: int
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class OfferFiles:
-    """These results are about to leave in a handle."""
-
-    results: tuple[UploadResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """A checkpoint owns the files of these results from now on."""
-
-    results: tuple[UploadResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSets:
-    """This writer no longer needs these sets; a file nobody needs may be deleted."""
-
-    results: tuple[UploadResult, ...]
-
-
-Event = (
-    ChangesCut
-    | PersistRequested
-    | FlushRequested
-    | UploadSucceeded
-    | UploadFailed
-    | Confirmed
-    | Truncated
-    | Closed
-)
-Action = StartUpload | CompletePersist | FailPersist | OfferFiles | HandOver | ReleaseSets
+from statelog.model import ChangeBatch, SequenceNumber, StateChangeSet, UploadResult
 
 
 @dataclass(slots=True)

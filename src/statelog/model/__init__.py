@@ -27,6 +27,7 @@ from statelog.model.key_group import (
 from statelog.model.sequence_number import SequenceNumber, SequenceNumberRange
 from statelog.model.snapshot import SnapshotResult
 from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
+from statelog.model.upload_result import UploadResult
 
 __all__ = [
     "DEFAULT_MAX_PARALLELISM",
@@ -50,6 +51,7 @@ __all__ = [
     "StateChangeSet",
     "StreamStateHandle",
     "TaskStateSnapshot",
+    "UploadResult",
     "key_group_range_for_operator",
     "live_log",
     "live_snapshots",

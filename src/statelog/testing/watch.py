@@ -13,7 +13,7 @@ from typing import Any
 
 from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
 from statelog.core.retry_policy import RetryPolicy
-from statelog.model import StateChangeSet
+from statelog.model import StateChangeSet, UploadResult
 from statelog.testing.policy_checkers import (
     BatchPolicy,
     CopiesChecker,
@@ -60,7 +60,7 @@ _field_names: dict[type[Any], tuple[str, ...] | None] = {}
 
 def describe(value: Any) -> str:
     """Return *value* as text that is the same in every run: no addresses, no data."""
-    if isinstance(value, StateChangeSet | change_log.UploadResult):
+    if isinstance(value, StateChangeSet | UploadResult):
         return f"set {value.log_id}.{value.sqn}"
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"

@@ -4,6 +4,9 @@ import pytest
 
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
+    UploadRetry,
+)
+from statelog.core.upload_retry_events import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
@@ -20,7 +23,6 @@ from statelog.core.upload_retry import (
     UploadGivenUp,
     UploadReleased,
     UploadRequested,
-    UploadRetry,
     UploadWon,
 )
 from statelog.errors import InvalidOptionsError

@@ -15,6 +15,9 @@ from statelog.changelog.upload.task import UploadTask, UploadTasksResult, check_
 from statelog.changelog.upload.uploader import PreparingUploader, StateChangeUploader, Write
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
+    UploadRetry,
+)
+from statelog.core.upload_retry_events import (
     Action,
     AttemptFailed,
     AttemptStarted,
@@ -32,7 +35,6 @@ from statelog.core.upload_retry import (
     UploadGivenUp,
     UploadReleased,
     UploadRequested,
-    UploadRetry,
     UploadWon,
 )
 from statelog.errors import ClosedError, StatelogError, UnavailableError, UploadFailedError

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.arguments import given, refused
-from statelog.core.change_log import UploadResult
 from statelog.errors import UploadFailedError, UsageError
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.segment import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.pool import Pool, call_later
 from statelog.store.api import ObjectStore
 

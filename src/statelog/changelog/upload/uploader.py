@@ -20,11 +20,11 @@ from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
-from statelog.core.change_log import UploadResult
 from statelog.format.buffers import Buffer
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource, RandomIds
