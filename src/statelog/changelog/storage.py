@@ -23,7 +23,7 @@ from statelog.changelog.reader import ReadReport, read_change_batches, read_chan
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
-from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.changelog.writer import FsStateChangelogWriter, WriterContext
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
@@ -125,6 +125,14 @@ class FsStateChangelogStorage:
                 idle_timeout=self._options.download_local_cache_idle_timeout,
                 metrics=self._metrics,
             )
+        self._writer_context = WriterContext(
+            scheduler=scheduler,
+            registry=self._registry,
+            runtime=runtime,
+            metrics=self._metrics,
+            preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
+            caller_runs_uploads=self._store.url.startswith(_LOW_LATENCY_SCHEMES),
+        )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
@@ -224,13 +232,8 @@ class FsStateChangelogStorage:
                 log_id,
                 operator_id,
                 key_group_range,
-                scheduler=self._scheduler,
-                registry=self._registry,
-                runtime=self._runtime,
-                preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
-                on_close=self._forget,
-                metrics=self._metrics,
-                caller_runs_uploads=self._store.url.startswith(_LOW_LATENCY_SCHEMES),
+                self._writer_context,
+                self._forget,
             )
         return writer
 

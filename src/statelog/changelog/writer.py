@@ -1,33 +1,23 @@
 """
-The writer: appends on one side, durable change sets on the other.
+The writer: numbered change sets, made durable on request.
 
-Appending touches two columns and a counter and takes no lock; they belong to the writer's thread.
-Everything that concerns sets is decided by `core/change_log.py`, under the storage's lock.
+Appends are in `append_side.py`; they belong to the writer's thread and take no lock.  Everything
+that concerns sets is decided by `core/change_log.py`, under the storage's lock.
 
-A signal handler may raise between any two calls (Ctrl-C does).  An `append` that is torn apart by
-that leaves a key group without its value, at the end of the column; the next call takes it away.
-Every other call is a step of `runtime/interrupts.py`: it is carried out, and then the handler runs.
+Every call but `append` is one step of `runtime/interrupts.py`: a signal handler runs after it.
 Source: Flink, FsStateChangelogWriter.  Deviations are listed there and at the methods.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, assert_never
 
-import numpy.typing as npt
-import pyarrow as pa
-
 from statelog.arguments import whole_number
 from statelog.changelog.api import PersistFuture
-from statelog.changelog.columns import (
-    as_bytes,
-    batch_of_rows,
-    check_length,
-    checked_batch,
-)
+from statelog.changelog.append_side import AppendSide
 from statelog.changelog.pending_persists import PendingPersists
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
@@ -54,18 +44,14 @@ from statelog.core.change_log_events import (
     UploadSucceeded,
 )
 from statelog.errors import (
-    KeyGroupOutOfRangeError,
     WriterClosedError,
 )
 from statelog.metrics import Metrics
 from statelog.model import (
-    METADATA_KEY_GROUP,
-    ChangeBatch,
     KeyGroupRange,
     SequenceNumber,
     StreamStateHandle,
 )
-from statelog.model.state_change import INT32_MAX, value_bytes
 from statelog.model.upload_result import UploadResult
 from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
@@ -73,13 +59,30 @@ from statelog.runtime.forks import OwningProcess, tell_after_fork
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import CallerRunsFuture
 
-_NOBODY = 2**62
-"""Lower bound of a range without key groups: every append takes the slow way, which looks why."""
-_TORN = 2**61
-"""The same after an append that was torn apart: the next one repairs the columns first."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterContext:
+    """
+    What all writers of a storage share.
+
+    Args:
+        scheduler: Uploads change sets.
+        registry: Tracks uploaded files and their local copies.
+        runtime: Clock, ids, lock and pools.
+        metrics: Records the durations of persists.
+        preemptive_threshold_bytes: Bytes held by one writer at which it uploads them.
+        caller_runs_uploads: Run pending uploads on the thread waiting for a persist.
+    """
+
+    scheduler: StateChangeUploadScheduler
+    registry: TaskChangelogRegistry
+    runtime: Runtime
+    metrics: Metrics
+    preemptive_threshold_bytes: int
+    caller_runs_uploads: bool = False
 
 
-class FsStateChangelogWriter:
+class FsStateChangelogWriter(AppendSide):
     """
     A writer whose change sets become files of an object store.
 
@@ -91,137 +94,26 @@ class FsStateChangelogWriter:
         log_id: int,
         operator_id: str,
         key_group_range: KeyGroupRange,
-        *,
-        scheduler: StateChangeUploadScheduler,
-        registry: TaskChangelogRegistry,
-        runtime: Runtime,
-        preemptive_threshold_bytes: int,
+        context: WriterContext,
         on_close: Callable[[int], None],
-        metrics: Metrics,
-        caller_runs_uploads: bool = False,
     ) -> None:
-        self._log_id = log_id
-        self._operator_id = operator_id
-        self._key_group_range = key_group_range
-        self._start = key_group_range.start
-        self._end = key_group_range.end
-        self._scheduler = scheduler
-        self._registry = registry
-        self._runtime = runtime
-        self._helper = runtime.upload_pool if caller_runs_uploads else None
-        # Never above the longest value, so that a longer one always meets the slow way of `append`.
-        self._threshold_bytes = min(preemptive_threshold_bytes, INT32_MAX)
+        super().__init__(log_id, operator_id, key_group_range, context.preemptive_threshold_bytes)
+        self._scheduler = context.scheduler
+        self._registry = context.registry
+        self._runtime = context.runtime
+        self._upload_pool = context.runtime.upload_pool if context.caller_runs_uploads else None
         self._on_close = on_close
         self._log = ChangeLog(log_id)
         self._persists = PendingPersists(
             log_id,
             operator_id,
             key_group_range,
-            registry=registry,
-            runtime=runtime,
-            metrics=metrics,
+            registry=context.registry,
+            runtime=context.runtime,
+            metrics=context.metrics,
         )
         self._process = OwningProcess("the changelog storage")
-        self._batches: list[ChangeBatch] = []
-        self._room_bytes = self._start_room_bytes = self._threshold_bytes
-        self._start_rows()
         tell_after_fork(self)
-
-    # --- appending: the owner's thread, no lock ---------------------------------------------------
-
-    def append(self, key_group: int, value: bytes) -> None:
-        """
-        Append one change.
-
-        Reaching the pre-emptive threshold starts an upload of everything held so far; where that
-        raises, the change is in the log all the same and must not be appended again.  An exception
-        of a signal handler leaves the change in the log as a whole or not at all; the caller
-        cannot tell which.
-
-        Args:
-            key_group: Inside the writer's range.
-            value: The bytes of the change.
-
-        Raises:
-            KeyGroupOutOfRangeError: The key group belongs to another task.
-            UsageError: *value* is not bytes, or longer than 2**31-1; nothing was appended.
-            WriterClosedError: The writer is closed.
-            BackpressureTimeoutError: At the threshold, and no room came in time.
-            StoreError: This process inherited the storage over a fork.
-
-        Blocks: At the threshold, while bytes in flight are at their limit.   Thread: the owner.
-        Source: Flink, FsStateChangelogWriter.append; deviates: the range is checked, a closed
-        writer raises, an old failure does not.
-        """
-        if not self._start <= key_group <= self._end:
-            self._refuse(key_group)
-        if value.__class__ is not bytes:
-            value = as_bytes(value)
-        room = self._room_bytes - len(value)
-        if room <= 0:
-            self._append_checked(key_group, value)
-            return
-        self._room_bytes = room
-        try:
-            self._add_key_group(key_group)
-            self._add_value(value)
-        except BaseException:
-            self._start = _TORN  # first, and without a call: the repair may be interrupted too
-            self._repair_rows()
-            raise
-
-    def append_meta(self, value: bytes) -> None:
-        """
-        Append a metadata change; every reader gets it, whatever key groups it asks for.
-
-        Raises:
-            UsageError: As for `append`.
-            WriterClosedError: The writer is closed.
-            BackpressureTimeoutError: As for `append`.
-
-        Blocks: As `append`.   Thread: the owner.
-        """
-        self._check_open()
-        if value.__class__ is not bytes:
-            value = as_bytes(value)
-        self._repair_rows()
-        self._append_checked(METADATA_KEY_GROUP, value)
-
-    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
-        """
-        Append many changes, in order, without touching them one by one.
-
-        Args:
-            key_groups: Integers inside the writer's range; copied.
-            values: Arrow `binary` or `large_binary` array of the same length, without nulls; kept
-                as it is until it is uploaded.  A `ChunkedArray` is taken too; several chunks are
-                copied into one.
-
-        Raises:
-            KeyGroupOutOfRangeError: A key group belongs to another task; nothing was appended.
-            UsageError: Lengths differ, types do not fit, or a value is longer than 2**31-1 bytes;
-                nothing was appended.
-            WriterClosedError: The writer is closed.
-            BackpressureTimeoutError: As for `append`.
-
-        Blocks: As `append`.   Thread: the owner.
-        """
-        self._check_open()
-        batch = checked_batch(key_groups, values)
-        if not len(batch):
-            return
-        lowest, highest = int(batch.key_groups.min()), int(batch.key_groups.max())
-        owned = self._key_group_range
-        if lowest < owned.start or highest > owned.end:
-            self._refuse(lowest if lowest < owned.start else highest)
-        if self._key_groups:
-            self._end_rows()
-        self._room_bytes = room = self._room_bytes - value_bytes(batch.values)
-        self._batches.append(batch)
-        if room <= 0:
-            self._flush()
-
-    # --- sets: the owner's thread -----------------------------------------------------------------
 
     @property
     def log_id(self) -> int:
@@ -300,14 +192,14 @@ class FsStateChangelogWriter:
         """
         first = SequenceNumber.of(from_sqn).value
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        future: PersistFuture = CallerRunsFuture(self._helper, self._runtime.callback_pool)
+        future: PersistFuture = CallerRunsFuture(self._upload_pool, self._runtime.callback_pool)
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
             self._log.check_persist(first)
             self._cut()
             persist_id = self._persists.add(future, checkpoint_id)
             actions = self._step(PersistRequested(persist_id, first))
-            self._measure_room()
+            self._measure_free_bytes(self._log.pending_bytes)
         self._perform(actions)
         return future
 
@@ -370,7 +262,7 @@ class FsStateChangelogWriter:
         """
         self._post(Truncated(SequenceNumber.of(to_sqn).value))
         with self._runtime.lock:
-            self._measure_room()
+            self._measure_free_bytes(self._log.pending_bytes)
 
     @uninterrupted
     def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
@@ -410,62 +302,12 @@ class FsStateChangelogWriter:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _append_checked(self, key_group: int, value: bytes) -> None:
-        """Append a change unless it is too long; upload what is held where it reaches the threshold."""
-        check_length(len(value))
-        self._room_bytes = room = self._room_bytes - len(value)
-        try:
-            self._add_key_group(key_group)
-            self._add_value(value)
-        except BaseException:
-            self._start = _TORN
-            self._repair_rows()
-            raise
-        if room <= 0:
-            self._flush()
-
-    def _start_rows(self) -> None:
-        self._key_groups: array[int] = array("i")
-        self._values: list[bytes] = []
-        self._add_key_group = self._key_groups.append
-        self._add_value = self._values.append
-
-    def _repair_rows(self) -> None:
-        """Take away a key group whose value was not appended, and let appends in again."""
-        if self._start == _TORN:
-            del self._key_groups[len(self._values) :]
-            # Counted anew: the bytes of that value were noted before it was appended.
-            appended_bytes = sum(batch.size_bytes for batch in self._batches)
-            self._room_bytes = self._start_room_bytes - appended_bytes - sum(map(len, self._values))
-            self._start = self._key_group_range.start
-            if self._log.closed:  # by another thread, which may have closed the range before
-                self._start = _NOBODY
-
-    @uninterrupted
-    def _end_rows(self) -> None:
-        """Turn the changes appended one by one into a batch."""
-        self._repair_rows()
-        if not self._values:
-            return
-        appended_bytes = self._start_room_bytes - self._room_bytes
-        self._batches.append(batch_of_rows(self._key_groups, self._values, appended_bytes))
-        self._start_rows()
-
     def _cut(self) -> None:
         """Make a change set of what was appended.  Called under the lock."""
-        self._end_rows()
-        if self._batches:
-            batches, self._batches = tuple(self._batches), []
-            self._step(ChangesCut(batches, self._start_room_bytes - self._room_bytes))
-        self._measure_room()
-
-    def _measure_room(self) -> None:
-        """Set how many bytes may be appended before a flush.  Called under the lock."""
-        appended_bytes = self._start_room_bytes - self._room_bytes
-        if not self._values and not self._batches:
-            appended_bytes = 0
-        self._start_room_bytes = self._threshold_bytes - self._log.pending_bytes
-        self._room_bytes = self._start_room_bytes - appended_bytes
+        batches, size_bytes = self._take_batches()
+        if batches:
+            self._step(ChangesCut(batches, size_bytes))
+        self._measure_free_bytes(self._log.pending_bytes)
 
     @uninterrupted
     def _flush(self) -> None:
@@ -473,7 +315,7 @@ class FsStateChangelogWriter:
         with self._runtime.lock:
             self._cut()
             actions = self._step(FlushRequested())
-            self._measure_room()
+            self._measure_free_bytes(self._log.pending_bytes)
         self._perform(actions)
 
     def _step(self, event: Event) -> list[Action]:
@@ -525,17 +367,19 @@ class FsStateChangelogWriter:
         with self._runtime.lock:
             first = not self._log.closed
             actions = self._step(event)
-        self._start, self._end = _NOBODY, _NOBODY - 1
+        self._end_appends()
         if not first:
             return
-        self._batches = []
-        self._start_rows()
+        self._forget_appended()
         self._perform(actions)
         self._on_close(self._log_id)
 
     def after_fork(self) -> None:
         """Refuse every append from now on: this process is a child of the owning one."""
-        self._start, self._end = _NOBODY, _NOBODY - 1
+        self._end_appends()
+
+    def _is_closed(self) -> bool:
+        return self._log.closed
 
     def _check_open(self) -> None:
         self._process.check()
@@ -544,17 +388,6 @@ class FsStateChangelogWriter:
                 f"writer {self._log_id} ({self._operator_id}) is closed; create a new one",
                 log_id=self._log_id,
             )
-
-    def _refuse(self, key_group: int) -> None:
-        self._check_open()
-        self._repair_rows()
-        if key_group in self._key_group_range:
-            return  # a torn append had closed the range
-        raise KeyGroupOutOfRangeError(
-            f"key group {key_group} is outside {self._key_group_range}, the range of writer "
-            f"{self._log_id} ({self._operator_id}); send the change to the task that owns it",
-            key_group=key_group,
-        )
 
 
 def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
