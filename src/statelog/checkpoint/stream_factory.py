@@ -1,34 +1,23 @@
 """
-Streams for snapshots: small ones stay in the handle, large ones become one object.
+A factory of streams for the state of one checkpoint.
 
-Source: Flink, FsCheckpointStreamFactory and FsCheckpointStateOutputStream: scopes, threshold
-(inclusive, at most 1 MiB), ten attempts with new names, no look at and no making of directories,
-entropy in names, a stream that nobody finished leaves nothing.  Deviations:
-
-* An object store cannot append.  The stream keeps its bytes in memory and puts them at once in
-  `close_and_get_handle`; so only the size decides between inline and object, and an object never
-  exists before.  The write buffer is kept as an option, because it bounds nothing else here but
-  what Flink's checks bound.
-* Paths are relative to the store, so there are no relative handles; an attempt covers the whole
-  put, because making the object and writing it are one request.
-* The handle carries the CRC-32C of the object.
+Source: Flink, FsCheckpointStreamFactory: scopes, threshold (inclusive, at most 1 MiB), entropy in
+names, no check and no creation of directories.  Deviation: paths are relative to the store, so
+there are no relative handles.
 """
 
 from __future__ import annotations
 
 import enum
-import io
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
-from statelog.errors import ClosedError, StoreError, UsageError
-from statelog.format.buffers import Buffer, checksum
-from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.checkpoint.object_names import Entropy, random_name
+from statelog.checkpoint.state_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream
+from statelog.errors import UsageError
+from statelog.model import StreamStateHandle
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
@@ -36,8 +25,6 @@ from statelog.store import LocationPaths, ObjectStore
 MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
 DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
 DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
-MAX_ATTEMPTS: Final = 10
-_ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class CheckpointedStateScope(enum.Enum):
@@ -47,50 +34,6 @@ class CheckpointedStateScope(enum.Enum):
     """Nobody: they live and die with one checkpoint."""
     SHARED = "shared"
     """Later checkpoints."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entropy:
-    """
-    Random characters in names, to spread objects over the partitions of a store.
-
-    Args:
-        marker: What to replace in a path, its first occurrence; not empty.
-        length: How many random characters take its place, >= 1.
-
-    Raises:
-        UsageError: The marker is empty or the length not positive.
-    """
-
-    marker: str
-    length: int = 4
-
-    def __post_init__(self) -> None:
-        text(self.marker, "marker")
-        whole_number(self.length, "length")
-        if not self.marker or self.length < 1:
-            raise UsageError(f"entropy needs a marker and a length >= 1, not {self!r}")
-
-    def inject(self, path: str) -> str:
-        """Return *path* with the marker replaced; unchanged without one.  For data."""
-        if self.marker not in path:
-            return path
-        drawn = os.urandom(self.length)
-        characters = "".join(_ENTROPY_ALPHABET[byte % len(_ENTROPY_ALPHABET)] for byte in drawn)
-        return path.replace(self.marker, characters, 1)
-
-    def remove(self, path: str) -> str:
-        """Return *path* without the marker (and without an empty folder).  For metadata."""
-        if self.marker not in path:
-            return path
-        parts = path.replace(self.marker, "", 1).split("/")
-        return "/".join(part for part in parts if part)
-
-
-def random_name() -> str:
-    """Return a random name in the form of a UUID, as Flink's files have."""
-    digits = os.urandom(16).hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 class FsCheckpointStreamFactory:
@@ -285,156 +228,3 @@ class FsCheckpointStreamFactory:
             return path if self._entropy is None else self._entropy.inject(path)
 
         return duplicate_state(self._store, handles, new_path, MAX_ATTEMPTS)
-
-
-class FsCheckpointStateOutputStream(io.RawIOBase):
-    """
-    Takes the bytes of one piece of state; `close_and_get_handle` makes them durable.
-
-    `close` without it discards: a stream in a `with` block leaves nothing unless it was finished.
-
-    Args:
-        store: Where a large state goes.
-        directory: Folder of its object.
-        threshold_bytes: State up to this size, inclusive, stays in the handle.
-        buffer_bytes: As in Flink; not below the threshold.
-        entropy: Marker to replace in the folder, or None.
-        new_name: Makes unique names.
-
-    Raises:
-        UsageError: The buffer is smaller than the threshold.
-
-    Thread: one at a time.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        directory: str,
-        *,
-        threshold_bytes: int,
-        buffer_bytes: int,
-        entropy: Entropy | None = None,
-        new_name: Callable[[], str] = random_name,
-    ) -> None:
-        super().__init__()
-        if buffer_bytes < threshold_bytes:
-            raise UsageError(
-                f"the buffer of {buffer_bytes} bytes is smaller than the threshold of "
-                f"{threshold_bytes}"
-            )
-        self._store = store
-        self._directory = directory
-        self._threshold = threshold_bytes
-        self._entropy = entropy
-        self._new_name = new_name
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._discarded = False
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: Buffer, /) -> int:  # type: ignore[override]
-        """
-        Take bytes in; they are copied.
-
-        Raises:
-            ClosedError: The stream is closed (writing nothing is allowed all the same).
-        """
-        piece = data if isinstance(data, bytes) else bytes(memoryview(data))
-        if piece:
-            self._check_open("closed")
-            self._pieces.append(piece)
-            self._size += len(piece)
-        return len(piece)
-
-    def tell(self) -> int:
-        """Return the number of bytes written so far."""
-        return self._size
-
-    def flush(self) -> None:
-        """Do nothing: an object store has nothing between absent and whole."""
-
-    def sync(self) -> None:
-        """Do nothing, as `flush`; durability comes with `close_and_get_handle`."""
-
-    def close_and_get_handle(self) -> StreamStateHandle | None:
-        """
-        Make the state durable, close the stream, and return its handle.
-
-        Returns:
-            Nothing (None) if nothing was written; the stream then stays open, as in Flink.  A
-            handle that carries the bytes up to the threshold, without a request to the store.
-            Else the handle of one new object.
-
-        Raises:
-            ClosedError: The stream was closed before.
-            StoreError: Ten puts under ten names failed; nothing is left of them as far as that
-                could be told to the store.
-
-        Blocks: On the store, above the threshold.   Thread: the stream's.
-        Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
-        """
-        self._check_open("Stream has already been closed and discarded.")
-        if not self._size:
-            return None
-        try:
-            if self._size <= self._threshold:
-                return ByteStreamStateHandle(self._new_path(), b"".join(self._pieces))
-            return FileStateHandle(self._put(), self._size, checksum(self._pieces))
-        finally:
-            self.close()
-
-    def _put(self) -> str:
-        cause: OSError | None = None
-        path = ""
-        for _ in range(MAX_ATTEMPTS):
-            path = self._new_path()
-            try:
-                self._store.put_if_absent(path, self._pieces)
-            except FileExistsError as error:  # the object of another writer: another name
-                cause = error
-            except OSError as error:  # also what a store of the caller raises
-                cause = error
-                self._delete_quietly(path)
-            except BaseException:
-                self._delete_quietly(path)
-                raise
-            else:
-                return path
-        raise StoreError(
-            f"could not write {self._size} bytes of state to {path} in {self._store.url} "
-            f"({MAX_ATTEMPTS} attempts, each under a new name): {cause}",
-            path=path,
-        ) from cause
-
-    def _delete_quietly(self, path: str) -> None:
-        """Take back a put whose outcome is unknown; a sweep finds it if this fails as well."""
-        try:
-            self._store.delete([path])
-        except Exception:
-            return  # the error of the put says more
-
-    def _new_path(self) -> str:
-        path = f"{self._directory}/{self._new_name()}"
-        return path if self._entropy is None else self._entropy.inject(path)
-
-    def _check_open(self, message: str) -> None:
-        if self._discarded:
-            raise ClosedError(f"{message} (state in {self._directory})", path=self._directory)
-
-    def close(self) -> None:
-        """Close the stream and forget its bytes unless a handle was taken; never raises."""
-        self._discarded = True
-        self._pieces = []
-        super().close()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -9,10 +9,8 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
     read_materialized,
 )
-from statelog.checkpoint.stream_factory import (
-    MAX_FILE_STATE_THRESHOLD,
-    FsCheckpointStateOutputStream,
-)
+from statelog.checkpoint.state_stream import FsCheckpointStateOutputStream
+from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
 from statelog.errors import (
     ClosedError,
     CorruptionError,

@@ -15,14 +15,10 @@ from typing import Self, assert_never
 
 from statelog import arguments
 from statelog.changelog.api import AvailabilityProvider
-from statelog.changelog.from_options import (
-    checked_job_id,
-    checked_options,
-    retry_policy,
-    store_of,
-)
-from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.from_options import checked_options, retry_policy
+from statelog.changelog.local.recovery import LocalRecoveryConfig
 from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.upload.open_uploader import open_uploader
 from statelog.changelog.upload.retrying import RetryingUploads
 from statelog.changelog.upload.task import (
     UploadTask,
@@ -31,11 +27,7 @@ from statelog.changelog.upload.task import (
     ends_of,
     fail_tasks,
 )
-from statelog.changelog.upload.uploader import (
-    UPLOADER_METHODS,
-    StateChangeFsUploader,
-    StateChangeUploader,
-)
+from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_batcher import (
     Action,
@@ -191,32 +183,24 @@ class BatchingStateChangeUploadScheduler:
         Source: Flink, StateChangeUploadScheduler.fromConfig.
         """
         options = checked_options(options)
-        owned: list[Callable[[], object]] = []
+        closes: list[Callable[[], object]] = []
         if runtime is None:
             runtime = system_runtime(
                 upload_threads=options.upload_num_threads,
                 discard_threads=options.discard_num_threads,
             )
-            owned.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
-        backup = None
-        if local_recovery is not None and local_recovery.backup:
-            backup = LocalBackup(
-                local_recovery.folder_of(checked_job_id(job_id)),
-                num_threads=options.upload_num_threads,
-                metrics=metrics,
-                runtime=runtime,
-            )
-            owned.insert(0, backup.close)
-        uploader = StateChangeFsUploader(
-            store_of(base_path, options),
+            closes.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
+        uploader, backup = open_uploader(
+            options,
+            base_path,
             job_id=job_id,
-            ids=runtime.ids,
-            compress=options.compression_enabled,
-            registry=registry,
-            backup=backup,
             metrics=metrics,
-            clock=runtime.clock,
+            registry=registry,
+            local_recovery=local_recovery,
+            runtime=runtime,
         )
+        if backup is not None:
+            closes.insert(0, backup.close)
         scheduler = cls(
             uploader,
             policy=retry_policy(options),
@@ -228,7 +212,7 @@ class BatchingStateChangeUploadScheduler:
             metrics=metrics,
             runtime=runtime,
         )
-        scheduler._closes = owned
+        scheduler._closes = closes
         return scheduler
 
     @property
