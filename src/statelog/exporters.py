@@ -1,11 +1,11 @@
 """
-Metrics for Prometheus and OpenTelemetry.
+Export metrics to Prometheus and OpenTelemetry.
 
-Both ask for a snapshot when they want one; nothing runs in between.  The client libraries come
-with the extras `metrics` and `otel` and are imported only by whoever uses them.
+Both read a snapshot when they collect; nothing runs in between.  The client libraries belong to the
+extras `metrics` and `otel` and are imported on first use.
 
-Durations are exported in seconds.  A histogram keeps its last 1000 values: quantiles are of those,
-count and sum of all.
+Durations are exported in seconds.  A histogram keeps its last 1000 values: quantiles cover those,
+count and sum cover all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PrometheusCollector:
         self._labels = dict(labels or {})
 
     def describe(self) -> Iterable[Any]:
-        """Return nothing: what there is, is known when it is collected."""
+        """Return nothing: the families are known when they are collected."""
         return ()
 
     def collect(self) -> Iterator[Any]:
@@ -106,7 +106,7 @@ def _observations(
     observation: Any, metrics: Metrics, spec: MetricSpec, common: dict[str, str], read: _Read
 ) -> Callable[[Any], Iterator[Any]]:
     def observe(options: Any) -> Iterator[Any]:
-        del options  # how long the exporter would wait; a snapshot takes no time
+        del options  # a time-out of the exporter, which a snapshot does not need
         value = metrics.value(spec.name)
         if value is not None:
             for number, attributes in read(spec, value):
@@ -136,12 +136,12 @@ def _sum(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, di
 
 def _quantiles(spec: MetricSpec, value: HistogramSnapshot) -> list[tuple[float, float]]:
     if not value.values:
-        return []  # a zero would look like a very good value
+        return []  # a zero would look like a measured value
     return [(quantile, _scaled(spec, value.quantile(quantile))) for quantile in QUANTILES]
 
 
 def _scaled(spec: MetricSpec, value: float) -> float:
-    if spec.unit not in _SECONDS or value < 0:  # -1 says that there is no value yet
+    if spec.unit not in _SECONDS or value < 0:  # -1 means that there is no value yet
         return value
     return value * _SECONDS[spec.unit]
 

@@ -1,4 +1,4 @@
-"""Values: what the other rooms talk about.  No IO, no clock, no threads."""
+"""Values that the other packages exchange.  No IO, no clock, no threads."""
 
 from statelog.model.checkpoint import (
     OBJECTS_PROPERTY,

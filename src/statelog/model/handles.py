@@ -1,8 +1,8 @@
 """
-Handles: how a checkpoint names bytes.
+Handles: how a checkpoint refers to bytes.
 
-A handle is small, immutable, and has a JSON form, because it travels from workers to the driver
-and lives on in checkpoint metadata.  Paths are relative to the root of the store, so that a state
+A handle is small, immutable, and has a JSON form, because workers send it to the driver and
+checkpoint metadata stores it.  Paths are relative to the root of the store, so that a state
 location can be copied or mounted elsewhere.
 Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle and
 ChangelogStateHandleStreamImpl.  Deviations: relative paths; each entry also carries the size and
@@ -78,7 +78,7 @@ class ByteStreamStateHandle:
 
 
 def _check_count(value: object, name: str, low: int) -> None:
-    """Make the field *name* of a handle a plain `int` >= *low*; raises `UsageError`."""
+    """Make the field *name* a plain `int` >= *low*; raises `UsageError`."""
     count = getattr(value, name)
     if count.__class__ is not int or count < low:
         object.__setattr__(value, name, whole_number(count, name, low=low))
@@ -105,7 +105,7 @@ def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
 @dataclass(frozen=True, slots=True)
 class HandleAndOffset:
     """
-    Where one change set lies.
+    Where one change set is stored.
 
     Args:
         handle: The file (or inline bytes) that holds the set.
@@ -120,7 +120,7 @@ class HandleAndOffset:
     crc32c: int | None = None
 
     def __post_init__(self) -> None:
-        # There is one for each change set: without a call where all is well.
+        # There is one for each change set, so a valid entry costs no call.
         kind, offset = self.handle.__class__, self.offset
         if kind is not FileStateHandle and kind is not ByteStreamStateHandle:
             raise refused("handle", "a FileStateHandle or ByteStreamStateHandle", self.handle)

@@ -72,9 +72,9 @@ class ChangeBatch:
 
 class ChangeRows(ChangeBatch):
     """
-    A batch of few changes, kept as rows: as columns, one change takes more than a kilobyte.
+    A batch of few changes, kept as rows.
 
-    Its columns are made anew at each access.
+    As columns, one change takes more than a kilobyte.  Each access to a column builds it again.
 
     Args:
         rows_key_groups: One for each value.
@@ -137,10 +137,10 @@ class StateChangeSet:
         changes: Iterable[StateChange | tuple[int, bytes]],
     ) -> StateChangeSet:
         """
-        Return the set of *changes*, which are pairs of a key group (-1: metadata) and bytes.
+        Return the set of *changes*: pairs of a key group (-1: metadata) and bytes.
 
         Raises:
-            UsageError: A number is out of its range, or a change is no such pair.
+            UsageError: A number is out of its range, or a change is not such a pair.
         """
         if not isinstance(changes, Iterable):
             raise refused("changes", "changes, one after another", changes)
@@ -170,7 +170,9 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
     key_group = whole_number(change[0], "a key group", low=low, high=INT32_MAX)
     value: bytes = instance(change[1], "the value of a change", bytes, "bytes")
     if len(value) > INT32_MAX:
-        raise UsageError(f"a change of {len(value):,} bytes is too long; split it")
+        raise UsageError(
+            f"a change of {len(value):,} bytes is longer than {INT32_MAX:,} bytes; split the value"
+        )
     return key_group, value
 
 

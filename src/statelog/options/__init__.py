@@ -1,4 +1,4 @@
-"""Options: typed values, one table of their keys, and `load_options`, which puts them together."""
+"""Options: typed values, one table of their keys, and `load_options`."""
 
 from statelog.options.sections import (
     ChangelogOptions,

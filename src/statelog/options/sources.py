@@ -1,8 +1,8 @@
 """
-Options out of the places where people write them, put together in one function.
+Load options from all places where they can be set.
 
-Precedence, the first one counts: what the code says, Spark's configuration, the environment, a
-YAML file, the defaults.  Every error says where its value came from.
+Precedence, highest first: the code, Spark's configuration, the environment, a YAML file, the
+defaults.  Every error names the place of its value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SUGGESTION_CUTOFF: Final = 0.75
 
 SectionT = TypeVar("SectionT")
 _Found = dict[str, tuple[OptionSpec, OptionValue, str]]
-"""By key: the option, its value, and where that came from."""
+"""By key: the option, its value, and the place where it is set."""
 
 
 def load_options(
@@ -55,24 +55,24 @@ def load_options(
     yaml_text: str | None = None,
 ) -> Options:
     """
-    Put the options together.
+    Load the options of all sections.
 
     Args:
-        settings: What the code says; above all else.  Keys in any spelling (`docs/options.md`).
+        settings: Settings of the code, which have the highest precedence.  Keys in any spelling
+            (`docs/options.md`).
         spark_conf: Spark's configuration, such as `SparkConf.getAll()`; only keys that begin with
-            `spark.statelog.` are looked at.
-        environ: The environment; None for this process's, {} for none.  Variables are called
+            `spark.statelog.` are read.
+        environ: The environment; None for this process's, {} for none.  Variables are named
             `STATELOG_<SECTION>_<NAME>`.
         yaml_file: A YAML file, nested or flat, with or without a root `statelog`.
-        yaml_text: The same as text; not beside a file.
+        yaml_text: The same as text; not together with a file.
 
     Returns:
         Every section, complete.
 
     Raises:
-        InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
-            understood or is out of range, or values contradict each other; the message names the
-            place.
+        InvalidOptionsError: A key is unknown or is set twice in one place, a value is invalid or
+            out of range, or values contradict each other; the message names the place.
     """
     if settings is not None:
         wanted = "a mapping of keys to values"
@@ -98,7 +98,7 @@ def load_options(
 
 
 def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
-    """Understand the settings of one place, none of which may be there twice."""
+    """Parse the settings of one place; none may be set twice there."""
     found: _Found = {}
     for key, value, origin in entries:
         try:
@@ -111,7 +111,7 @@ def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
             raise InvalidOptionsError(f"{origin}: {error}", **error.facts, origin=origin) from None
         if spec.key in found:
             raise InvalidOptionsError(
-                f"{origin}: {spec.key} is set by {found[spec.key][2]} already; leave one out",
+                f"{origin}: {spec.key} is already set by {found[spec.key][2]}; leave one out",
                 key=key,
                 origin=origin,
             )
@@ -149,7 +149,7 @@ def _from_spark(
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
-    """Yield our variables; others of our prefix are let be unless they look like a slip."""
+    """Yield our variables; refuse others of our prefix that look like a misspelling."""
     variables = {spec.variable: spec.key for spec in OPTIONS}
     for old, new in RENAMED_SECTIONS.items():
         for spec in OPTIONS:
@@ -166,7 +166,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
             continue
         near = difflib.get_close_matches(name, variables, n=1, cutoff=_SUGGESTION_CUTOFF)
         if near or name.startswith(sections):
-            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all"
+            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all variables"
             raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)
 
 
@@ -185,7 +185,7 @@ def _from_yaml(
     document = _decode_yaml(text or "", place)
     if not isinstance(document, dict):
         raise InvalidOptionsError(
-            f"{place} must hold keys and values, not {type(document).__name__}", origin=place
+            f"{place} must contain keys and values, not {type(document).__name__}", origin=place
         )
     if set(document) == {_ROOT} and isinstance(document[_ROOT], dict):
         document = document[_ROOT]
@@ -201,7 +201,7 @@ def _decode_yaml(text: str, place: str) -> object:
             f"{place} needs PyYAML: install statelog[cli]", origin=place
         ) from error
     except msgspec.DecodeError as error:
-        raise InvalidOptionsError(f"{place} is no YAML: {error}", origin=place) from error
+        raise InvalidOptionsError(f"{place} is not valid YAML: {error}", origin=place) from error
     return {} if document is None else document
 
 

@@ -1,4 +1,4 @@
-"""Values of options from text: sizes in binary units, durations, switches, lists of paths."""
+"""Parse values of options: sizes in binary units, durations, switches, lists of paths."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def parse_size(value: object, *, key: str = "size") -> int:
 
 def parse_count(value: object, *, key: str = "count") -> int:
     """
-    Return a plain number.
+    Return a whole number.
 
     Raises:
-        InvalidOptionsError: *value* is no whole number.
+        InvalidOptionsError: *value* is not a whole number.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -71,7 +71,7 @@ def parse_ratio(value: object, *, key: str = "ratio") -> float:
     Return a number that may have a fraction.
 
     Raises:
-        InvalidOptionsError: *value* is no finite number.
+        InvalidOptionsError: *value* is not a finite number.
     """
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
@@ -121,10 +121,10 @@ def parse_bool(value: object, *, key: str = "switch") -> bool:
 
 def parse_text(value: object, *, key: str = "text") -> str:
     """
-    Return text, without blanks around it.
+    Return text, stripped.
 
     Raises:
-        InvalidOptionsError: *value* is no text, or empty.
+        InvalidOptionsError: *value* is not text, or empty.
     """
     if not isinstance(value, str) or not value.strip():
         raise _refuse(key, value, "text")
@@ -133,19 +133,21 @@ def parse_text(value: object, *, key: str = "text") -> str:
 
 def parse_paths(value: object, *, key: str = "paths") -> tuple[str, ...]:
     """
-    Return paths from a list, or from text with commas (or the system's separator) between them.
+    Return paths from a list, or from text.
+
+    In text, paths are separated by commas or by the system's path separator.
 
     Raises:
-        InvalidOptionsError: *value* is neither, or a path in it is no text.
+        InvalidOptionsError: *value* is neither, or a path in it is not text.
     """
     parts = value.replace(os.pathsep, ",").split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise _refuse(key, value, "paths with commas between them")
+        raise _refuse(key, value, "paths separated by commas")
     return tuple(part.strip() for part in parts if part.strip())
 
 
 def describe(value: object) -> str:
-    """Return *value* as it may be written in a setting."""
+    """Return *value* as text for a setting."""
     match value:
         case None:
             return "none"
@@ -164,7 +166,7 @@ def describe(value: object) -> str:
 
 
 def describe_size(value: int) -> str:
-    """Return a number of bytes as it may be written in a setting."""
+    """Return a number of bytes as text for a setting."""
     for unit, length in (("mb", MIB), ("kb", KIB)):
         if value and value % length == 0:
             return f"{value // length} {unit}"
