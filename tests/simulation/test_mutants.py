@@ -132,7 +132,7 @@ def everybody_wins(self: UploadRetry, number: int) -> list[Any]:
     return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
 
-original_failed = UploadRetry._failed
+original_failed = UploadRetry._attempt_failed
 
 
 def impatient(self: UploadRetry, event: AttemptFailed, now_ns: int) -> list[Any]:
@@ -352,10 +352,12 @@ MUTANTS = [
     Mutant(UploadBatcher, "_done", room_at_the_end, RULE, "the limit was passed"),
     Mutant(UploadRetry, "_end", nobody_is_out, SAFE, "attempts that hold a thread are not counted"),
     Mutant(UploadRetry, "_released", never_released, BOOKS, "a thread is out and not waited for"),
-    Mutant(UploadRetry, "_succeeded", keep_losers, SAFE, "neither winner nor discarded"),
-    Mutant(UploadRetry, "_succeeded", everybody_wins, SAFE, "an upload ended twice"),
-    Mutant(UploadRetry, "_failed", impatient, RULE, "a retry before its delay"),
-    Mutant(UploadRetry, "_failed", swallow, SAFE, "attempts that hold a thread are not counted"),
+    Mutant(UploadRetry, "_attempt_succeeded", keep_losers, SAFE, "neither winner nor discarded"),
+    Mutant(UploadRetry, "_attempt_succeeded", everybody_wins, SAFE, "an upload ended twice"),
+    Mutant(UploadRetry, "_attempt_failed", impatient, RULE, "a retry before its delay"),
+    Mutant(
+        UploadRetry, "_attempt_failed", swallow, SAFE, "attempts that hold a thread are not counted"
+    ),
     Mutant(UploadRetry, "_may_retry", discouraged, RULE, "given up with attempts left"),
     Mutant(UploadRetry, "_may_retry", one_more, BOOKS, "too many attempts"),
     Mutant(ChangeLog, "_upload_failed", drop_failed, BOOKS, "sets .* instead of"),
@@ -372,8 +374,10 @@ MUTANTS = [
     Mutant(FileOwnership, "_release", owner_forgotten, SAFE, "belongs to a checkpoint"),
     Mutant(FileOwnership, "_release", never_deletes, LIVE, "is garbage and stays"),
     Mutant(LocalCopies, "_abort", abort_takes_all, SAFE, "is deleted and checkpoints .* need it"),
-    Mutant(LocalCopies, "_sweep", log_does_not_count, SAFE, "is deleted and the log has it"),
-    Mutant(LocalCopies, "_sweep", copies_stay, LIVE, "is needed by nobody and stays"),
+    Mutant(
+        LocalCopies, "_delete_unneeded", log_does_not_count, SAFE, "is deleted and the log has it"
+    ),
+    Mutant(LocalCopies, "_delete_unneeded", copies_stay, LIVE, "is needed by nobody and stays"),
     Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which is not there"),
     Mutant(LocalBackup, "_written", abandoned, LIVE, "nobody knows of the local"),
 ]

@@ -31,7 +31,7 @@ class PersistRequested:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequested:
-    """So much was appended that it shall be uploaded before a checkpoint asks."""
+    """The threshold is reached: upload the changes ahead of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """No checkpoint and no restore needs the sets below *to_sqn* any more."""
+    """No checkpoint and no restore needs the sets below *to_sqn*."""
 
     to_sqn: int
 
@@ -67,17 +67,17 @@ class Truncated:
 @dataclass(frozen=True, slots=True)
 class Closed:
     """
-    The writer ends.
+    The writer is closed.
 
     Args:
-        unwanted_from_sqn: Sets at or above it were in no checkpoint; their files can go.  None
-            to keep whatever was handed out.
+        unwanted_from_sqn: Sets at or above it are in no checkpoint, so their files can be deleted.
+            None to keep all files that a handle names.
     """
 
     unwanted_from_sqn: int | None = None
 
 
-# --- actions: what the shell shall do -------------------------------------------------------------
+# --- actions: what the shell does -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class StartUpload:
 
 @dataclass(frozen=True, slots=True)
 class CompletePersist:
-    """Everything the persist asked for is durable."""
+    """Every set of the persist is durable."""
 
     persist_id: int
     results: tuple[UploadResult, ...]
@@ -98,7 +98,7 @@ class CompletePersist:
 
 @dataclass(frozen=True, slots=True)
 class FailPersist:
-    """Something the persist asked for cannot become durable now."""
+    """A set of the persist cannot become durable now."""
 
     persist_id: int
     error: BaseException
@@ -106,21 +106,21 @@ class FailPersist:
 
 @dataclass(frozen=True, slots=True)
 class OfferFiles:
-    """These results are about to leave in a handle."""
+    """A handle is about to name the files of these results."""
 
     results: tuple[UploadResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A checkpoint owns the files of these results from now on."""
+    """A checkpoint now owns the files of these results."""
 
     results: tuple[UploadResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSets:
-    """This writer no longer needs these sets; a file nobody needs may be deleted."""
+    """The writer no longer needs these sets; a file without needed sets may be deleted."""
 
     results: tuple[UploadResult, ...]
 

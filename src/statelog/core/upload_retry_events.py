@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UploadRequested:
-    """The upload shall begin."""
+    """Begin the upload."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """The attempt has a thread; its time-out runs from here."""
+    """The attempt has a thread; its time-out begins."""
 
     attempt: int
 
@@ -36,7 +36,7 @@ class AttemptFailed:
     Args:
         attempt: Its number.
         error: What it raised.
-        retryable: Whether another attempt could fare better.
+        retryable: Whether another attempt could succeed.
         jitter: A fraction in [0, 1) to spread the delay.
     """
 
@@ -49,7 +49,7 @@ class AttemptFailed:
 @dataclass(frozen=True, slots=True)
 class TimerFired:
     """
-    A moment asked for by `SetTimer` has come.
+    The time of a `SetTimer` is reached.
 
     Args:
         threads_hang: Whether every thread that could run an attempt hangs.
@@ -60,7 +60,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class TimerLost:
-    """The moment *at_ns*, asked for by `SetTimer`, cannot be waited for."""
+    """The timer of a `SetTimer` for *at_ns* could not be started."""
 
     at_ns: int
     error: BaseException
@@ -73,7 +73,7 @@ class ThreadsHang:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The scheduler is closing; no attempt counts any more."""
+    """The scheduler is closing; later results of attempts are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,14 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStuck:
-    """The attempt holds its thread for longer than it should; work on with another one."""
+    """The attempt holds its thread beyond its time-out; add a spare thread."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadBack:
-    """An attempt reported as stuck has come back."""
+    """An attempt reported as stuck has returned."""
 
     attempt: int
 
@@ -124,27 +124,27 @@ class UploadWon:
 @dataclass(frozen=True, slots=True)
 class UploadGivenUp:
     """
-    The upload has failed; *story* tells each attempt, *error* is the last one's (or None).
+    The upload has failed.
 
     Args:
-        error: What the last attempt raised.
-        story: What became of each attempt.
+        error: What the last attempt raised; None if it timed out or was cancelled.
+        attempts: The end of each attempt, for a message.
         attempts_out: As for `UploadWon`.
     """
 
     error: BaseException | None
-    story: str
+    attempts: str
     attempts_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UploadReleased:
-    """The upload had ended, and its last attempt has returned: no thread holds its bytes."""
+    """The last attempt of an ended upload has returned: no thread holds its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardAttempt:
-    """The attempt succeeded too late; its file goes."""
+    """The attempt succeeded too late; delete its file."""
 
     attempt: int
 

@@ -1,4 +1,4 @@
-"""Pieces of bytes: joined, and their checksum."""
+"""Buffers: joined, and their checksum."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def joined(pieces: Sequence[Buffer]) -> memoryview:
     """
     Return *pieces* one after another, in one buffer.
 
-    For upload threads: the buffer comes from Arrow's memory pool, which keeps its pages.  What
-    such a thread takes from the system comes in fresh pages, and they cost more than the copy.
+    For upload threads: the buffer is from Arrow's memory pool, which keeps its pages.  Fresh pages
+    from the system cost more than the copy.
     """
     whole = memoryview(pa.allocate_buffer(sum(len(piece) for piece in pieces))).cast("B")
     position = 0

@@ -1,5 +1,5 @@
 """
-The bytes of one change set to changes, in columns or one by one; see `change_set_layout`.
+Decode one change set, in columns or one by one; the layout is in `change_set_layout`.
 
 Every length is checked before it is used, and decoding ends exactly at the size of the set.
 """
@@ -27,8 +27,8 @@ def _check_columns(batches: Sequence[ChangeBatch]) -> None:
     for batch in batches:
         if len(batch.key_groups) != len(batch.values):
             raise InvariantError(
-                f"{len(batch.key_groups)} key groups beside {len(batch.values)} values in a "
-                "change set; nothing is written"
+                f"a change set has {len(batch.key_groups)} key groups and {len(batch.values)} "
+                "values; nothing is written"
             )
 
 
@@ -71,7 +71,7 @@ def decode_change_set(
 
 
 def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
-    """Decode any set, and say what is wrong with a damaged one."""
+    """Decode any set; raise an error that describes the damage."""
     position = offset
     (num_groups,) = _unpack(INT, view, position, where, "the number of groups")
     position += INT_SIZE
@@ -109,11 +109,11 @@ def group_index(batch: ChangeBatch) -> GroupIndex:
 
 def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:
     """
-    Decode a set whose values all have one length, or return None if they do not seem to.
+    Decode a set whose values all have one length; None for any other set.
 
-    The walk over the groups trusts the first length; afterwards every length is compared with it
-    at once.  If all agree, each change was where the walk thought it was.  Whatever looks odd is
-    left to the careful way, which says what is wrong.
+    The walk over the groups assumes the first length; afterwards every length is compared with it
+    at once.  If all are equal, each change was where the walk assumed it.  A set that looks damaged
+    is None too: the general decoder reports what is wrong with it.
     """
     limit = len(view)
     if offset < 0 or offset + INT_SIZE + GROUP.size + INT_SIZE > limit:
@@ -167,7 +167,7 @@ def _decode_group(view: memoryview, start: int, count: int, where: str) -> tuple
     end = start + stride * count
     if first > 0 and end <= len(view):
         rows = np.frombuffer(view[start:end], dtype=np.uint8).reshape(count, stride)
-        # If every length at this stride equals the first, each is where the one before it says.
+        # If every length at this stride equals the first, the stride was right for each of them.
         lengths = np.ascontiguousarray(rows[:, :INT_SIZE]).view(">i4").reshape(count)
         if (lengths == first).all():
             data = np.ascontiguousarray(rows[:, INT_SIZE:]).reshape(-1)
@@ -211,12 +211,12 @@ def iterate_change_set(
     payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
 ) -> Iterator[StateChange]:
     """
-    Yield the changes of the set at *offset* one by one, holding one change at a time.
+    Yield the changes of the set at *offset*, one at a time in memory.
 
     Args:
         payload: As for `decode_change_set`.
         offset: Likewise.
-        size_bytes: Likewise; found out after the last change.
+        size_bytes: Likewise; checked after the last change.
         where: Likewise.
 
     Raises:

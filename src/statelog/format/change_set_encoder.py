@@ -1,5 +1,5 @@
 """
-One change set to bytes, in columns; the layout is in `change_set_layout`.
+Encode one change set, in columns; the layout is in `change_set_layout`.
 
 Small groups of values of one length are scattered into one array; large groups are joined.
 """
@@ -111,7 +111,7 @@ def encode_change_set(
 def _encode_small_groups(
     values: pa.Array, present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
 ) -> EncodedChangeSet:
-    """Encode with group headers and lengths as one column before the values: no step per group."""
+    """Encode with headers and lengths as one column: no step for each group."""
     lengths, sums = _lengths(values)
     counts = np.diff(starts)
     ordinals = np.arange(len(present))
@@ -140,27 +140,29 @@ def _encode_small_rows(
     present: npt.NDArray[np.int32],
     starts: npt.NDArray[np.int64],
 ) -> EncodedChangeSet:
-    """Encode rows of one length, a multiple of four: headers go between them, word by word."""
+    """Encode rows of one length, a multiple of four, with headers between them."""
     rows = np.frombuffer(body, dtype=">i4")
     row_words = 1 + length // INT_SIZE
     counts = np.diff(starts)
     at_header = starts[:-1] * row_words + 2 * np.arange(len(present))
-    room = pa.allocate_buffer((len(rows) + 2 * len(present)) * INT_SIZE)
-    words = np.frombuffer(room, dtype=">i4")
+    buffer = pa.allocate_buffer((len(rows) + 2 * len(present)) * INT_SIZE)
+    words = np.frombuffer(buffer, dtype=">i4")
     is_row = np.ones(len(words), dtype=bool)
     is_row[at_header] = is_row[at_header + 1] = False
     words[is_row] = rows
     words[at_header] = counts
     words[at_header + 1] = present
     index = GroupIndex.of(present, counts, counts * row_words * INT_SIZE + GROUP.size)
-    pieces: list[Buffer] = [INT.pack(len(present)), memoryview(room).cast("B")]
-    return _finish(pieces, INT_SIZE + len(room), index)
+    pieces: list[Buffer] = [INT.pack(len(present)), memoryview(buffer).cast("B")]
+    return _finish(pieces, INT_SIZE + len(buffer), index)
 
 
 def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
     written = sum(map(len, pieces))
     if written != size:
-        raise InvariantError(f"a change set of {size} bytes has {written}; nothing is written")
+        raise InvariantError(
+            f"a change set of {size} bytes was encoded in {written}; nothing is written"
+        )
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 
@@ -203,12 +205,12 @@ def _scattered(
     """
     Return values of one length, in *order*, each with its length before it.
 
-    Every value is copied once, from where the caller left it to where it is written from.
+    Every value is copied once, from the caller's array to the buffer that is written.
     """
     total = sum(len(array) for array in arrays)
     # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
-    room = pa.allocate_buffer(total * (INT_SIZE + length))
-    body = np.frombuffer(room, dtype=np.uint8).reshape(total, INT_SIZE + length)
+    buffer = pa.allocate_buffer(total * (INT_SIZE + length))
+    body = np.frombuffer(buffer, dtype=np.uint8).reshape(total, INT_SIZE + length)
     body[:, :INT_SIZE] = np.frombuffer(INT.pack(length), dtype=np.uint8)
     row = 0
     if order is not None:
@@ -224,7 +226,7 @@ def _scattered(
 
 
 def _woven(prefixes: pa.Array, values: pa.Array, size_bytes: int) -> memoryview:
-    """Return prefix and value of every row, one after another, *size_bytes* in all."""
+    """Return prefix and value of every row, one after another."""
     wide = pa.types.is_large_binary(values.type) or size_bytes > INT32_MAX
     kind = pa.large_binary() if wide else pa.binary()
     woven = pc.binary_join_element_wise(

@@ -1,5 +1,5 @@
 """
-The checkpoint record: what the section `CKPT` of a `_metadata` object says.
+The checkpoint record: the section `CKPT` of a `_metadata` object.
 
 ::
 
@@ -8,8 +8,8 @@ The checkpoint record: what the section `CKPT` of a `_metadata` object says.
     record         := JSON, `record_length` bytes of it once uncompressed
 
 The record is laid out in columns with a table of files, because hundreds of log handles repeat
-the same few names and numbers.  The page for people is docs/formats/checkpoint_metadata.md.
-Source: Flink, MetadataV6Serializer, for what has to be said.  The bytes are our own.
+the same few names and numbers.  The format is documented in docs/formats/checkpoint_metadata.md.
+Source: Flink, MetadataV6Serializer, for the content.  The bytes are our own.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ _DEFAULT_STORAGE: Final = "filesystem"
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """
-    What the section `CKPT` says.
+    The content of the section `CKPT`.
 
     Args:
         checkpoint: The checkpoint.
-        attempt: Random name of the attempt that wrote it; tells a lost answer from a lost race.
+        attempt: Random name of the attempt that wrote it; distinguishes a lost answer from a lost
+            race.
     """
 
     checkpoint: CompletedCheckpoint
@@ -123,7 +124,7 @@ class _FileTable:
         self.handles: list[StreamStateHandle] = []
 
     def number_of(self, handle: StreamStateHandle) -> int:
-        # Equality of handles is their name; here nothing may be lost, so all fields count.
+        # Handles with equal names are equal; here no field may be lost, so all fields count.
         if isinstance(handle, FileStateHandle):
             key: _FileKey = (handle.path, handle.size_bytes, handle.crc32c)
         else:
@@ -249,7 +250,7 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
 
 
 def _decompressed(body: Buffer, length: int) -> bytes:
-    """Return *length* bytes, and one more if there are; a forged length allocates nothing."""
+    """Return *length* bytes, and one more if present; a forged length allocates nothing."""
     pieces: list[bytes] = []
     left = length + 1
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
@@ -320,7 +321,7 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
             )
         )
     if position != len(entries):
-        raise ValueError(f"{position} log entries are counted, {len(entries)} are there")
+        raise ValueError(f"{position} log entries are counted, {len(entries)} are stored")
     return handles
 
 

@@ -1,5 +1,5 @@
 """
-The groups of one change set, as the trailer's index holds them: key group, changes, bytes.
+The groups of one change set in the trailer's index: key group, changes, bytes.
 
 ::
 

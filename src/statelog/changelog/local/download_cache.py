@@ -62,7 +62,7 @@ _log = logging.getLogger("statelog")
 _DEFAULTS: Final = ChangelogOptions()
 _PREFIX: Final = "dstl-"
 _REMOVALS: Final = {
-    Reason.ROOM: "download_cache_evictions",
+    Reason.EVICTED: "download_cache_evictions",
     Reason.IDLE: "download_cache_idle_removals",
 }
 _TEMPORARY: Final = ".tmp"
