@@ -76,10 +76,9 @@ class AppendSide(ABC):
         """
         Append one change.
 
-        Reaching the pre-emptive threshold starts an upload of everything held so far; where that
-        raises, the change is in the log all the same and must not be appended again.  An exception
-        of a signal handler leaves the change in the log as a whole or not at all; the caller
-        cannot tell which.
+        At the pre-emptive threshold this starts an upload of all changes held.  If that raises,
+        the change is in the log and must not be appended again.  After an exception of a signal
+        handler the change is in the log or not; the caller cannot know which.
 
         Args:
             key_group: Inside the writer's range.
@@ -89,12 +88,12 @@ class AppendSide(ABC):
             KeyGroupOutOfRangeError: The key group belongs to another task.
             UsageError: *value* is not bytes, or longer than 2**31-1; nothing was appended.
             WriterClosedError: The writer is closed.
-            BackpressureTimeoutError: At the threshold, and no room came in time.
+            BackpressureTimeoutError: At the threshold, if no upload capacity is free in time.
             StoreError: This process inherited the storage over a fork.
 
         Blocks: At the threshold, while bytes in flight are at their limit.   Thread: the owner.
         Source: Flink, FsStateChangelogWriter.append; deviates: the range is checked, a closed
-        writer raises, an old failure does not.
+        writer raises, an earlier failed upload does not.
         """
         if not self._start <= key_group <= self._end:
             self._refuse(key_group)
@@ -116,7 +115,7 @@ class AppendSide(ABC):
 
     def append_meta(self, value: bytes) -> None:
         """
-        Append a metadata change; every reader gets it, whatever key groups it asks for.
+        Append a metadata change, which every reader receives whatever its key groups.
 
         Raises:
             UsageError: As for `append`.
@@ -133,13 +132,13 @@ class AppendSide(ABC):
 
     def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
         """
-        Append many changes, in order, without touching them one by one.
+        Append many changes, in columns and in order.
 
         Args:
             key_groups: Integers inside the writer's range; copied.
             values: Arrow `binary` or `large_binary` array of the same length, without nulls; kept
-                as it is until it is uploaded.  A `ChunkedArray` is taken too; several chunks are
-                copied into one.
+                without a copy until it is uploaded.  Several chunks of a `ChunkedArray` are copied
+                into one.
 
         Raises:
             KeyGroupOutOfRangeError: A key group belongs to another task; nothing was appended.
@@ -166,7 +165,7 @@ class AppendSide(ABC):
             self._flush()
 
     def _append_checked(self, key_group: int, value: bytes) -> None:
-        """Append a change unless it is too long; upload what is held where it reaches the threshold."""
+        """Append a change after a check of its length; upload at the threshold."""
         check_length(len(value))
         self._free_bytes = free_bytes = self._free_bytes - len(value)
         try:
@@ -186,14 +185,14 @@ class AppendSide(ABC):
         self._add_value = self._values.append
 
     def _repair_rows(self) -> None:
-        """Take away a key group whose value was not appended, and let appends in again."""
+        """Remove a key group without a value, and allow appends again."""
         if self._start == _TORN_START:
             del self._key_groups[len(self._values) :]
-            # Counted anew: the bytes of that value were noted before it was appended.
+            # Counted again: the bytes of that value were subtracted before it was appended.
             appended_bytes = sum(batch.size_bytes for batch in self._batches)
             self._free_bytes = self._start_free_bytes - appended_bytes - sum(map(len, self._values))
             self._start = self._key_group_range.start
-            if self._is_closed():  # by another thread, which may have closed the range before
+            if self._is_closed():  # by another thread, meanwhile
                 self._start = _CLOSED_START
 
     @uninterrupted
@@ -233,7 +232,7 @@ class AppendSide(ABC):
         self._check_open()
         self._repair_rows()
         if key_group in self._key_group_range:
-            return  # a torn append had closed the range
+            return  # an interrupted append had closed the range
         raise KeyGroupOutOfRangeError(
             f"key group {key_group} is outside {self._key_group_range}, the range of writer "
             f"{self._log_id} ({self._operator_id}); send the change to the task that owns it",

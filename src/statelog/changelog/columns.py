@@ -1,4 +1,4 @@
-"""From what callers append to the columns that a change set is made of."""
+"""Convert appended changes to the columns of a change set."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from statelog.model import ChangeBatch
 from statelog.model.state_change import INT32_MAX, ChangeRows, value_bytes
 
 FEW_ROWS = 64
-"""Up to this many changes are encoded row by row sooner than in columns."""
+"""Up to this many changes are encoded faster row by row than in columns."""
 _FEW_BYTES = 1 << 20
 
 
 def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int) -> ChangeBatch:
     """
-    Return changes that were appended one by one as a batch; neither list may be changed later.
+    Return changes that were appended one by one as a batch.
 
-    Few changes stay rows: as columns, one change takes more than a kilobyte.
+    Neither list may be changed later.  Few changes stay rows: as columns, one change takes more
+    than a kilobyte.
 
     Args:
         key_groups: One for each value.
@@ -38,7 +39,7 @@ def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int)
 
 def as_bytes(value: object) -> bytes:
     """
-    Return a change's bytes as an object that nobody changes any more.
+    Return the bytes of a change as an immutable object.
 
     Raises:
         UsageError: It is something else.
@@ -58,8 +59,8 @@ def check_length(length: int) -> None:
     """
     if length > INT32_MAX:
         raise UsageError(
-            f"a change of {length:,} bytes is too long: at most {INT32_MAX:,} fit one "
-            "change; split the value",
+            f"a change of {length:,} bytes is too long: the limit is {INT32_MAX:,} bytes; split "
+            "the value",
             size_bytes=length,
         )
 
@@ -86,16 +87,19 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
         shown = given(values) if kind is None else f"an array of {kind}"
         raise UsageError(f"values must be an Arrow array of binary or large_binary, not {shown}")
     if len(column) != len(values):
-        raise UsageError(f"{len(column)} key groups beside {len(values)} values")
+        raise UsageError(
+            f"{len(column)} key groups and {len(values)} values; give one key group for each value"
+        )
     if values.null_count:
-        raise UsageError(f"{values.null_count} values are null; a change has bytes, maybe none")
+        raise UsageError(f'{values.null_count} values are null; use b"" for an empty change')
     if (
         column.dtype.itemsize > 4
         and len(column)
         and not ~INT32_MAX <= column.min() <= column.max() <= INT32_MAX
     ):
         raise KeyGroupOutOfRangeError(
-            "a key group does not even fit 32 bits", key_group=int(column.max())
+            "a key group exceeds 32 bits; use those of the writer's range",
+            key_group=int(column.max()),
         )
     if pa.types.is_large_binary(values.type) and value_bytes(values) > INT32_MAX:
         check_length(pc.max(pc.binary_length(values)).as_py())
@@ -107,5 +111,5 @@ def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
     if values.num_chunks == 1:
         return values.chunk(0)
     if pa.types.is_binary(values.type) and values.nbytes > INT32_MAX:
-        values = values.cast(pa.large_binary())  # offsets of 32 bits would not reach the end
+        values = values.cast(pa.large_binary())  # 32-bit offsets are too small
     return pa.concat_arrays(values.chunks) if values.chunks else pa.array([], values.type)

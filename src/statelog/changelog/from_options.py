@@ -1,4 +1,4 @@
-"""The parts of a changelog, as options describe them."""
+"""Build parts of a changelog from options."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def store_of(
     Return the store at *location*, which may be one already; None for the options' base path.
 
     Raises:
-        InvalidOptionsError: There is no location, or it cannot be understood.
+        InvalidOptionsError: There is no location, or it is invalid.
     """
     found = options.base_path if location is None else location
     if found is None:
         raise InvalidOptionsError(
-            "a changelog storage needs a location: pass one, or set the option base-path"
+            "a changelog storage needs a location: pass base_path, or set changelog.base-path"
         )
     if isinstance(found, str | os.PathLike):
         return open_store(path(found, "base_path", error=InvalidOptionsError))

@@ -55,7 +55,7 @@ from statelog.model import (
 from statelog.model.upload_result import UploadResult
 from statelog.runtime.closing import close_after
 from statelog.runtime.driver import Runtime
-from statelog.runtime.forks import OwningProcess, tell_after_fork
+from statelog.runtime.forks import OwningProcess, notify_after_fork
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import CallerRunsFuture
 
@@ -113,7 +113,7 @@ class FsStateChangelogWriter(AppendSide):
             metrics=context.metrics,
         )
         self._process = OwningProcess("the changelog storage")
-        tell_after_fork(self)
+        notify_after_fork(self)
 
     @property
     def log_id(self) -> int:
@@ -122,12 +122,12 @@ class FsStateChangelogWriter(AppendSide):
 
     @property
     def operator_id(self) -> str:
-        """The operator this writer was made for; for people, nothing depends on it."""
+        """Name of the operator, used in messages only."""
         return self._operator_id
 
     @property
     def key_group_range(self) -> KeyGroupRange:
-        """The key groups this writer takes."""
+        """The key groups this writer accepts."""
         return self._key_group_range
 
     def initial_sequence_number(self) -> SequenceNumber:
@@ -137,9 +137,10 @@ class FsStateChangelogWriter(AppendSide):
     @uninterrupted
     def next_sequence_number(self) -> SequenceNumber:
         """
-        Return a number above every change appended so far and not above any that comes.
+        Return a number above all changes appended so far.
 
-        Without appends between them, calls return the same number.
+        No later change has a lower number.  Without appends between them, calls return the same
+        number.
 
         Raises:
             WriterClosedError: The writer is closed.
@@ -156,34 +157,34 @@ class FsStateChangelogWriter(AppendSide):
         """
         Make every change at or after *from_sqn* durable.
 
-        Sets already uploaded are reused, sets on their way are joined, and sets whose upload
-        failed are sent again.
+        Uploaded sets are reused, running uploads are joined, and sets of failed uploads are sent
+        again.
 
         Args:
-            from_sqn: First number wanted, inclusive; not below the last `truncate`.
-            checkpoint_id: The checkpoint that asks, >= 0; only a label.
+            from_sqn: First number of the range, inclusive; not below the last `truncate`.
+            checkpoint_id: The checkpoint of this persist, >= 0; only a label.
 
         Returns:
             Future of a handle over [from_sqn, n), n being the next number at the time of the
             call.  An empty range gives a handle without entries.  It fails with
-            `UploadFailedError`, or with `WriterClosedError` where the writer ends first.  It
+            `UploadFailedError`, or with `WriterClosedError` if the writer is closed first.  It
             cannot be cancelled.  Callbacks run on the storage's callback threads, never on those
-            of uploads or timers and never under a lock: one that blocks holds up other callbacks
-            at most.  One added after the end runs at once, in the thread that adds it.  On local
-            disk and in memory, a wait without a time-out runs uploads itself that no thread has
-            taken yet, and a disk that hangs holds it.  `result(timeout=...)` never does.
+            of uploads or timers and never under a lock, so a blocking callback delays only other
+            callbacks.  One added after the end runs at once, in the thread that adds it.  On local
+            disk and in memory, a wait without a time-out runs pending uploads itself, and a disk
+            that hangs blocks it.  `result(timeout=...)` never runs uploads.
 
-        An exception of a signal handler comes after the call has done its work, or out of its
-        wait for upload capacity, which fails this persist.  The future is lost with it, but no
-        change is: the next persist covers the same numbers and takes up what was uploaded.
+        An exception of a signal handler is raised after the call has done its work, or out of its
+        wait for upload capacity, which fails this persist.  The future is lost, but no change is:
+        the next persist covers the same numbers and reuses what was uploaded.
 
         Raises:
-            ChangesTruncatedError: *from_sqn* lies below the truncation point.
-            ChangesNotAppendedError: *from_sqn* lies above the next number.
-            UsageError: An argument is no whole number, or negative.
+            ChangesTruncatedError: *from_sqn* is below the truncation point.
+            ChangesNotAppendedError: *from_sqn* is above the next number.
+            UsageError: An argument is not a whole number, or negative.
             WriterClosedError: The writer is closed.
             ClosedError: The storage is closed.
-            BackpressureTimeoutError: No upload capacity came in time; the changes are kept.
+            BackpressureTimeoutError: No upload capacity is free in time; the changes are kept.
             StoreError: This process inherited the storage over a fork.
 
         Blocks: While bytes in flight are at their limit; with the direct scheduler for the time
@@ -211,8 +212,8 @@ class FsStateChangelogWriter(AppendSide):
         Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
 
         From here on only the checkpoint side may delete them.  Truncated numbers in the range are
-        fine; several checkpoints may be in flight and be confirmed in any order.  Local copies that
-        only older checkpoints use go.
+        ignored; several checkpoints may be in flight and be confirmed in any order.  Local copies
+        that only older checkpoints use are deleted.
 
         Raises:
             UsageError: The range is reversed or ends above the next number.
@@ -230,14 +231,14 @@ class FsStateChangelogWriter(AppendSide):
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
         """
-        Note that a checkpoint was aborted.  Nothing happens to the changes.
+        Record that a checkpoint was aborted; the changes are kept.
 
-        Uploaded sets stay, and the next `persist` uses them again.  Of the local copies only those
-        go that neither this log nor another checkpoint needs.
+        The next `persist` reuses uploaded sets.  Local copies that neither this log nor another
+        checkpoint needs are deleted.
 
         Thread: the owner.
-        Source: Flink, FsStateChangelogWriter.reset, which touches local copies only, but deletes
-        those of the last good checkpoint too (H9).
+        Source: Flink, FsStateChangelogWriter.reset, which also deletes the local copies of the
+        last confirmed checkpoint (H9).
         """
         self._process.check()
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
@@ -249,14 +250,14 @@ class FsStateChangelogWriter(AppendSide):
     @uninterrupted
     def truncate(self, to_sqn: SequenceNumber | int) -> None:
         """
-        Give up everything below *to_sqn*: no checkpoint and no restore needs it from the writer.
+        Truncate all changes below *to_sqn*, which no checkpoint needs from the writer.
 
-        An open persist that still waits for such a set, or would name a file that is deleted by
-        this, fails with `ChangesTruncatedError`.  A lower number than before changes nothing.
-        Allowed after the close, where it does nothing.
+        A pending persist that waits for such a set, or would name a file that this call deletes,
+        fails with `ChangesTruncatedError`.  A lower number than before has no effect, and neither
+        has a call after the close.
 
         Raises:
-            ChangesNotAppendedError: *to_sqn* lies above the next number.
+            ChangesNotAppendedError: *to_sqn* is above the next number.
 
         Thread: the owner.
         """
@@ -267,23 +268,23 @@ class FsStateChangelogWriter(AppendSide):
     @uninterrupted
     def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
         """
-        Give up everything at or after *from_sqn*, which no checkpoint holds, and close.
+        Discard all changes at or after *from_sqn*, which no checkpoint holds, and close.
 
-        Sets below stay for the checkpoints that name them.
+        Sets below are kept for the checkpoints that name them.
 
-        Thread: the owner, or whoever closes the storage.
+        Thread: the owner, or the thread that closes the storage.
         """
         self._end_writer(Closed(SequenceNumber.of(from_sqn).value))
 
     @uninterrupted
     def close(self) -> None:
         """
-        End the writer; open persists fail with `WriterClosedError`.  May be called twice.
+        Close the writer; pending persists fail with `WriterClosedError`.
 
-        Files that were handed out in a snapshot stay; files with nothing but sets that nobody was
-        told of are deleted.
+        Files that a returned handle names are kept.  Deletes files whose change sets never appeared
+        in a returned handle.  A second call does nothing.
 
-        Thread: the owner, or whoever closes the storage.
+        Thread: the owner, or the thread that closes the storage.
         Source: Flink, FsStateChangelogWriter.close; deviates: futures do not hang, a second call
         does nothing.
         """
@@ -303,7 +304,7 @@ class FsStateChangelogWriter(AppendSide):
     # --- inside -----------------------------------------------------------------------------------
 
     def _cut(self) -> None:
-        """Make a change set of what was appended.  Called under the lock."""
+        """Make a change set of the appended changes.  Called under the lock."""
         batches, size_bytes = self._take_batches()
         if batches:
             self._step(ChangesCut(batches, size_bytes))
@@ -311,7 +312,7 @@ class FsStateChangelogWriter(AppendSide):
 
     @uninterrupted
     def _flush(self) -> None:
-        """Upload everything held, before a checkpoint asks for it."""
+        """Upload all changes held, ahead of a checkpoint."""
         with self._runtime.lock:
             self._cut()
             actions = self._step(FlushRequested())
@@ -327,12 +328,12 @@ class FsStateChangelogWriter(AppendSide):
         self._perform(actions)
 
     def _perform(self, actions: list[Action]) -> None:
-        """Do what the core asks for.  Called without the lock, in a step of the main thread."""
+        """Perform the core's actions.  Called without the lock, inside a step."""
         for index, action in enumerate(actions):
             try:
                 self._perform_one(action)
             except BaseException:
-                self._perform(actions[index + 1 :])  # the core has decided: nothing is left out
+                self._perform(actions[index + 1 :])  # the core's state requires all of them
                 raise
 
     def _perform_one(self, action: Action) -> None:
@@ -375,7 +376,7 @@ class FsStateChangelogWriter(AppendSide):
         self._on_close(self._log_id)
 
     def after_fork(self) -> None:
-        """Refuse every append from now on: this process is a child of the owning one."""
+        """Refuse every later append in a forked child."""
         self._end_appends()
 
     def _is_closed(self) -> bool:
