@@ -1,4 +1,4 @@
-"""What the engine keeps of a micro-batch in its checkpoint, beside the state."""
+"""The record of a micro-batch in its checkpoint, beside the state."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         tasks: Number of tasks.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
-        watermark_ms: Its watermark; -1 without.  A query that goes on from here does not go back
-            behind it.
+        watermark_ms: Its watermark; -1 without.  A query that continues from here never has a
+            lower one.
         next_due_ms: When the next timer is due, in the time of the time mode; `NEVER_MS` without
             timers, None if unknown.
         position, position_before: How far the sources were read with the batch and before it, see
             `BatchTimes`; None if unknown.
-        source_logs: What the logs of file sources said of the batch; None if unknown.
+        source_logs: Entries of the logs of file sources that the batch covers; None if unknown.
         source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
         rows, keys, output_rows: Counts of input rows, keys touched, rows out.
         state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
-        output_files: JSON handles of staged rows that lie in files of their own.
-        went_back_to: The checkpoint that the query was last made to go back to, if ever.
+        output_files: JSON handles of staged rows in separate files.
+        went_back_to: The checkpoint of the last rewind of the query, if any.
     """
 
     operator_id: str
@@ -61,7 +61,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     source_folders: list[str] | None = None
 
     def to_properties(self) -> JsonObject:
-        """Return the checkpoint's properties; staged files live and die with the checkpoint."""
+        """Return the checkpoint's properties; its staged files are deleted with it."""
         properties: JsonObject = msgspec.to_builtins(self)
         properties[OBJECTS_PROPERTY] = [handle.path for handle in self.staged_files()]
         return properties
@@ -83,6 +83,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def staged_files(self) -> list[FileStateHandle]:
-        """Return the handles of staged rows that lie in files."""
+        """Return the handles of staged rows in separate files."""
         handles = [stream_handle_from_json(value) for value in self.output_files]
         return [handle for handle in handles if isinstance(handle, FileStateHandle)]

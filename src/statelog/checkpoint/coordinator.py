@@ -1,9 +1,9 @@
 """
-The coordinator: many tasks acknowledge, one object commits.
+The coordinator: all tasks acknowledge, and one object commits the checkpoint.
 
-A checkpoint exists from the moment its `chk-<id>/_metadata` was put and the answer "you made it"
-was true; everything before can be repeated, everything after can be lost.  Decisions are in
-`core.checkpoint_ledger`; this shell talks to the store.
+A checkpoint exists once this owner's put-if-absent of `chk-<id>/_metadata` has succeeded.  Every
+step before it can be repeated, and every step after it can be lost.  Decisions are in
+`core.checkpoint_ledger`; this shell uses the store.
 Source: Flink, CheckpointCoordinator; fencing by claims is our own (Flink has leader election).
 """
 
@@ -75,13 +75,13 @@ class CheckpointCoordinator:
     for each range, `complete` (or `decline`), `clean_up`.
 
     Args:
-        store: Where the location is.
+        store: The store of the location.
         paths: The location in the store.
-        owner_id: Who this is; goes into claims and checkpoints.
-        max_parallelism: Number of key groups of the job, fixed for life.
-        options: How checkpoints are kept.
+        owner_id: Name of this owner, stored in claims and checkpoints.
+        max_parallelism: Number of key groups of the job, which never changes.
+        options: Retention and compression.
         clock_ms: Milliseconds since 1970 (UTC).
-        recorder: Told of completed checkpoints; None for nobody.
+        recorder: Records completed checkpoints; None disables it.
         pause: Waits so many seconds between two puts of one name.
 
     Thread: Not for several at once.
@@ -131,10 +131,10 @@ class CheckpointCoordinator:
     @property
     def next_checkpoint_id(self) -> int:
         """
-        The lowest id that `trigger` takes: above every checkpoint that is there, given up or not.
+        The lowest id that `trigger` accepts, above every checkpoint in the location.
 
-        So the name of a checkpoint's object is never used again, and an earlier owner's delete
-        that comes late can only meet what was meant.
+        Given-up checkpoints count too.  So the name of a checkpoint's object is never reused, and a
+        late delete of an earlier owner cannot delete a newer object.
         """
         return self._next_id
 
@@ -150,18 +150,18 @@ class CheckpointCoordinator:
 
     def claim(self) -> int:
         """
-        Take the location over: from now on every earlier owner fails with `FencedError`.
+        Take over the location; every earlier owner then fails with `FencedError`.
 
-        What was restored before the claim is forgotten, because the earlier owner may have
-        committed since; call `restore` afterwards.
+        An earlier restore is dropped, because the earlier owner may have committed since; call
+        `restore` afterwards.
 
         Returns:
             The epoch of the claim, >= 1.
 
         Raises:
             StoreError: The store failed; the claim may be repeated.  Or the store ignores the
-                condition of put-if-absent (`reason` "put_if_absent"), so nothing can be committed.
-            CheckpointError: Too many others claim the location (`reason` "contended").
+                condition of put-if-absent (`reason` "put_if_absent"), so no commit is possible.
+            CheckpointError: Too many other owners claim the location (`reason` "contended").
 
         Blocks: On the store (one listing, one put; a probe of a remote store before the first).   Thread: the driver's.
         """
@@ -178,8 +178,8 @@ class CheckpointCoordinator:
         """
         Find the checkpoint to continue from.
 
-        A damaged newest checkpoint is reported, never skipped.  Asking for an older one by its id
-        means to give up the newer ones: `clean_up` deletes them after the first `complete`.
+        A damaged newest checkpoint is reported, never skipped.  Restoring an older one by its id
+        gives up the newer ones: `clean_up` deletes them after the first `complete`.
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
@@ -188,10 +188,10 @@ class CheckpointCoordinator:
             The checkpoint, read whole and verified; None if the location has none.
 
         Raises:
-            CheckpointError: `reason` "damaged": the checkpoint asked for is damaged; `path` names
-                the object and `usable_id` an older one that can be asked for.  "not_found",
-                "subsumed", "objects_missing": the id cannot be restored.  "max_parallelism": the
-                job was started with another number of key groups.
+            CheckpointError: `reason` "damaged": the checkpoint is damaged; `path` is its object
+                and `usable_id` an older checkpoint that can be restored.  "not_found", "subsumed",
+                "objects_missing": the id cannot be restored.  "max_parallelism": the job began
+                with another number of key groups.
             IncompatibleFormatError: A newer statelog wrote it.
 
         Blocks: On the store.   Thread: the driver's.
@@ -217,7 +217,7 @@ class CheckpointCoordinator:
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
         """
-        Begin a checkpoint; triggering the one under way again begins it anew.
+        Begin a checkpoint, or begin the one under way again.
 
         Args:
             checkpoint_id: `next_checkpoint_id` or higher.
@@ -226,19 +226,19 @@ class CheckpointCoordinator:
         Raises:
             CheckpointError: `reason` "not_newer", "in_progress" or "committing".
             UsageError: The ranges overlap, or `claim` and `restore` were not called before.
-            FencedError: Another owner has taken over.
+            FencedError: Another owner has taken over the location.
 
         Thread: the driver's.
         """
         if self._epoch is None or not self._restored:
             raise UsageError(
                 "call claim() and then restore() before the first checkpoint: the location may "
-                "have an owner and a past"
+                "have another owner and older checkpoints"
             )
         if 0 <= checkpoint_id < self._next_id and self._abandoned:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} cannot begin: checkpoints up to {self._next_id - 1} "
-                "were there, and their ids are not used again",
+                f"checkpoint {checkpoint_id} cannot begin: ids up to {self._next_id - 1} were "
+                f"used before and are not reused; use {self._next_id} or higher",
                 reason="not_newer",
                 checkpoint_id=checkpoint_id,
             )
@@ -247,7 +247,7 @@ class CheckpointCoordinator:
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
         """
-        Take in what one task has made durable; of several for one range the last counts.
+        Record what one task has made durable; for one range the last call counts.
 
         Raises:
             CheckpointError: `reason` "unknown", "declined", "unknown_range", "committing",
@@ -260,7 +260,7 @@ class CheckpointCoordinator:
 
     def decline(self, checkpoint_id: int, reason: str) -> None:
         """
-        Give the checkpoint under way up; what tasks have uploaded for it is left to the sweep.
+        Give up the checkpoint under way; garbage collection deletes its uploads.
 
         Raises:
             CheckpointError: It is not under way.
@@ -281,26 +281,26 @@ class CheckpointCoordinator:
         """
         Commit: put the one object that makes the checkpoint exist.
 
-        After an error of the store the outcome may be unknown; calling again puts the same bytes
-        and finds out (the first call's properties and sections count).
+        After an error of the store the outcome may be unknown.  A second call puts the same bytes,
+        with the properties and sections of the first call, and finds the outcome.
 
         Args:
             checkpoint_id: The checkpoint under way, acknowledged by all its tasks.
-            properties: What the engine wants to find again with it, in JSON.
+            properties: What the engine stores with it, in JSON.
             sections: Opaque bytes by four-byte tag, in the same object (`OUTP`: staged output).
 
         Returns:
-            The checkpoint; change sets that were inline now lie in its metadata object.
+            The checkpoint; inline change sets are now stored in its metadata object.
 
         Raises:
             CheckpointError: `reason` "incomplete" names the `missing` ranges; or it is not under
                 way, or was declined.
             FencedError: Another owner has taken over, or has committed this id.  This owner must
-                stop; if its object was put, the new owner may or may not have seen it.
+                stop; if its object was put, the new owner may or may not have read it.
             StoreError: The store failed; call again.
             UsageError: A property is not JSON, or a tag is reserved.
 
-        Blocks: On the store (two looks at the claims, one put).   Thread: the driver's.
+        Blocks: On the store (two reads of the claims, one put).   Thread: the driver's.
         """
         plan = _only(self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns()))
         if not isinstance(plan, WriteMetadata):
@@ -312,8 +312,8 @@ class CheckpointCoordinator:
         fail_point("before-commit")
         self._put(checkpoint_id, prepared)
         fail_point("after-commit")
-        # A claim that came while the put was on its way may have restored without this checkpoint
-        # and gone on.  Only if there is still none is this checkpoint surely part of the history.
+        # An owner that claimed during the put may have restored without this checkpoint.  Only
+        # without a newer claim is this checkpoint certainly part of the history.
         self._check_ownership(
             f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
         )
@@ -355,7 +355,7 @@ class CheckpointCoordinator:
         )
 
     def _put(self, checkpoint_id: int, prepared: MetadataFile) -> None:
-        """Put the metadata object; return if it is there and ours."""
+        """Put the metadata object; return if it exists and this owner wrote it."""
         path = self._paths.metadata(checkpoint_id)
         # A lost answer looks like a fault, or (repeated by the client) like a conflict.
         try:
@@ -367,7 +367,7 @@ class CheckpointCoordinator:
                 self._pause,
             )
         except (CorruptionError, IncompatibleFormatError) as unreadable:
-            self._fence(f"{path} exists and is not ours: {unreadable}", unreadable)
+            self._fence(f"{path} exists and this owner did not write it: {unreadable}", unreadable)
         if found is None:
             return
         other, own = found.checkpoint, prepared.record.checkpoint
@@ -390,7 +390,9 @@ class CheckpointCoordinator:
             )
 
     def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:
-        message = f"{self._owner_id!r} has lost its place: {reason}. Stop; a restart continues"
+        message = (
+            f"{self._owner_id!r} is fenced: {reason}. Stop this run; a restart continues the job"
+        )
         self._ledger.handle(Fenced(message), self._now_ns())
         self._prepared = None
         raise FencedError(message) from cause
@@ -400,7 +402,7 @@ class CheckpointCoordinator:
         Return the ids of the checkpoints that can be restored, ascending.
 
         Raises:
-            CheckpointError: Nothing was restored yet, and the newest checkpoint is damaged.
+            CheckpointError: `restore` was not called, and the newest checkpoint is damaged.
 
         Blocks: On the store, before the first `restore`.   Thread: the driver's.
         """
@@ -411,7 +413,7 @@ class CheckpointCoordinator:
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
         """
-        Read a checkpoint to look at it; nothing is continued from it.
+        Read a checkpoint without restoring it.
 
         Raises:
             CheckpointError: `reason` "not_found" or "damaged".
@@ -438,20 +440,20 @@ class CheckpointCoordinator:
 
     def clean_up(self) -> CleanUpReport:
         """
-        Delete what no retained checkpoint needs any more, and what `restore` gave up; no listing.
+        Delete unneeded objects and given-up checkpoints, without a listing.
 
-        An object that cannot be deleted is in the report, and is tried again the next time.
+        An object that cannot be deleted is in the report, and the next call tries again.
 
         Raises:
-            FencedError: Another owner has taken over.
-            StoreError: The claims could not be looked at; nothing was deleted.
+            FencedError: Another owner has taken over the location.
+            StoreError: The claims could not be read; nothing was deleted.
 
         Blocks: On the store, one request for each object and one more, if there are any.   Thread: the driver's.
         """
         report = self._clean_up_abandoned()
         for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
             if isinstance(action, DeleteObjects):
-                # A new owner may have gone back to a checkpoint that this one calls garbage.
+                # A new owner may have restored a checkpoint that this one calls garbage.
                 self._check_ownership()
                 done = delete_objects(self._store, action.paths)
                 self._ledger.handle(Deleted(done.deleted), self._now_ns())
@@ -464,7 +466,7 @@ class CheckpointCoordinator:
         return report
 
     def _clean_up_abandoned(self) -> CleanUpReport:
-        """Take the checkpoints away that `restore` gave up, once a higher one is committed."""
+        """Delete the checkpoints that `restore` gave up, once a higher one is committed."""
         latest = self._ledger.latest
         if not self._abandoned or latest is None or latest.checkpoint_id < self._abandoned[-1]:
             return CleanUpReport()

@@ -22,8 +22,8 @@ class Entropy:
     Random characters in names, to spread objects over the partitions of a store.
 
     Args:
-        marker: What to replace in a path, its first occurrence; not empty.
-        length: How many random characters take its place, >= 1.
+        marker: Text whose first occurrence in a path is replaced; not empty.
+        length: Number of random characters, >= 1.
 
     Raises:
         UsageError: The marker is empty or the length not positive.
@@ -36,10 +36,10 @@ class Entropy:
         text(self.marker, "marker")
         whole_number(self.length, "length")
         if not self.marker or self.length < 1:
-            raise UsageError(f"entropy needs a marker and a length >= 1, not {self!r}")
+            raise UsageError(f"entropy needs a marker and a length of at least 1, not {self!r}")
 
     def inject(self, path: str) -> str:
-        """Return *path* with the marker replaced; unchanged without one.  For data."""
+        """Return *path* with the marker replaced, for data."""
         if self.marker not in path:
             return path
         drawn = os.urandom(self.length)
@@ -47,7 +47,7 @@ class Entropy:
         return path.replace(self.marker, characters, 1)
 
     def remove(self, path: str) -> str:
-        """Return *path* without the marker (and without an empty folder).  For metadata."""
+        """Return *path* without the marker and empty folders, for metadata."""
         if self.marker not in path:
             return path
         parts = path.replace(self.marker, "", 1).split("/")

@@ -1,8 +1,8 @@
 """
-Where a restart continues, and the bytes that restoring tasks need, verified.
+Find the checkpoint that a restart continues from, and read verified snapshots.
 
-The newest checkpoint is continued, or one that was asked for by its id.  What only checkpoints
-before it reached may still be lying around, if their owner died before the clean-up.
+A restart continues from the newest checkpoint, or from one given by its id.  Objects that only older
+checkpoints reached may still be stored, if their owner died before the clean-up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from statelog.store import LocationPaths, ObjectStore
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """
-    Where to continue.
+    The checkpoint to continue from, and what the ledger needs of older ones.
 
     Args:
         checkpoint: The checkpoint to continue from; None for a location without any.
@@ -55,10 +55,10 @@ def find_restore_point(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
 ) -> RestorePoint:
     """
-    Find the checkpoint to continue from: the newest one, or the one asked for.
+    Find the checkpoint to continue from: the newest one, or the given one.
 
     Raises:
-        CheckpointError: It is damaged, not there, or cannot be restored any more (`reason`).
+        CheckpointError: It is damaged, does not exist, or can no longer be restored (`reason`).
         IncompatibleFormatError: A newer statelog wrote it.
 
     Blocks: On the store.
@@ -95,14 +95,14 @@ def _asked_for(
     except ObjectNotFoundError as error:
         present = ", ".join(map(str, ids[-10:])) or "none"
         raise CheckpointError(
-            f"there is no checkpoint {checkpoint_id} in {store.url} (newest: {present})",
+            f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {present})",
             reason="not_found",
             checkpoint_id=checkpoint_id,
             path=path,
         ) from error
     except CorruptionError as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} is damaged: {error}; ask for another one",
+            f"checkpoint {checkpoint_id} is damaged: {error}; restore another one",
             reason="damaged",
             usable_id=None,
             checkpoint_id=checkpoint_id,
@@ -111,31 +111,32 @@ def _asked_for(
     try:
         newest = find_newest(store, paths, ids=list(ids)).newest
     except (CheckpointError, IncompatibleFormatError):
-        newest = None  # unreadable: this is what one asks for an older one for
+        newest = None  # unreadable, which is the reason to restore an older one
     if newest is not None and checkpoint_id not in newest.retained:
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} is not retained any more (retained: "
-            f"{', '.join(map(str, newest.retained))}); what it needs may have been deleted",
+            f"checkpoint {checkpoint_id} is no longer retained (retained: "
+            f"{', '.join(map(str, newest.retained))}); its objects may have been deleted; restore "
+            "a retained one",
             reason="subsumed",
             checkpoint_id=checkpoint_id,
             path=path,
         )
     if missing := missing_objects(store, paths, found):
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
-            f"gone, first {missing[0]}",
+            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not "
+            f"exist, first {missing[0]}; restore another one",
             reason="objects_missing",
             missing=missing,
             checkpoint_id=checkpoint_id,
             path=path,
         )
-    if newest is not None:  # the others are subsumed, and may be deleted any time
+    if newest is not None:  # the others are subsumed, and may be deleted at any time
         return found, tuple(one for one in found.retained if one in newest.retained)
     return found, _whole(store, paths, found)
 
 
 def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint) -> tuple[int, ...]:
-    """Return those retained by *found* that still have all their objects, itself last."""
+    """Return the checkpoints that *found* retains and whose objects all exist."""
     whole = []
     for checkpoint_id in found.retained[:-1]:
         try:
@@ -163,7 +164,7 @@ def _retained(
 def _leftovers(
     store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint
 ) -> tuple[RetainedCheckpoint, ...]:
-    """Return what *found* subsumed: its owner may have died before the clean-up."""
+    """Return checkpoints that *found* subsumed and whose clean-up may be unfinished."""
     if found.parent_id is None:
         return ()
     try:
@@ -179,15 +180,15 @@ def read_materialized(store: ObjectStore, snapshot: MaterializedHandle) -> memor
     """
     Return the bytes of a snapshot.
 
-    It may hold more key groups than the handle's range; the reader drops the others.
+    It may contain more key groups than the handle's range; the reader drops the others.
 
     Args:
-        store: Where the handle's paths count from.
-        snapshot: What to read.
+        store: The store of the handle.
+        snapshot: The snapshot to read.
 
     Raises:
-        CorruptionError: Size or checksum differ from what the checkpoint says.
-        ObjectNotFoundError: The object is gone.
+        CorruptionError: Size or checksum differ from the checkpoint's.
+        ObjectNotFoundError: The object does not exist.
         StoreError: The store failed.
 
     Blocks: On the store.   Thread: any.
@@ -197,11 +198,11 @@ def read_materialized(store: ObjectStore, snapshot: MaterializedHandle) -> memor
 
 def read_stream(store: ObjectStore, handle: StreamStateHandle) -> memoryview:
     """
-    Return the bytes behind any stream handle, verified as far as the handle can tell.
+    Return the bytes of a stream handle, verified by its size and checksum.
 
     Raises:
         CorruptionError: Size or checksum differ.
-        ObjectNotFoundError: The object is gone.
+        ObjectNotFoundError: The object does not exist.
         StoreError: The store failed.
 
     Blocks: On the store.   Thread: any.

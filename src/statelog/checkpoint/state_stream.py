@@ -29,14 +29,14 @@ MAX_ATTEMPTS: Final = 10
 
 class FsCheckpointStateOutputStream(io.RawIOBase):
     """
-    Takes the bytes of one piece of state; `close_and_get_handle` makes them durable.
+    Collects the bytes of one piece of state; `close_and_get_handle` makes them durable.
 
-    `close` without it discards: a stream in a `with` block leaves nothing unless it was finished.
+    `close` alone discards them: an unfinished stream in a `with` block leaves nothing.
 
     Args:
-        store: Where a large state goes.
+        store: The store of a large state.
         directory: Folder of its object.
-        threshold_bytes: State up to this size, inclusive, stays in the handle.
+        threshold_bytes: State up to this size, inclusive, is stored in the handle.
         buffer_bytes: As in Flink; not below the threshold.
         entropy: Marker to replace in the folder, or None.
         new_name: Makes unique names.
@@ -78,10 +78,10 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:  # type: ignore[override]
         """
-        Take bytes in; they are copied.
+        Write bytes, which are copied.
 
         Raises:
-            ClosedError: The stream is closed (writing nothing is allowed all the same).
+            ClosedError: The stream is closed (an empty write is allowed).
         """
         piece = data if isinstance(data, bytes) else bytes(memoryview(data))
         if piece:
@@ -95,24 +95,24 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         return self._size
 
     def flush(self) -> None:
-        """Do nothing: an object store has nothing between absent and whole."""
+        """Do nothing: an object appears whole, at `close_and_get_handle`."""
 
     def sync(self) -> None:
-        """Do nothing, as `flush`; durability comes with `close_and_get_handle`."""
+        """Do nothing, as `flush`: `close_and_get_handle` makes the bytes durable."""
 
     def close_and_get_handle(self) -> StreamStateHandle | None:
         """
         Make the state durable, close the stream, and return its handle.
 
         Returns:
-            Nothing (None) if nothing was written; the stream then stays open, as in Flink.  A
-            handle that carries the bytes up to the threshold, without a request to the store.
-            Else the handle of one new object.
+            None if no byte was written; the stream then stays open, as in Flink.  Up to the
+            threshold a handle with the bytes, without a request to the store.  Above it the handle
+            of one new object.
 
         Raises:
             ClosedError: The stream was closed before.
-            StoreError: Ten puts under ten names failed; nothing is left of them as far as that
-                could be told to the store.
+            StoreError: Ten puts under ten names failed; their objects were deleted as far as
+                possible.
 
         Blocks: On the store, above the threshold.   Thread: the stream's.
         Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
@@ -136,7 +136,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
                 self._store.put_if_absent(path, self._pieces)
             except FileExistsError as error:  # the object of another writer: another name
                 cause = error
-            except OSError as error:  # also what a store of the caller raises
+            except OSError as error:  # also the error of a caller's own store
                 cause = error
                 self._delete_quietly(path)
             except BaseException:
@@ -151,11 +151,11 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         ) from cause
 
     def _delete_quietly(self, path: str) -> None:
-        """Take back a put whose outcome is unknown; a sweep finds it if this fails as well."""
+        """Delete the object of a put with unknown outcome, if possible."""
         try:
             self._store.delete([path])
         except Exception:
-            return  # the error of the put says more
+            return  # the error of the put is raised
 
     def _new_path(self) -> str:
         path = f"{self._directory}/{self._new_name()}"
@@ -166,7 +166,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             raise ClosedError(f"{message} (state in {self._directory})", path=self._directory)
 
     def close(self) -> None:
-        """Close the stream and forget its bytes unless a handle was taken; never raises."""
+        """Close the stream and drop its bytes; never raises."""
         self._discarded = True
         self._pieces = []
         super().close()

@@ -31,7 +31,7 @@ class CheckpointedStateScope(enum.Enum):
     """Who may use the bytes besides the checkpoint that wrote them."""
 
     EXCLUSIVE = "exclusive"
-    """Nobody: they live and die with one checkpoint."""
+    """No other checkpoint: they are deleted with the checkpoint that wrote them."""
     SHARED = "shared"
     """Later checkpoints."""
 
@@ -40,14 +40,14 @@ class FsCheckpointStreamFactory:
     """
     Makes output streams for the state of one checkpoint.
 
-    Making the factory or a stream contacts nothing.
+    Construction of the factory or of a stream sends no request.
 
     Args:
-        store: Where objects go.
+        store: The store of the objects.
         exclusive_directory: Folder for state of this checkpoint alone (`chk-<id>`).
         shared_directory: Folder for state shared among checkpoints.
-        task_owned_directory: Folder for state that tasks own (materialization).
-        threshold_bytes: State up to this size, inclusive, stays in the handle; 0 to 1 MiB.
+        task_owned_directory: Folder for state that tasks own (snapshots).
+        threshold_bytes: State up to this size, inclusive, is stored in the handle; 0 to 1 MiB.
         write_buffer_bytes: As in Flink, >= 0; raised to the threshold.
         entropy: Marker to replace in the folders, or None.
         new_name: Makes unique names.
@@ -80,16 +80,16 @@ class FsCheckpointStreamFactory:
         whole_number(threshold_bytes, "threshold_bytes")
         whole_number(write_buffer_bytes, "write_buffer_bytes")
         if threshold_bytes < 0:
-            raise UsageError("the threshold for file state size must be zero or larger")
+            raise UsageError(f"threshold_bytes is {threshold_bytes}; it must be at least 0")
         if write_buffer_bytes < 0:
-            raise UsageError("the write buffer size must be zero or larger")
+            raise UsageError(f"write_buffer_bytes is {write_buffer_bytes}; it must be at least 0")
         if threshold_bytes > MAX_FILE_STATE_THRESHOLD:
             raise UsageError(
-                f"the threshold for file state size cannot be larger than "
-                f"{MAX_FILE_STATE_THRESHOLD} (it is {threshold_bytes})"
+                f"threshold_bytes is {threshold_bytes}; it must be at most "
+                f"{MAX_FILE_STATE_THRESHOLD}"
             )
         if not exclusive_directory or not shared_directory:
-            raise UsageError("the exclusive and the shared directory must be given")
+            raise UsageError("exclusive_directory and shared_directory must not be empty")
         self._store = store
         self._exclusive = exclusive_directory
         self._shared = shared_directory
@@ -113,7 +113,7 @@ class FsCheckpointStreamFactory:
         Return the factory for one checkpoint of a location; raises `UsageError` like `cls`.
 
         Args:
-            store: Where objects go.
+            store: The store of the objects.
             checkpoint_id: The checkpoint, >= 0; its exclusive folder is `chk-<id>`.
             paths: Names below a folder of the store; None for its root.
             threshold_bytes: As for the class.
@@ -166,10 +166,10 @@ class FsCheckpointStreamFactory:
         self, scope: CheckpointedStateScope
     ) -> FsCheckpointStateOutputStream:
         """
-        Return a stream for state of the given scope; contacts nothing.
+        Return a stream for state of the given scope; sends no request.
 
         Raises:
-            UsageError: *scope* is no `CheckpointedStateScope`.
+            UsageError: *scope* is not a `CheckpointedStateScope`.
 
         Thread: any; the stream then belongs to one.
         """
@@ -182,7 +182,7 @@ class FsCheckpointStreamFactory:
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
         """
-        Return a stream for state that the task owns; contacts nothing.
+        Return a stream for state that the task owns; sends no request.
 
         Thread: any; the stream then belongs to one.
         """
@@ -199,7 +199,7 @@ class FsCheckpointStreamFactory:
         )
 
     def can_fast_duplicate(self, handle: StreamStateHandle, scope: CheckpointedStateScope) -> bool:
-        """Return whether the store itself can copy state: never; `duplicate` reads and writes."""
+        """Return False: `duplicate` reads and writes the bytes."""
         del handle, scope
         return False
 
@@ -207,19 +207,19 @@ class FsCheckpointStreamFactory:
         self, handles: Sequence[StreamStateHandle], scope: CheckpointedStateScope
     ) -> list[StreamStateHandle]:
         """
-        Copy state into the folder of *scope* and return the handles of the copies, in order.
+        Copy state into the folder of *scope*; return the handles of the copies.
 
-        Objects keep their file names where these are free; inline state is returned as it is.
+        Objects keep their file names if these are free; inline state is returned unchanged.
 
         Raises:
             UsageError: *scope* or a handle is of another class.
             ObjectNotFoundError: An object does not exist.
             CorruptionError: An object does not have the checksum of its handle.
-            StoreError: The store failed.  Of all these, none leaves a copy behind.
+            StoreError: The store failed.  After any of these errors no copy remains.
 
         Blocks: On the store, once to read and once to write each object.   Thread: any.
-        Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store can do it, as the
-        bytes pass through this process.
+        Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store supports it,
+        because the bytes pass through this process.
         """
         directory = self._directory_of(scope)
 

@@ -1,11 +1,11 @@
 """
-Stores through fsspec: HDFS, SFTP and whatever else obstore has no client for.
+Stores through fsspec: HDFS, SFTP and others for which obstore has no client.
 
-Where a file system shows a file while it is written, an object is written beside its name and
+If a file system shows a file while it is written, an object is written under a temporary name and
 moved.  A commit needs the exclusive creation of a name, `open(mode="xb")`.  Most file systems of
-fsspec have no such mode, and some take it and overwrite all the same: it is tried out before the
-first use, and refused where it does not hold.  (Their `pipe_file(mode="create")` is no way out: its
-default looks first and writes then.)
+fsspec have no such mode, and some accept it and overwrite.  So it is tried before the first use, and
+the store is refused if it overwrites.  (Their `pipe_file(mode="create")` does not help: by default
+it checks first and writes afterwards.)
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from statelog.store.paths import TEMPORARY_FOLDER
 _MEMORY: Final = "fsspec.implementations.memory"
 _READ_ONLY: Final = ("http", "https", "data", "github", "git")
 _WHOLE_AT_ONCE: Final = ("memory", "s3", "gs", "gcs", "az", "abfs", "oss", "cos")
-"""Protocols whose files appear when they are complete; a move would be a copy there."""
+"""Protocols whose files appear when they are complete, and whose move is a copy."""
 
 
 FileInfo = Mapping[str, Any]
-"""What a file system knows of a file; names and types differ between file systems."""
+"""Facts about a file; their names and types differ between file systems."""
 
 
 class _FileSystem(Protocol):
-    """What is used of a file system of fsspec (`fsspec.AbstractFileSystem`)."""
+    """The methods used of `fsspec.AbstractFileSystem`."""
 
     protocol: str | Sequence[str]
     use_listings_cache: bool
@@ -60,14 +60,14 @@ class _FileSystem(Protocol):
 
 def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecStore:
     """
-    Return the store rooted at *location*; nothing is contacted before the first use.
+    Return the store rooted at *location*; no request is sent before the first use.
 
     Args:
         location: A URL of fsspec, or a path.
         options: Arguments of the file system's class.
 
     Raises:
-        InvalidOptionsError: fsspec is not installed, or does not know the scheme.
+        InvalidOptionsError: fsspec is not installed, or does not support the scheme.
     """
     scheme, separator, _ = location.partition("://")
     if not separator:
@@ -79,7 +79,7 @@ def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecSto
             f"{location!r} needs fsspec, which is not installed: pip install 'statelog[fsspec]'"
         ) from error
     if scheme in _READ_ONLY or scheme not in known:
-        normalize_url(location)  # says what can be opened
+        normalize_url(location)  # raises an error that lists the supported schemes
     return FsspecStore(location.rstrip("/"), dict(options))
 
 
@@ -87,9 +87,9 @@ class FsspecStore:
     """
     An `ObjectStore` over an fsspec file system.  Picklable: the copy opens its own.
 
-    Nothing is made durable beyond what the file system does when a file is closed, and what
-    `put_if_absent` writes may be seen while it is written; the checksums of all files of statelog
-    tell that from a whole one.
+    An object is as durable as the file system makes it when a file is closed.  An object of
+    `put_if_absent` may be visible while it is written; a reader detects that by the checksums that
+    all files of statelog contain.
     """
 
     def __init__(self, location: str, options: dict[str, object]) -> None:
@@ -111,7 +111,7 @@ class FsspecStore:
 
     @property
     def local_root(self) -> None:
-        """None: whatever the file system is, nobody goes around it."""
+        """None: files are always accessed through the file system."""
         return None
 
     @property
@@ -132,7 +132,7 @@ class FsspecStore:
                 raise InvalidOptionsError(
                     f"fsspec cannot open {self._location!r}: {one_line(error)}"
                 ) from error
-            # Listings would be remembered, and others write too.
+            # Cached listings would miss objects of other writers.
             file_system.use_listings_cache = False
             self._opened = file_system, root.rstrip("/")
         return self._opened
@@ -140,7 +140,7 @@ class FsspecStore:
     def _name(self, path: str) -> str:
         parts = path.split("/")
         if not path or any(part in ("", ".", "..") for part in parts):
-            raise UsageError(f"{path!r} is no name of an object", path=path)
+            raise UsageError(f"{path!r} is not the name of an object", path=path)
         return f"{self._root}/{path}"
 
     @contextmanager
@@ -195,7 +195,9 @@ class FsspecStore:
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the object ends, none beyond it."""
         if start < 0 or length < 0:
-            raise UsageError(f"no object has the range of {length} bytes from {start}", path=path)
+            raise UsageError(
+                f"invalid range of {length} bytes from {start}; both must be at least 0", path=path
+            )
         if length == 0:
             return memoryview(b"")
         size_bytes = self.head(path).size_bytes
@@ -226,13 +228,13 @@ class FsspecStore:
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the names of the folders directly below the folder *prefix*."""
-        # File systems keep empty folders, object stores have none: only what holds objects counts.
+        # File systems keep empty folders, object stores have none: only folders of objects count.
         cut = len(prefix) + 1 if prefix else 0
         names = (info.path[cut:] for info in self.list(prefix))
         return sorted({name.partition("/")[0] for name in names if "/" in name})
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; names that do not exist, and folders, are fine."""
+        """Delete the objects; ignore folders and names that do not exist."""
         for path in paths:
             with self._explained("delete", path, writes=True) as file_system:
                 name = self._name(path)
@@ -264,7 +266,7 @@ class FsspecStore:
     def _create(self, file_system: _FileSystem, name: str, data: bytes) -> None:
         self._make_folder(file_system, name)
         if "memory" in self._protocols:
-            # Its own way looks first and writes then; a dict does both in one step.
+            # Its own method checks first and writes afterwards; a dict does both in one step.
             memory: Any = file_system
             key = memory._strip_protocol(name)
             made = importlib.import_module(_MEMORY).MemoryFile(memory, key, data)
@@ -275,7 +277,7 @@ class FsspecStore:
             file.write(data)
 
     def _try_creation(self, file_system: _FileSystem) -> None:
-        """Create one name twice, once in the life of this store; the second time must fail."""
+        """Create one name twice, once for each store; the second creation must fail."""
         if self._creates:
             return
         name = f"{self._root}/{TEMPORARY_FOLDER}/create-{os.urandom(8).hex()}"
@@ -293,8 +295,8 @@ class FsspecStore:
                 file_system.rm_file(name)
         if not self._creates:
             raise StoreError(
-                f"{self._location} cannot create a name exclusively ({reason}), and a checkpoint "
-                "is committed by that: keep checkpoints in another store",
+                f"{self._location} cannot create a name exclusively ({reason}), which a commit "
+                "needs: keep checkpoints in another store",
                 path="",
                 url=self._location,
                 operation="put-if-absent",
@@ -311,9 +313,9 @@ class FsspecStore:
 
 
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-"""What file systems call the time of the last write."""
+"""Names of the time of the last write in file systems."""
 _NEVER: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
-"""An object whose age nobody knows is never old enough for a sweep."""
+"""An object of unknown age is never old enough for garbage collection."""
 
 
 def _joined(data: Buffers) -> bytes:

@@ -1,8 +1,8 @@
 """
 Stores through obstore: one client for local disk, memory, S3, GCS and Azure.
 
-The client is opened in the process that uses it.  Obstore's threads do not survive a fork, and any
-store would hang in the child for ever, a new one too: there, every use is refused with an error.
+The client is opened in the process that uses it.  Obstore's threads do not exist in a forked child,
+where every store, a new one too, would hang.  So a child refuses every use with an error.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from statelog.store.paths import TEMPORARY_FOLDER
 __all__ = ["ObstoreStore", "normalize_url", "open_store"]
 
 _LIST_CHUNK: Final = 1000
-_DELETE_CHUNK: Final = 1000  # what S3 takes in one request
+_DELETE_CHUNK: Final = 1000  # the limit of S3 for one request
 _WRITE_ATTEMPTS: Final = 3
 _JOIN_MAX_BYTES: Final = 64 * 1024 * 1024
-"""Larger objects are not copied once more only to be in one piece."""
+"""Larger objects are not copied into one piece."""
 
 _used_in_pid = 0
-"""The process in which obstore started its threads; a child inherits this number, not the threads."""
+"""The process in which obstore started its threads, which a forked child does not have."""
 
 
 def open_store(
@@ -52,21 +52,21 @@ def open_store(
     fsync: bool = True,
 ) -> ObstoreStore | FsspecStore:
     """
-    Return the store rooted at *location*; nothing is contacted before the first use.
+    Return the store rooted at *location*; no request is sent before the first use.
 
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
-            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) are fsspec's.
-        options: Client options of obstore (region, endpoint, credentials, ...).  Without them the
-            usual environment variables count, those of the process that uses the store.
-            `backend="fsspec"` takes fsspec for any location; the others are arguments of its file
-            system then.
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
+        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
+            taken from the usual environment variables of the process that uses the store.
+            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
+            of its file system.
         fsync: On local disk, make every object durable (file and folders) before a put returns.
             False leaves it to the operating system: a power failure may then lose objects that
             were acknowledged.
 
     Raises:
-        InvalidOptionsError: The location cannot be understood, or an option is unknown.
+        InvalidOptionsError: The location is invalid, or an option is unknown.
     """
     location = arguments.path(location, "location", error=InvalidOptionsError)
     arguments.switch(fsync, "fsync", error=InvalidOptionsError)
@@ -143,7 +143,7 @@ class ObstoreStore:
         except (obstore_errors.AlreadyExistsError, FileExistsError) as error:
             raise ObjectExistsError(f"{where}: the object exists already", **facts) from error
         except (obstore_errors.NotFoundError, FileNotFoundError) as error:
-            # What a write does not find is the place, not the object.
+            # A write that reports "not found" misses the bucket or folder, not the object.
             if writes or is_missing_bucket(error):
                 raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
             raise ObjectNotFoundError(f"{where}: no such object", **facts) from error
@@ -171,13 +171,13 @@ class ObstoreStore:
         Write a new object, or raise `ObjectExistsError` and change nothing.
 
         On local disk with fsync the bytes are durable before the name appears.  The client repeats
-        a request whose answer was lost, and then meets its own object: `ObjectExistsError` does
-        not prove that somebody else was faster.  S3's 409 arrives as `ObjectExistsError` as well,
-        although the name may be free.  Whoever must know reads the object back (`put_or_find`).
+        a request whose answer was lost and then finds its own object, so `ObjectExistsError` does
+        not prove that another writer was first.  S3's 409 is an `ObjectExistsError` too, although
+        the name may be free.  A caller that must know reads the object back (`put_or_find`).
 
         Raises:
             ObjectExistsError: The name is taken, or another request for it is under way.
-            StoreError: The store failed; the object may be there or not.
+            StoreError: The store failed; the object may exist or not.
         """
         with self._explained("put-if-absent", path, writes=True) as client:
             if self.local_root is None or not self._fsync:
@@ -209,18 +209,20 @@ class ObstoreStore:
 
         Raises:
             UsageError: *start* or *length* is negative.
-            ObjectNotFoundError: There is no such object; not noticed if *length* is 0.
+            ObjectNotFoundError: There is no such object; not checked if *length* is 0.
             StoreError: The store failed.
         """
         if start < 0 or length < 0:
-            raise UsageError(f"no object has the range of {length} bytes from {start}", path=path)
+            raise UsageError(
+                f"invalid range of {length} bytes from {start}; both must be at least 0", path=path
+            )
         if length == 0:
             return memoryview(b"")
         with self._explained("get-range", path) as client:
             try:
                 return memoryview(obstore.get_range(client, path, start=start, length=length))
             except obstore_errors.BaseError as error:
-                # Every store has its own words for "beyond the end"; the size decides.
+                # Stores report a range beyond the end in different words; the size decides.
                 if "range" in str(error).lower() and start >= obstore.head(client, path)["size"]:
                     return memoryview(b"")
                 raise
@@ -245,12 +247,12 @@ class ObstoreStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Delete the objects; names that do not exist are fine.
+        Delete the objects; ignore names that do not exist.
 
         Raises:
             StoreError: The store failed; some of the objects may be deleted.
 
-        Blocks: On the store, one request for 1000 objects where it has such a request.
+        Blocks: On the store, one request for 1000 objects if it has such a request.
         """
         kind = kind_of(self._url)
         in_bulk = kind is not None and kind.is_remote
@@ -264,12 +266,12 @@ class ObstoreStore:
                     except ObjectNotFoundError:
                         continue
                     except StoreError:
-                        # A folder is no object, so there is none of this name.
+                        # A folder is not an object, so no object has this name.
                         if not os.path.isdir(os.path.join(self.local_root or os.devnull, path)):
                             raise
 
     def _delete_together(self, paths: Sequence[str]) -> bool:
-        """Return False if a name was missing: Azure and GCS stop there, with others left over."""
+        """Delete with one request; False if a name was missing, where Azure and GCS stop."""
         shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         try:
             with self._explained("delete", shown) as client:
@@ -288,7 +290,7 @@ class ObstoreStore:
 
 
 def _with_folders(write: Callable[[], object]) -> None:
-    """Do it again if a folder vanished under it, because somebody deleted the last object there."""
+    """Repeat *write* if its folder was deleted, with the last object in it, meanwhile."""
     for _ in range(_WRITE_ATTEMPTS - 1):
         try:
             write()
@@ -301,7 +303,7 @@ def _with_folders(write: Callable[[], object]) -> None:
 
 
 def _delete_quietly(client: Client, temporary: str) -> None:
-    """What is left over is taken by the sweep; it must not turn a commit into a failure."""
+    """Delete an object if possible; an error must not fail a commit."""
     try:
         obstore.delete(client, temporary)
     except (obstore_errors.BaseError, OSError):
@@ -309,7 +311,7 @@ def _delete_quietly(client: Client, temporary: str) -> None:
 
 
 def _content(data: Buffers) -> Buffer | list[Buffer]:
-    """Return the content in one piece where that is cheap: obstore's clients pay for each."""
+    """Return the content in one piece if that is cheap, because each piece costs obstore."""
     if isinstance(data, Buffer):
         return data
     if sum(len(piece) for piece in data) > _JOIN_MAX_BYTES:

@@ -1,8 +1,8 @@
 """
-The rules of the core objects, each as a checker that sees every step of one of them.
+Checkers of the core objects; each sees every step of one of them.
 
-Safety says what never happens, policy that things happen for the stated reason.  The latter kind
-matters: a batcher that uploads each record alone, or a retry that never retries, is safe and
+Safety rules say what must never happen; policy rules say that an action has the documented reason.
+Policy matters: a batcher that uploads each record alone, or a retry that never retries, is safe and
 useless.
 """
 
@@ -24,10 +24,10 @@ from statelog.errors import check
 
 class BatchPolicy:
     """
-    Batches start for a reason, once, whole, in order.
+    Checks that batches start for a reason, once, whole, in order.
 
     Args:
-        delay_ns: Longest stay in the queue.
+        delay_ns: Longest time in the queue.
         threshold_bytes: Queue size that starts a batch.
         limit_bytes: Bound on admitted bytes.
         fixed_delay: Whether the idle rule is off.
@@ -75,7 +75,7 @@ class BatchPolicy:
         match action:
             case upload_batcher.TaskAdmitted(task_id):
                 check(not self._closed, "a task was admitted after the close")
-                check(self._waiting[:1] == [task_id], "a task passed another that waits")
+                check(self._waiting[:1] == [task_id], "a task was admitted before an earlier one")
                 self._waiting.pop(0)
                 self._queue[task_id] = now_ns
             case upload_batcher.StartBatch(batch_id, task_ids):
@@ -125,14 +125,14 @@ class BatchPolicy:
         if self._waiting:
             size = self._sizes[self._waiting[0]]
             fits = admitted == 0 or admitted + size <= self.limit_bytes
-            check(not fits, "a task waits beside room")
+            check(not fits, "a task waits although it fits")
 
 
 class RetryChecker:
     """
-    Attempts start for a reason, in number and time, and an upload ends once.
+    Checks that attempts start for a reason, within their limit, and that an upload ends once.
 
-    It counts the threads that attempts hold, and says when the last one has returned.
+    Also checks the count of threads that attempts hold, and the report of the last return.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -172,7 +172,9 @@ class RetryChecker:
                 pass
         for action in actions:
             self._act(action, now_ns)
-        check(not self._owed or bool(self._out), "no thread is out, and the bytes are held")
+        check(
+            not self._owed or bool(self._out), "no attempt holds a thread, and the bytes are held"
+        )
         for attempt in self._successes:
             check(
                 attempt == self._winner or attempt in self._discarded,
@@ -216,10 +218,10 @@ class RetryChecker:
 
     def finish(self, cancelled: bool) -> None:
         """
-        Look at the upload when everything is quiet.
+        Check the upload after the end of all events.
 
         Args:
-            cancelled: Whether the storage was closed, which ends uploads before their time.
+            cancelled: Whether the storage was closed, which ends uploads early.
         """
         check(self._ended == 1, "an upload never ended")
         failed = self._winner is None and not cancelled
@@ -228,7 +230,7 @@ class RetryChecker:
 
 
 class UploadOnceChecker:
-    """A set is on its way once at a time, and never again when it has arrived."""
+    """Checks that a set has one upload at a time, and none after a success."""
 
     def __init__(self) -> None:
         self._busy: set[tuple[int, int]] = set()
@@ -242,12 +244,12 @@ class UploadOnceChecker:
         for action in actions:
             if isinstance(action, change_log_events.StartUpload):
                 started = {(id(log), each.sqn.value) for each in action.change_sets}
-                check(not started & self._busy, "a set is sent that is on its way or there")
+                check(not started & self._busy, "a set is sent that is uploading or uploaded")
                 self._busy |= started
 
 
 class OwnershipChecker:
-    """Files are deleted once, only by the rules, and never if a checkpoint has them."""
+    """Checks that files are deleted once, and never while a checkpoint owns them."""
 
     def __init__(self) -> None:
         self.confirmed: set[str] = set()
@@ -272,7 +274,7 @@ class OwnershipChecker:
                 pass
         for action in actions:
             if not isinstance(action, file_ownership.DeleteFile):
-                continue  # of a local copy, which has a checker of its own
+                continue  # an action for a local copy, which `CopiesChecker` checks
             check(action.path not in self.deleted, f"{action.path} is deleted twice")
             check(action.path not in self.confirmed, f"{action.path} belongs to a checkpoint")
             needed = self.tracked.get(action.path, 0)
@@ -280,11 +282,13 @@ class OwnershipChecker:
             self.deleted.add(action.path)
         if isinstance(event, file_ownership.SetReleased):
             gone = self.tracked.get(event.path) == 0 and event.path not in self.confirmed
-            check(not gone or event.path in self.deleted, f"{event.path} is garbage and stays")
+            check(
+                not gone or event.path in self.deleted, f"{event.path} is garbage and not deleted"
+            )
 
 
 class CopiesChecker:
-    """Local copies go when nobody needs them, and not before."""
+    """Checks that local copies are deleted when they are unneeded, and not before."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -331,4 +335,4 @@ class CopiesChecker:
         self._known -= deleted
         for path in self._known:
             needed = path in self._held or self._uses.get(path)
-            check(bool(needed), f"local copy {path} is needed by nobody and stays")
+            check(bool(needed), f"local copy {path} is unneeded and not deleted")

@@ -21,7 +21,7 @@ from statelog.errors import (
 from statelog.store.conditional_put import put_or_find
 
 SEEDS = range(0, 200, 2)
-LOST = r"both continue the same|then forgotten|lost \['|there is no checkpoint|damaged change set"
+LOST = r"both continue the same|then forgotten|lost \['|checkpoint \d+ does not exist|damaged change set"
 """What a history says in which a commit that was acknowledged is gone, or a fork was not noticed."""
 
 
