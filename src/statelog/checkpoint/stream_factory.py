@@ -15,7 +15,7 @@ from typing import Final
 from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
 from statelog.checkpoint.object_names import Entropy, random_name
-from statelog.checkpoint.state_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream
+from statelog.checkpoint.output_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream
 from statelog.errors import UsageError
 from statelog.model import StreamStateHandle
 from statelog.options import StreamOptions

@@ -9,7 +9,7 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
     read_materialized,
 )
-from statelog.checkpoint.state_stream import FsCheckpointStateOutputStream
+from statelog.checkpoint.output_stream import FsCheckpointStateOutputStream
 from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
 from statelog.errors import (
     ClosedError,
