@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
@@ -54,6 +54,15 @@ class CleanUpReport:
     reason: str = ""
     dry_run: bool = False
 
+    def merged(self, later: CleanUpReport) -> CleanUpReport:
+        """Return the report of this clean-up and a *later* one of the same call."""
+        return replace(
+            later,
+            deleted=(*self.deleted, *later.deleted),
+            failed=(*self.failed, *later.failed),
+            reason=self.reason or later.reason,
+        )
+
 
 def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     """
@@ -89,6 +98,20 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
         if len(failed) >= _FAILURES_MAX:
             break
     return _report(waiting, deleted, reason if failed else "")
+
+
+def delete_checkpoints(
+    store: ObjectStore, paths: LocationPaths, checkpoint_ids: Sequence[int]
+) -> tuple[CleanUpReport, tuple[int, ...]]:
+    """
+    Delete the metadata of checkpoints, newest first; return the report and the remaining ids.
+
+    Blocks: On the store.
+    """
+    named = {paths.metadata(one): one for one in reversed(checkpoint_ids)}
+    report = delete_objects(store, named)
+    gone = {named[path] for path in report.deleted}
+    return report, tuple(one for one in checkpoint_ids if one not in gone)
 
 
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:

@@ -1,27 +1,19 @@
 """
 The coordinator: all tasks acknowledge, and one object commits the checkpoint.
 
-A checkpoint exists once this owner's put-if-absent of `chk-<id>/_metadata` has succeeded.  Every
-step before it can be repeated, and every step after it can be lost.  Decisions are in
-`core.checkpoint_ledger`; this shell uses the store.
+A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded.  Every step before
+it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
 Source: Flink, CheckpointCoordinator; fencing by claims is our own (Flink has leader election).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, delete_objects
-from statelog.checkpoint.history import (
-    find_newest,
-    load_checkpoint,
-    load_section,
-    read_checkpoint,
-)
-from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.clean_up import CleanUpReport, delete_checkpoints, delete_objects
+from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
+from statelog.checkpoint.history import find_newest, load_checkpoint, load_section
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point, objects_of
@@ -39,32 +31,15 @@ from statelog.core.checkpoint_events import (
     WriteMetadata,
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
-from statelog.errors import (
-    CheckpointError,
-    CorruptionError,
-    FencedError,
-    IncompatibleFormatError,
-    UsageError,
-)
-from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
+from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.format.checkpoint_metadata import MetadataFile
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
-from statelog.store.conditional_put import put_or_find
-
-__all__ = [
-    "CheckpointCoordinator",
-    "CheckpointOptions",
-    "CheckpointSummary",
-    "CleanUpReport",
-    "list_checkpoints",
-    "collect_garbage",
-]
 
 _NS_PER_MS = 1_000_000
-_Action = TypeVar("_Action")
 
 
 class CheckpointCoordinator:
@@ -133,8 +108,7 @@ class CheckpointCoordinator:
         """
         The lowest id that `trigger` accepts, above every checkpoint in the location.
 
-        Given-up checkpoints count too.  So the name of a checkpoint's object is never reused, and a
-        late delete of an earlier owner cannot delete a newer object.
+        So no name is reused, and a late delete of an earlier owner cannot delete a newer object.
         """
         return self._next_id
 
@@ -152,8 +126,7 @@ class CheckpointCoordinator:
         """
         Take over the location; every earlier owner then fails with `FencedError`.
 
-        An earlier restore is dropped, because the earlier owner may have committed since; call
-        `restore` afterwards.
+        Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 
         Returns:
             The epoch of the claim, >= 1.
@@ -281,8 +254,8 @@ class CheckpointCoordinator:
         """
         Commit: put the one object that makes the checkpoint exist.
 
-        After an error of the store the outcome may be unknown.  A second call puts the same bytes,
-        with the properties and sections of the first call, and finds the outcome.
+        After an error of the store the outcome may be unknown.  A second call puts the bytes of the
+        first one again and finds the outcome.
 
         Args:
             checkpoint_id: The checkpoint under way, acknowledged by all its tasks.
@@ -302,18 +275,26 @@ class CheckpointCoordinator:
 
         Blocks: On the store (two reads of the claims, one put).   Thread: the driver's.
         """
-        plan = _only(self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns()))
+        (plan,) = self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns())
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
         self._check_ownership(f"; checkpoint {checkpoint_id} was not committed")
         if self._prepared is None:
-            self._prepared = self._prepare(plan, properties, sections or {})
+            self._prepared = prepare_commit(
+                plan,
+                self._author(),
+                self._paths.metadata(checkpoint_id),
+                properties=properties,
+                sections=sections or {},
+                compress=self._options.compress_metadata,
+            )
         prepared = self._prepared
         fail_point("before-commit")
-        self._put(checkpoint_id, prepared)
+        conflict = put_commit(self._store, self._paths, prepared, self._pause)
+        if conflict is not None:
+            self._fence(conflict.reason, conflict.cause)
         fail_point("after-commit")
-        # An owner that claimed during the put may have restored without this checkpoint.  Only
-        # without a newer claim is this checkpoint certainly part of the history.
+        # An owner that claimed during the put may have restored without this checkpoint.
         self._check_ownership(
             f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
         )
@@ -329,58 +310,9 @@ class CheckpointCoordinator:
             self._recorder.completed(checkpoint, previous)
         return checkpoint
 
-    def _prepare(
-        self,
-        plan: WriteMetadata,
-        properties: Mapping[str, Json],
-        sections: Mapping[bytes, bytes],
-    ) -> MetadataFile:
-        checkpoint = CompletedCheckpoint(
-            checkpoint_id=plan.checkpoint_id,
-            parent_id=plan.parent_id,
-            created_at_ms=self._clock_ms(),
-            epoch=self._epoch or 0,
-            owner_id=self._owner_id,
-            max_parallelism=self._max_parallelism,
-            materialized=plan.materialized,
-            log=plan.log,
-            retained=plan.retained,
-            properties=dict(properties),
-        )
-        return write_metadata(
-            CheckpointRecord(checkpoint, os.urandom(8).hex()),
-            self._paths.metadata(plan.checkpoint_id),
-            compress=self._options.compress_metadata,
-            sections=sections,
-        )
-
-    def _put(self, checkpoint_id: int, prepared: MetadataFile) -> None:
-        """Put the metadata object; return if it exists and this owner wrote it."""
-        path = self._paths.metadata(checkpoint_id)
-        # A lost answer looks like a fault, or (repeated by the client) like a conflict.
-        try:
-            found = put_or_find(
-                self._store,
-                path,
-                prepared.buffers,
-                lambda: read_checkpoint(self._store, self._paths, checkpoint_id).record,
-                self._pause,
-            )
-        except (CorruptionError, IncompatibleFormatError) as unreadable:
-            self._fence(f"{path} exists and this owner did not write it: {unreadable}", unreadable)
-        if found is None:
-            return
-        other, own = found.checkpoint, prepared.record.checkpoint
-        if (other.owner_id, other.epoch, found.attempt) != (
-            own.owner_id,
-            own.epoch,
-            prepared.record.attempt,
-        ):
-            self._fence(
-                f"checkpoint {checkpoint_id} was committed by {other.owner_id!r} in epoch "
-                f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch "
-                f"{own.epoch} (attempt {prepared.record.attempt})"
-            )
+    def _author(self) -> CommitAuthor:
+        epoch, now_ms = self._epoch or 0, self._clock_ms()
+        return CommitAuthor(self._owner_id, epoch, self._max_parallelism, now_ms)
 
     def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
@@ -390,9 +322,7 @@ class CheckpointCoordinator:
             )
 
     def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:
-        message = (
-            f"{self._owner_id!r} is fenced: {reason}. Stop this run; a restart continues the job"
-        )
+        message = f"{self._owner_id!r} is fenced: {reason}. Stop; a restart continues the job"
         self._ledger.handle(Fenced(message), self._now_ns())
         self._prepared = None
         raise FencedError(message) from cause
@@ -457,12 +387,7 @@ class CheckpointCoordinator:
                 self._check_ownership()
                 done = delete_objects(self._store, action.paths)
                 self._ledger.handle(Deleted(done.deleted), self._now_ns())
-                report = replace(
-                    done,
-                    deleted=(*report.deleted, *done.deleted),
-                    failed=(*report.failed, *done.failed),
-                    reason=report.reason or done.reason,
-                )
+                report = report.merged(done)
         return report
 
     def _clean_up_abandoned(self) -> CleanUpReport:
@@ -471,12 +396,5 @@ class CheckpointCoordinator:
         if not self._abandoned or latest is None or latest.checkpoint_id < self._abandoned[-1]:
             return CleanUpReport()
         self._check_ownership()
-        paths = {self._paths.metadata(one): one for one in reversed(self._abandoned)}
-        report = delete_objects(self._store, tuple(paths))
-        gone = {paths[path] for path in report.deleted}
-        self._abandoned = tuple(one for one in self._abandoned if one not in gone)
+        report, self._abandoned = delete_checkpoints(self._store, self._paths, self._abandoned)
         return report
-
-
-def _only(actions: Sequence[_Action]) -> _Action | None:
-    return actions[0] if len(actions) == 1 else None
