@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from statelog.errors import UsageError
-from statelog.metrics import METRICS, HistogramSnapshot, MetricKind, Metrics, MetricSpec
+from statelog.metrics import (
+    METRICS,
+    HistogramSnapshot,
+    MetricKind,
+    Metrics,
+    MetricSpec,
+    MetricValue,
+)
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 _SECONDS: Final = {"nanoseconds": 1e-9, "milliseconds": 1e-3}
@@ -32,7 +39,7 @@ class PrometheusCollector:
 
     Args:
         metrics: What to export.
-        labels: Added to every sample; needed where one registry gets several collectors.
+        labels: Added to every sample; needed if one registry has several collectors.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -43,16 +50,16 @@ class PrometheusCollector:
         self._metrics = metrics
         self._labels = dict(labels or {})
 
-    def describe(self) -> Iterable[Any]:
+    def describe(self) -> Iterable[object]:
         """Return nothing: the families are known when they are collected."""
         return ()
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[object]:
         """Yield one family for each metric that has a value."""
         for name, value in self._metrics.snapshot().items():
             yield self._family(METRICS[name], value)
 
-    def _family(self, spec: MetricSpec, value: Any) -> Any:
+    def _family(self, spec: MetricSpec, value: MetricValue) -> object:
         name, text = _prometheus_name(spec), spec.description
         names, labels = list(self._labels), list(self._labels.values())
         if isinstance(value, HistogramSnapshot):
@@ -77,7 +84,7 @@ def register_opentelemetry(
     Args:
         metrics: What to export.
         meter: Of a `MeterProvider`; None for the global one's meter `statelog`.
-        attributes: Added to every observation; needed where one meter gets several storages.
+        attributes: Added to every observation; needed if one meter has several storages.
 
     Raises:
         UsageError: opentelemetry-sdk is not installed.
@@ -99,13 +106,14 @@ def register_opentelemetry(
             meter.create_observable_counter(f"{name}.sum", [observe(_sum)], unit, text)
 
 
-_Read = Callable[[MetricSpec, Any], Iterable[tuple[float, dict[str, Any]]]]
+_Sample = tuple[float, dict[str, object]]
+_Read = Callable[[MetricSpec, Any], Iterable[_Sample]]
 
 
 def _observations(
     observation: Any, metrics: Metrics, spec: MetricSpec, common: dict[str, str], read: _Read
-) -> Callable[[Any], Iterator[Any]]:
-    def observe(options: Any) -> Iterator[Any]:
+) -> Callable[[object], Iterator[object]]:
+    def observe(options: object) -> Iterator[object]:
         del options  # a time-out of the exporter, which a snapshot does not need
         value = metrics.value(spec.name)
         if value is not None:
@@ -115,22 +123,20 @@ def _observations(
     return observe
 
 
-def _plain(spec: MetricSpec, value: Any) -> Iterator[tuple[float, dict[str, Any]]]:
+def _plain(spec: MetricSpec, value: float) -> Iterator[_Sample]:
     yield _scaled(spec, value), {}
 
 
-def _by_quantile(
-    spec: MetricSpec, value: HistogramSnapshot
-) -> Iterator[tuple[float, dict[str, Any]]]:
+def _by_quantile(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
     for quantile, found in _quantiles(spec, value):
         yield found, {"quantile": quantile}
 
 
-def _count(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, dict[str, Any]]]:
+def _count(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
     yield value.total_count, {}
 
 
-def _sum(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, dict[str, Any]]]:
+def _sum(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
     yield _scaled(spec, value.total_sum), {}
 
 

@@ -67,7 +67,9 @@ def check_length(length: int) -> None:
 
 def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> ChangeBatch:
     """
-    Return the columns of a caller as a batch; the key groups are copied, the values are not.
+    Return the columns of a caller as a batch.
+
+    The key groups are copied, the values are not.
 
     Raises:
         KeyGroupOutOfRangeError: A key group has more than 32 bits.

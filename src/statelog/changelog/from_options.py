@@ -41,7 +41,9 @@ def store_of(
     location: str | os.PathLike[str] | ObjectStore | None, options: ChangelogOptions
 ) -> ObjectStore:
     """
-    Return the store at *location*, which may be one already; None for the options' base path.
+    Return the store at *location*.
+
+    It may be a store already; None takes the base path of *options*.
 
     Raises:
         InvalidOptionsError: There is no location, or it is invalid.

@@ -129,7 +129,7 @@ def find_newest(
 
     Raises:
         CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
-            older one that can be used (`usable_id`) and how to ask for it.
+            older one that can be restored (`usable_id`).
         IncompatibleFormatError: A newer statelog wrote the newest one.
 
     Blocks: On the store.

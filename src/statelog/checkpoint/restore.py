@@ -88,7 +88,7 @@ def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[s
 def _asked_for(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int, ids: Sequence[int]
 ) -> tuple[CompletedCheckpoint, tuple[int, ...]]:
-    """Return the checkpoint with the given id if it can be restored, and what it retains."""
+    """Return the given checkpoint if it can be restored, and what it retains."""
     path = paths.metadata(checkpoint_id)
     try:
         found = read_checkpoint(store, paths, checkpoint_id, whole=True).checkpoint
@@ -151,7 +151,7 @@ def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint)
 def _retained(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int
 ) -> RetainedCheckpoint | None:
-    """Return what the ledger needs to know of a checkpoint; None if it does not exist."""
+    """Return the ledger's view of a checkpoint; None if it does not exist."""
     try:
         checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
     except ObjectNotFoundError:

@@ -72,7 +72,7 @@ def _options(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one call and return its exit status; None for the arguments of this process."""
+    """Run one call (None: of this process) and return its exit status."""
     try:
         result = verbs(args=arguments, prog_name="statelog", standalone_mode=False)
         sys.stdout.flush()
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _broken_pipe() -> int:
-    """Redirect standard output to the null device, or the interpreter reports an error at exit."""
+    """Redirect standard output, or the interpreter reports an error at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)

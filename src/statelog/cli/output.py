@@ -74,7 +74,7 @@ def open_location(location: str) -> ObjectStore:
 
 def open_file(file: str) -> tuple[ObjectStore, str]:
     """
-    Return the store and the name in it for one file, given as a path or URL.
+    Return the store of a file, and its name there.
 
     Raises:
         UsageError: There is no such directory, or the name is missing.
@@ -109,7 +109,7 @@ def open_existing(location: str, shown: str = "") -> ObjectStore:
 
 def parse_duration(text: str) -> dt.timedelta:
     """
-    Return the duration in *text*: a number with s, m, h or d; seconds by default.
+    Return the duration in *text*: a number and a unit (s, m, h, d).
 
     Raises:
         UsageError: *text* is not a duration.

@@ -210,7 +210,7 @@ class CachedFiles:
                 assert_never(event)
 
     def _admit(self, path: str, size_bytes: int) -> list[Action]:
-        """Reserve space for a file and evict others; a file that may not be kept is dropped."""
+        """Reserve space for a file, evicting others, or drop it."""
         file = self._files.get(path)
         if file is None:
             return []

@@ -66,13 +66,15 @@ def choose_key_groups(
     failures: Sequence[int] | npt.NDArray[np.int64] | None = None,
 ) -> tuple[KeyGroupRange, ...]:
     """
-    Return the key groups to write with the next micro-batch: at most two slices, or none.
+    Return the key groups to write with the next micro-batch.
+
+    These are two slices at most.
 
     Args:
         policy: The bounds of the log and of one micro-batch.
         distances: The log behind the snapshots.
         sizes: By key group: expected bytes of a snapshot.
-        failures: By key group: failed snapshots in a row; key groups with failures come last.
+        failures: By key group: failed snapshots in a row; these key groups are last.
     """
     size = np.asarray(sizes, np.float64)
     state = float(size.sum())
@@ -93,7 +95,7 @@ def choose_key_groups(
 def _slices(
     policy: SnapshotPolicy, order: Sequence[int], size: npt.NDArray[np.float64], state: float
 ) -> list[KeyGroupRange]:
-    """Cut the key groups, in their order, into contiguous ranges of about one slice each."""
+    """Cut the key groups, in order, into ranges of about one slice."""
     slice_bytes = max(policy.slice_bytes, state / policy.max_slices)
     slices: list[KeyGroupRange] = []
     used = 0.0

@@ -91,7 +91,7 @@ def position_of(offsets: Sequence[str | None]) -> str:
 
 
 def log_entry(offset: str | None) -> int | None:
-    """Return the entry that *offset* names in the source's own log; None if it names none."""
+    """Return the log entry that *offset* names, or None."""
     if offset is None:
         return NO_ENTRY
     try:
@@ -102,7 +102,9 @@ def log_entry(offset: str | None) -> int | None:
 
 def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | None:
     """
-    Return the entries of a source's log between two offsets: after the first, up to the second.
+    Return the entries of a source's log between two offsets.
+
+    They begin after the first offset and end with the second.
 
     Returns:
         None if the source has no such log, or nothing was read.

@@ -43,9 +43,9 @@ def encode_rows(batches: Iterable[ChangeBatch]) -> tuple[bytes, GroupIndex]:
 
 def decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None:
     """
-    Return a set of few changes and the position behind it, or None for a larger set.
+    Decode a set of few changes; return it and its end.
 
-    A set that looks damaged is None too: the general decoder reports what is wrong with it.
+    The result is None for a larger set.  A set that looks damaged is None too: the general decoder reports what is wrong with it.
     """
     limit = len(view)
     position = offset + _INT_SIZE

@@ -247,7 +247,7 @@ def iterate_change_set(
 
 
 def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:
-    """Refuse a set whose changes end before or behind the end that is recorded for it."""
+    """Refuse a set whose end is not the recorded one."""
     if size_bytes is not None and end != offset + size_bytes:
         _damaged(
             where,

@@ -178,13 +178,13 @@ def _value_bytes(values: pa.Array) -> int:
 
 
 def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the length of each value, and the summed lengths before each and after the last."""
+    """Return the length of each value, and their running sums."""
     offsets = _offsets(values).astype(np.int64)
     return np.diff(offsets), offsets - offsets[0]
 
 
 def _common_length(arrays: Sequence[pa.Array]) -> int:
-    """Return the length that all values have, or 0 if they differ (or are empty)."""
+    """Return the common length of all values, or 0."""
     first = int(np.diff(_offsets(arrays[0])[:2])[0])
     same = all((np.diff(_offsets(values)) == first).all() for values in arrays)
     return first if same else 0

@@ -231,7 +231,7 @@ class Trailer:
 
 def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
     """
-    Return the trailer of a file, or None for a file that statelog did not write.
+    Return the trailer of a file; None without one.
 
     Args:
         data: The whole file, or its tail from any position at or before the trailer (then `start`

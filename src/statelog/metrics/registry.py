@@ -42,7 +42,7 @@ class HistogramSnapshot:
         return len(self.values)
 
     def quantile(self, fraction: float) -> float:
-        """Return the value at *fraction* (0 to 1) of the sorted values; 0 without values."""
+        """Return the value at *fraction* (0 to 1); 0 without values."""
         if not self.values:
             return 0.0
         ordered = sorted(self.values)

@@ -162,7 +162,7 @@ class ChangelogStateHandle:
         size_bytes: Summed value bytes of all sets; -1 if unknown.
         incremental_size_bytes: The part of it that this checkpoint newly uploaded.
         state_handle_id: Unique name of this handle.
-        checkpoint_id: The checkpoint that asked for it; 0 if none did.
+        checkpoint_id: The checkpoint of the persist; 0 for none.
         storage_identifier: Which storage can read it; always "filesystem".
     """
 
@@ -187,9 +187,9 @@ class ChangelogStateHandle:
 
     def intersection(self, key_group_range: KeyGroupRange) -> ChangelogStateHandle | None:
         """
-        Return the handle as a task that owns *key_group_range* sees it, or None without overlap.
+        Return the handle for a task that owns *key_group_range*.
 
-        The entries stay whole; readers drop foreign key groups.
+        The result is None without overlap.  The entries stay whole; readers drop foreign key groups.
         """
         overlap = self.key_group_range.intersection(key_group_range)
         return replace(self, key_group_range=overlap) if len(overlap) else None

@@ -241,7 +241,7 @@ def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey
 
 
 def _present_key(key: str) -> str:
-    """Return *key* with the present name of its section; an old name is reported."""
+    """Return *key* with the present name of its section."""
     for old, new in RENAMED_SECTIONS.items():
         if _plain(key).startswith(f"{old}_"):
             present = new + key.strip()[len(old) :]

@@ -39,7 +39,7 @@ def _refuse(key: str, value: object, wanted: str) -> InvalidOptionsError:
 
 def parse_size(value: object, *, key: str = "size") -> int:
     """
-    Return a number of bytes from a number or from text such as "5 mb" (binary units).
+    Return a number of bytes; text such as "5 mb" has binary units.
 
     Raises:
         InvalidOptionsError: *value* is neither.

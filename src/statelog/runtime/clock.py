@@ -10,7 +10,7 @@ class Clock(Protocol):
     """A monotonic clock.  Thread: any."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since an arbitrary fixed point; never goes backwards."""
+        """Return nanoseconds since an arbitrary fixed point; never decreases."""
         ...
 
 
@@ -18,7 +18,7 @@ class SystemClock:
     """The monotonic clock of this machine."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since an arbitrary fixed point; never goes backwards."""
+        """Return nanoseconds since an arbitrary fixed point; never decreases."""
         return time.monotonic_ns()
 
 

@@ -10,7 +10,7 @@ _log = logging.getLogger("statelog")
 
 def close_all(*closes: Callable[[], object]) -> None:
     """
-    Call every one of *closes*, in order, and raise the first error at the end.
+    Call all *closes*, in order, then raise the first error.
 
     Later errors are logged.  An interrupt (Ctrl-C) is raised in preference to an error, after the
     other parts are closed.

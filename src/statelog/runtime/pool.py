@@ -40,7 +40,7 @@ class Pool(Protocol):
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]
     ) -> None:
         """
-        Run *work*, then *done* with its result or its error (whatever kind of error it is).
+        Run *work*, then *done* with its result or its error of any kind.
 
         *done* is called exactly once, on the same thread, unless *work* never returns.  On a
         closed pool it is called at once with `ClosedError`, and with `UnavailableError` if the
@@ -103,13 +103,13 @@ class CallerRunsFuture(Future[T]):
 
     @uninterrupted
     def result(self, timeout: float | None = None) -> T:
-        """Return the result or raise the error; the class says what a waiter does."""
+        """Return the result, or raise the error; may run pending work."""
         self._run_pending(timeout)
         return super().result(timeout)
 
     @uninterrupted
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, None for a success; the class says what a waiter does."""
+        """Return the error, None for a success; may run pending work."""
         self._run_pending(timeout)
         return super().exception(timeout)
 
@@ -293,7 +293,7 @@ def _perform(work: Callable[[], object], done: Done) -> BaseException | None:
 
 def call_later(pool: Pool, function: Callable[[T], object], argument: T) -> None:
     """
-    Call *function* on a thread of *pool*, exactly once, even if the pool closes before.
+    Call *function* exactly once, on a thread of *pool*.
 
     On a closed pool, and on one without a thread, it is called at once, here.  Its exceptions are
     logged.

@@ -41,7 +41,7 @@ class StoreKind(enum.Enum):
 
 
 def kind_of(url: str) -> StoreKind | None:
-    """Return the kind of a normalized URL; None for a store of fsspec or of the caller."""
+    """Return the kind of a normalized URL; None for other stores."""
     scheme = url.partition(":")[0]
     return next((kind for kind in StoreKind if kind.value == scheme), None)
 

@@ -271,7 +271,7 @@ class ObstoreStore:
                             raise
 
     def _delete_together(self, paths: Sequence[str]) -> bool:
-        """Delete with one request; False if a name was missing, where Azure and GCS stop."""
+        """Delete with one request; False if Azure or GCS stopped at a missing name."""
         shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         try:
             with self._explained("delete", shown) as client:
@@ -281,7 +281,7 @@ class ObstoreStore:
         return True
 
     def _fsync_folders(self, path: str) -> None:
-        """Make the names durable: the folder of the object, and its parents up to the root."""
+        """Sync the folder of the object and its parents up to the root."""
         root = self.local_root or ""
         folder = os.path.dirname(os.path.join(root, path))
         while len(folder) >= len(root):
@@ -311,7 +311,7 @@ def _delete_quietly(client: Client, temporary: str) -> None:
 
 
 def _content(data: Buffers) -> Buffer | list[Buffer]:
-    """Return the content in one piece if that is cheap, because each piece costs obstore."""
+    """Return the content in one piece if the copy is cheap."""
     if isinstance(data, Buffer):
         return data
     if sum(len(piece) for piece in data) > _JOIN_MAX_BYTES:

@@ -37,7 +37,7 @@ class HistoryOracle:
     Args:
         store: The store of the files.
         disk: The disk of the local copies.
-        watch: Knows the owner of each file, and what the checkers have seen.
+        watch: Has the owner of each file and the records of the checkers.
     """
 
     def __init__(self, store: FaultyStore, disk: FaultyDisk, watch: Watch) -> None:

@@ -116,9 +116,9 @@ def discard_local_copies(
     config: LocalRecoveryConfig, job_id: str, keep: Iterable[ChangelogStateHandle] = ()
 ) -> int:
     """
-    Remove the local copies of a job, after its end or (with *keep*) before its restart.
+    Remove the local copies of a job.
 
-    Copies that another process of the job is writing are removed too; that process then restores
+    Call it after the end of the job or, with *keep*, before its restart.  Copies that another process of the job is writing are removed too; that process then restores
     from the store.
 
     Args:
@@ -163,7 +163,7 @@ def _switch(settings: Mapping[str, object], keys: tuple[str, ...], default: bool
 
 
 def _hash_of(job_id: str) -> int:
-    """Hash a job id as Flink does: ids of 32 hex digits as `JobID`, others as text."""
+    """Hash a job id as Flink does, as `JobID` or as text."""
     try:
         number = int(job_id, 16) if len(job_id) == 32 else None
     except ValueError:

@@ -92,9 +92,9 @@ class LocalChangelogRegistry:
 
     def discard_up_to_checkpoint(self, checkpoint_id: int) -> None:
         """
-        Record that a checkpoint is complete, so that no restore begins at an older one.
+        Record that a checkpoint is complete.
 
-        Copies that only older checkpoints (id < *checkpoint_id*) use are deleted, unless a writer's
+        No restore begins at an older one.  Copies that only older checkpoints (id < *checkpoint_id*) use are deleted, unless a writer's
         log still has sets of them.
 
         Thread: any.

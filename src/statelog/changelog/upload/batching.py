@@ -234,9 +234,9 @@ class BatchingStateChangeUploadScheduler:
     @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Upload *task*; it ends on a thread of the storage, or here if it is refused.
+        Upload *task*, or fail it.
 
-        Callbacks of a task that is not `quick` run on the storage's callback threads.  An exception
+        It ends on a thread of the storage, or here if it is refused.  Callbacks of a task that is not `quick` run on the storage's callback threads.  An exception
         of a signal handler during the wait for capacity fails the task; otherwise it is raised
         after the task was accepted.
 

@@ -60,8 +60,9 @@ class DirectStateChangeUploadScheduler:
     @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Upload *task* and end it; an interrupt of the upload fails the task and is raised.
+        Upload *task* and end it.
 
+        An interrupt of the upload fails the task and is raised.
         Blocks: For the time of the store's put.   Thread: any.
 
         Raises:

@@ -126,7 +126,9 @@ class StateChangeFsUploader:
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Write all sets of *tasks* as one new file, or as several if one is too small.
+        Write all sets of *tasks* as one new file.
+
+        Several files are written if the index of one is too small.
 
         Blocks: For the time of the store's put.
 
@@ -137,7 +139,9 @@ class StateChangeFsUploader:
 
     def prepare(self, tasks: Sequence[UploadTask]) -> Write:
         """
-        Encode *tasks* and return the function that writes them, each time under new names.
+        Encode *tasks* and return the function that writes them.
+
+        Each call of the function writes under new names.
 
         Raises:
             StoreError: By the returned call: the put failed, see `upload`.
