@@ -123,7 +123,7 @@ def assert_explained(store: ObstoreStore, hint: str, *marks: str) -> None:
 
 def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server):
     store = open_store("s3://no-such-bucket/job", options=s3_server.options)
-    assert_explained(store, "statelog does not make buckets", "NoSuchBucket")
+    assert_explained(store, "statelog does not create buckets", "NoSuchBucket")
 
 
 def test_a_job_on_a_missing_bucket_does_not_start(s3_server: S3Server):

@@ -378,7 +378,7 @@ MUTANTS = [
         LocalCopies, "_delete_unneeded", log_does_not_count, SAFE, "is deleted and the log has it"
     ),
     Mutant(LocalCopies, "_delete_unneeded", copies_stay, LIVE, "is unneeded and not deleted"),
-    Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which is not there"),
+    Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which does not exist"),
     Mutant(LocalBackup, "_written", abandoned, LIVE, "untracked local files exist"),
 ]
 

@@ -2,7 +2,7 @@
 Changes of state: one by one, and in columns.
 
 A record has no number of its own; a *change set* has one.  Between the append and the file,
-changes travel as columns: an integer array of key groups beside an Arrow binary array of values.
+changes travel as columns: an integer array of key groups and an Arrow binary array of values.
 Source: Flink, StateChange and StateChangeSet (row-wise there).
 """
 
