@@ -1,16 +1,16 @@
 """
-What the changelog costs: appending, persisting, reading; beside what the machine can do.
+Measure the cost of appends, persists and reads, and the limits of the machine.
 
     python bench/changelog.py [--quick] [--directory DIR] [--json FILE] [--only TEXT]
 
 The cases are those of the measured Flink baseline: one writer, key groups 0..127 at random, values
 half random and half repetitive, a checkpoint every so many changes (persist, wait, confirm,
-truncate).  Values are made before the clock runs.  Each case runs once to warm up and then several
-times; the table shows the median and the range.  MB are 10^6 bytes of values.
+truncate).  Values are generated before the measurement.  Each case runs once to warm up and then
+several times; the table shows the median and the range.  MB are 10^6 bytes of values.
 
-Beside each figure stand what lies inside the time, and the case's peak memory: the highest resident
-size of this process during its runs, reset before them (Linux only, else 0).  It holds whatever was
-resident before the case, which stands before it: `before..peak MB`.
+The table also lists what the time includes, and the case's peak memory: the highest resident size of
+this process during its runs, reset before them (Linux only, else 0).  It includes the resident size
+before the case, which is listed too: `before..peak MB`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Result:
         unit: Of the figures.
         median, lowest, highest: Over the runs.
         inside: What happens while the clock runs.
-        resident_bytes: Resident size of the process before the runs; 0 where nobody tells.
+        resident_bytes: Resident size of the process before the runs; 0 if unknown.
         peak_bytes: The highest one during the runs.
-        note: Whatever else is worth knowing.
+        note: Further information.
     """
 
     case: str
@@ -83,7 +83,7 @@ def reset_peak() -> None:
 
 
 def memory_bytes(field: str) -> int:
-    """Return `VmHWM` (peak) or `VmRSS` (now) of this process; 0 where nobody tells."""
+    """Return `VmHWM` (peak) or `VmRSS` (now) of this process; 0 if unknown."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -293,7 +293,7 @@ def checkpoint(
 
 
 def limits(bench: Bench, directory: Path) -> None:
-    """Measure what nobody can beat here: memory, disk, checksum, codec."""
+    """Measure the limits of the machine: memory, disk, checksum, codec."""
     block = os.urandom(64 << 20)
     half = values_of(np.random.default_rng(1), 100_000, 100).buffers()[2].to_pybytes()
     target = bytearray(len(block))

@@ -1,5 +1,5 @@
 """
-One large micro-batch beside the same rows in ten, and the memory of the workers meanwhile.
+Compare one large micro-batch with the same rows in ten, and measure the workers' memory.
 
 Question: what does a micro-batch cost that is larger than the memory budget of its workers?  The rows
 (a bigint key and a double) are in Parquet files; a quarter as many keys as rows, drawn evenly.  The
@@ -44,10 +44,10 @@ PER_TRIGGER = {"one": FILES, "ten": FILES // 10}
 
 
 class RunningTotal(StatefulProcessor):
-    """Count and sum per key: an ordinary processor."""
+    """Count and sum per key."""
 
     def init(self, handle: Any) -> None:
-        """Ask for one value state."""
+        """Declare one value state."""
         self._total = handle.getValueState("total", "n long, total double")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
@@ -63,7 +63,7 @@ class RunningTotal(StatefulProcessor):
 
 
 def write_input(folder: Path, rows: int) -> None:
-    """Write the rows in files of one size, and a small file that comes last."""
+    """Write the rows in files of equal size, then a small file."""
     rng = np.random.default_rng(1)
     for number in range(FILES + 1):
         count = rows // FILES if number < FILES else SMALL

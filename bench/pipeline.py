@@ -1,20 +1,20 @@
 """
-The pipeline beside Spark's own state, in one run on the same input.
+Compare the pipeline with Spark's own state, in one run on the same input.
 
 Question: how many events a second does an unmodified `StatefulProcessor` handle on statelog, and on
-Spark's transformWithState with the RocksDB provider, and what does each write?  In the Row flavour
-and, with the configurations that have `pandas` in their name, in the pandas flavour.
+Spark's transformWithState with the RocksDB provider, and what does each write?  With rows and, for
+the configurations that have `pandas` in their name, with pandas frames.
 
 Workload `w1zipf`: micro-batches of 100,000 events in two Parquet files, keys drawn from 200,000 by
 a Zipf law (exponent 0.9: about 39,000 distinct keys a batch); the processor keeps a running count
 and sum per key and yields one row for each key it saw; the sink is Spark's `noop`.
 
-Method: one JVM, local[2], trigger availableNow.  The configurations take turns, round after round,
-each round a new query on the same files; a batch's time is Spark's `triggerExecution`; the first
-batch of each query is left out.  Spark runs with 4 shuffle partitions; statelog chooses its number
-of tasks, unless a configuration names it (`statelog-direct-2`).
+Method: one JVM, local[2], trigger availableNow.  Runs alternate; each is a new query on the same
+files, and the first micro-batch of each is discarded.  The time of a micro-batch is Spark's
+`triggerExecution`.  Spark runs with 4 shuffle partitions; statelog chooses its number of tasks,
+unless a configuration names it (`statelog-direct-2`).
 
-With `--events 50` the same shows what a micro-batch costs that has hardly any rows.
+With `--events 50` it measures the cost of a micro-batch with few rows.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ PANDAS_CONFIGURATIONS = ("spark-pandas", "statelog-pandas-staged", "statelog-pan
 
 
 class RunningTotal(StatefulProcessor):
-    """Count and sum per key: an ordinary processor, the same for both."""
+    """Count and sum per key, with the same processor for both."""
 
     def init(self, handle: Any) -> None:
-        """Ask for one value state."""
+        """Declare one value state."""
         self._total = handle.getValueState("total", "n long, total double")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
@@ -68,11 +68,11 @@ class RunningTotal(StatefulProcessor):
         yield Row(key=key[0], n=n, total=total)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class RunningTotalInPandas(RunningTotal):
-    """The same with frames, as one would write it."""
+    """Count and sum per key, with pandas frames."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
         """Add the rows of one key."""
@@ -106,7 +106,7 @@ def noop(frame: DataFrame, batch_id: int) -> None:
 
 
 def run(session: SparkSession, configuration: str, data: Path, work: Path) -> dict[str, Any]:
-    """Run one query over all input and return its batch times and what it wrote."""
+    """Run one query over all input; return its batch times and the bytes written."""
     events = session.readStream.schema("key long, value double").option("maxFilesPerTrigger", 2)
     grouped = events.parquet(str(data)).groupBy("key")
     progress: list[Any] = []
@@ -187,7 +187,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return a description of the machine."""
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
         models = {line.split(":", 1)[1].strip() for line in cpuinfo if "model name" in line}
     return {
@@ -237,7 +237,7 @@ def main() -> int:
 
 
 def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Take turns through the configurations and print the table."""
+    """Run the configurations in turns and print the table."""
     data = work / "input"
     data.mkdir()
     write_input(data, arguments.batches, arguments.events)

@@ -1,5 +1,5 @@
 """
-Restart with much state, beside Spark, in one warm JVM; and the memory of the workers meanwhile.
+Compare restarts with large state with Spark's, in one warm JVM, and measure the workers' memory.
 
 Question: how long from `start()` to the end of the first micro-batch (10,000 events) of a query that
 has `--keys` keys of state (bigint; count and sum), and how much memory do statelog's workers take?
@@ -67,7 +67,7 @@ class RunningTotal(StatefulProcessor):
 
 
 class MemoryWatch:
-    """The largest anonymous and file-backed memory of any Python worker, looked at all the time."""
+    """Samples the largest anonymous and file-backed memory of any Python worker."""
 
     def __init__(self) -> None:
         self.peak = {"RssAnon": 0, "RssFile": 0}
@@ -150,7 +150,7 @@ class Bench:
         self.add(query, rng.choice(self._keys, EVENTS, replace=False))
 
     def run(self, configuration: str) -> float:
-        """Run a query over the files that are new to it; return the seconds from its start."""
+        """Run a query over its new files; return the seconds from its start."""
         place = self.work / configuration.partition("-")[0]
         frame = self._frame(place.name)
         start = time.perf_counter()
@@ -176,7 +176,7 @@ class Bench:
         return seconds
 
     def linger(self) -> None:
-        """Keep Spark's query running, batch after batch, until its maintenance has caught up."""
+        """Run Spark's query until its maintenance is up to date."""
         frame = self._frame("spark")
         writer = self._on_spark(frame).writeStream.outputMode("update").format("noop")
         query = writer.option("checkpointLocation", str(self.work / "spark")).start()

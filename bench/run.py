@@ -1,4 +1,4 @@
-"""Run every benchmark, one after another, and keep the results as JSON under bench/results."""
+"""Run all benchmarks, one after another, and write the results as JSON to bench/results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BENCHES = {
 
 
 def main() -> int:
-    """Run the benchmarks named, or all; stop at the first that fails."""
+    """Run the named benchmarks, or all; stop at the first failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(BENCHES)}")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "local")

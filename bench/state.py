@@ -1,5 +1,5 @@
 """
-What holds the state of a worker on local disk: four ways, the same work.
+Compare storage engines for the state of a worker on local disk, on the same work.
 
 Question: with 2.5 million keys (bigint) and a value of (long, double), how long do the bulk load, a
 micro-batch of random reads and writes, and opening it again take, and what do they cost in memory?
@@ -50,7 +50,7 @@ Values = tuple[int, float]
 
 
 class DictTable:
-    """Python's dict: the state as it is without any bound."""
+    """Python's dict: state without a memory bound."""
 
     def __init__(self, folder: Path) -> None:
         self._table: dict[tuple[int], Values] = {}
@@ -158,7 +158,7 @@ class SqliteTable:
 
 
 class ColumnarTable:
-    """statelog's own way: the path of a task, without its log."""
+    """statelog's own engine: the code of a task, without its log."""
 
     def __init__(self, folder: Path) -> None:
         value = pa.schema([("n", pa.int64()), ("total", pa.float64())])
@@ -238,7 +238,7 @@ def resident() -> dict[str, float]:
 
 
 def measure(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the workload on one way."""
+    """Run the workload on one engine."""
     folder = Path(tempfile.mkdtemp(prefix=f"statelog-bench-{way}-"))
     gc.disable()  # as a task does
     rng = np.random.default_rng(7)
@@ -287,7 +287,7 @@ def measure(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the ways one after another and print a table, or JSON with --json."""
+    """Run the engines one after another and print a table, or JSON with --json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--keys", type=int, default=2_500_000)
     parser.add_argument("--batch", type=int, default=25_000)

@@ -1,8 +1,8 @@
 """
 Write docs/options.md and docs/metrics.md from the tables in the code.
 
-`python tools/generate_docs.py` writes them; with `--check` it only says whether they are up to
-date (a test asks it).
+`python tools/generate_docs.py` writes them; with `--check` it only reports whether they are up to
+date, for a test.
 """
 
 import sys
@@ -21,7 +21,7 @@ OPTIONS_HEAD = """\
 
 Made by `tools/generate_docs.py` from the table in `statelog/options/table.py`; do not edit.
 
-Every option can be written in five places. The first one in this list that says something counts:
+Every option can be set in five places. Precedence, highest first:
 
 1. **The code:** `ChangelogOptions(upload_max_attempts=5)`, or `load_options({"changelog.upload.max-attempts": 5})`.
 2. **Spark's configuration:** `spark.statelog.` before the key: `spark.statelog.changelog.upload.max-attempts=5`.
@@ -34,24 +34,27 @@ import statelog as sl
 
 conf = spark.sparkContext.getConf().getAll()
 options = sl.load_options(spark_conf=conf, yaml_file="statelog.yaml")
-storage = sl.FsStateChangelogStorage("s3://bucket/log", options=options.changelog)
+storage = sl.FsStateChangelogStorage.from_options(options, "s3://bucket/log")
+factory = sl.FsCheckpointStreamFactory.from_options(storage.store, 1, options.stream)
 ```
 
-Flink's keys, deprecated ones included, mean the same in all these places. An unknown key is refused with the nearest one
-there is; so is a key that is set twice in one place, and so are values that contradict each other. Each error says where
-the value came from.
+On Spark the sections `checkpoint` and `snapshot` apply; a key of another section is reported with a warning.
+
+Flink's keys, deprecated ones included, are accepted in all these places. An unknown key is refused, with the nearest known
+one; so are a key that is set twice in one place and values that contradict each other. Each error names the place of the
+value.
 
 Sizes are numbers of bytes, or text with binary units: `5 mb` is 5 * 1024 * 1024. Durations are `10 ms`, `2 s`, `5 min`,
-`PT0.01S`; a bare number means milliseconds. Switches are `true` or `false`; paths have commas between them.
+`PT0.01S`; a bare number means milliseconds. Switches are `true` or `false`; paths are separated by commas.
 
 The option classes take values, not text: a `datetime.timedelta`, a `bool`, a whole number. `ChangelogOptions(batch_persist_delay=5)`,
 `compression_enabled="no"` and `upload_max_attempts=2.5` are refused; `ChangelogOptions.from_mapping` and `load_options` read text.
 """
 
 FOREIGN_HEAD = """\
-## Keys of Flink that are no options here
+## Keys of Flink without an option here
 
-Understood, so that a Flink configuration need not be taken apart. Where only one value is possible, another one is refused.
+Accepted, so that a Flink configuration can be used unchanged. Where only one value is possible, another one is refused.
 
 | Key | Value | Why |
 |---|---|---|
@@ -60,10 +63,10 @@ Understood, so that a Flink configuration need not be taken apart. Where only on
 METRICS_HEAD = """\
 # Metrics
 
-Made by `tools/generate_docs.py` from the table in `statelog/metrics.py`; do not edit.
+Made by `tools/generate_docs.py` from the table in `statelog/metrics/table.py`; do not edit.
 
-`storage.metrics.snapshot()` returns the value of each by its name here. A histogram keeps the last 1000 values. Prometheus and
-OpenTelemetry get the same values:
+`storage.metrics.snapshot()` returns the value of each by its name. A histogram keeps the last 1000 values. Prometheus and
+OpenTelemetry export the same values:
 
 ```python
 from statelog.exporters import PrometheusCollector, register_opentelemetry
@@ -74,10 +77,10 @@ register_opentelemetry(storage.metrics, meter)  # statelog[otel]
 
 Prometheus names begin with `statelog_` and end in the unit (a counter in `_total`); a histogram is a summary. OpenTelemetry
 names begin with `statelog.`; a histogram becomes a gauge with the attribute `quantile`, and two counters that end in `.count`
-and `.sum`. Quantiles are of the values kept, count and sum of all there ever were. Durations are exported in seconds.
+and `.sum`. Quantiles cover the values kept, count and sum cover all values. Durations are exported in seconds.
 
-The metrics of materialization and of checkpoints are those of the driver: `transform_with_state(..., metrics=...)`, or a
-`CheckpointRecorder` given to the `CheckpointCoordinator`.
+The metrics of snapshots (Flink: materialization) and of checkpoints are recorded on the driver:
+`transform_with_state(..., metrics=...)`, or a `CheckpointRecorder` passed to the `CheckpointCoordinator`.
 
 """
 
@@ -109,18 +112,18 @@ def options_page() -> str:
 
 
 def default_text(spec: OptionSpec) -> str:
-    """Return the default as somebody would write it."""
+    """Return the default as text for a setting."""
     value = default_of(spec)
     return describe_size(value) if spec.kind is OptionKind.SIZE else describe(value)
 
 
 def meaning(spec: OptionSpec) -> str:
-    """Return the description, and whether it counts."""
+    """Return the description, and whether the option has an effect."""
     return spec.description if spec.effect else f"{spec.description} Without effect."
 
 
 def keys(names: Iterable[str]) -> str:
-    """Return keys side by side."""
+    """Return keys, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -139,7 +142,7 @@ PAGES = {"options.md": options_page, "metrics.md": metrics_page}
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or compare them; returns 1 if one is out of date."""
+    """Write the pages, or compare them; return 1 if one is out of date."""
     stale = []
     for name, page in PAGES.items():
         path = DOCS / name

@@ -1,5 +1,5 @@
 """
-Run the pure tests against small changes of the source, and list the changes that none of them notices.
+Run the pure tests against small changes of the source, and list the undetected changes.
 
     nice -n 10 .venv/bin/python tools/mutate.py --seed 1 --seconds 1500 > build/mutants.txt
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMIT_S = 240
 EXAMPLES = 12
-"""At most so many examples of Hypothesis for each test: a mutant is run once, not a hundred times."""
+"""Limit of Hypothesis examples for each test, because a mutant is run once."""
 
 
 def _state(*names: str) -> list[str]:
@@ -65,7 +65,7 @@ TESTS = {
     ],
     "spark": [
         "tests/unit/spark",
-        "tests/unit/core/test_materialization_policy.py",
+        "tests/unit/core/test_snapshot_schedule.py",
         "--deselect=tests/unit/spark/testing/test_processor_tester.py::"
         "test_testing_needs_no_pyspark_until_it_is_asked_for",
     ],
@@ -84,7 +84,7 @@ FIRST = {
     "spark/driver/skew": ["tests/unit/spark/driver/test_skew.py"],
     "spark/driver/snapshot_planner": [
         "tests/unit/spark/driver/test_snapshot_planner.py",
-        "tests/unit/core/test_materialization_policy.py",
+        "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
     "spark/rows/row_output": ["tests/unit/spark/rows/test_row_output.py"],
@@ -127,12 +127,12 @@ COMPARE = {
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult}
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 TOLD = ("_log.", "check(", "super().__init__", "fail_point")
-"""Calls that say something or check an invariant; leaving them out changes no result."""
+"""Calls that log or check an invariant; omitting them changes no result."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change: which node of which module, and what is done to it."""
+    """A change of one node of a module."""
 
     area: str
     module: str
@@ -142,7 +142,7 @@ class Mutant:
 
 
 class _Changer(ast.NodeTransformer):
-    """Counts the places that can change, and changes the one asked for."""
+    """Counts the places that can change, and changes the given one."""
 
     def __init__(self, wanted: int = -1) -> None:
         self.wanted = wanted
@@ -248,12 +248,12 @@ class _Changer(ast.NodeTransformer):
 
 
 def path_of(area: str, module: str) -> Path:
-    """Return where a module is."""
+    """Return the path of a module."""
     return SRC / "statelog" / area / f"{module}.py"
 
 
 def mutants() -> Iterator[Mutant]:
-    """Yield every mutant there is."""
+    """Yield all mutants."""
     for area, modules in MODULES.items():
         for module in modules:
             changer = _Changer()
@@ -263,7 +263,7 @@ def mutants() -> Iterator[Mutant]:
 
 
 def give(mutant: Mutant) -> None:
-    """Let this process import the mutant's module instead of the source."""
+    """Make this process import the mutant's module instead of the source."""
     path = path_of(mutant.area, mutant.module)
     tree = _Changer(mutant.number).visit(ast.parse(path.read_text(encoding="utf-8")))
     code = compile(ast.fix_missing_locations(tree), path, "exec")
@@ -300,7 +300,7 @@ def run_tests(tests: list[str], log: Path) -> int:
 
 
 def fate(mutant: Mutant, log: Path) -> str:
-    """Run the tests against a mutant in a forked process; return what became of it."""
+    """Run the tests against a mutant in a forked process; return the result."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -323,7 +323,7 @@ def fate(mutant: Mutant, log: Path) -> str:
 
 
 def preload() -> None:
-    """Import once what every process needs, but nothing of statelog."""
+    """Import the packages that every process needs, but nothing of statelog."""
     for name in (
         "hypothesis",
         "msgspec",
@@ -339,7 +339,7 @@ def preload() -> None:
 
 
 def in_turn(found: list[Mutant], rng: random.Random) -> list[Mutant]:
-    """Return the mutants in a random order in which the areas take turns."""
+    """Return the mutants in a random order that alternates between areas."""
     rng.shuffle(found)
     turns: dict[str, int] = {}
     order = []
@@ -350,7 +350,7 @@ def in_turn(found: list[Mutant], rng: random.Random) -> list[Mutant]:
 
 
 def main() -> None:
-    """Run the sample that the arguments ask for."""
+    """Run the sample of the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1500)

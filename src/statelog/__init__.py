@@ -1,5 +1,8 @@
 """statelog: durable, log-structured keyed state."""
 
+import warnings
+from typing import TYPE_CHECKING
+
 from statelog.changelog.api import AvailabilityProvider, StateChangelogWriter
 from statelog.changelog.local.download_cache import DownloadCache
 from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig, discard_local_copies
@@ -24,7 +27,6 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
 )
 from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
-from statelog.core.change_log import UploadResult
 from statelog.core.file_ownership import FileOwner
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import (
@@ -68,12 +70,13 @@ from statelog.model import (
     key_group_range_for_operator,
     split_key_groups,
 )
+from statelog.model.upload_result import UploadResult
 from statelog.options import (
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
-    MaterializationOptions,
     Options,
+    SnapshotPolicy,
     StreamOptions,
     load_options,
 )
@@ -117,7 +120,6 @@ __all__ = [
     "LocalRecoveryOptions",
     "MAX_FILE_STATE_THRESHOLD",
     "METADATA_KEY_GROUP",
-    "MaterializationOptions",
     "Metrics",
     "ObjectExistsError",
     "ObjectInfo",
@@ -130,6 +132,7 @@ __all__ = [
     "SequenceNumber",
     "SequenceNumberRange",
     "SetEntry",
+    "SnapshotPolicy",
     "SnapshotResult",
     "StateChange",
     "StateChangeFormat",
@@ -159,3 +162,18 @@ __all__ = [
     "read_changes",
     "split_key_groups",
 ]
+
+if TYPE_CHECKING:
+    MaterializationOptions = SnapshotPolicy
+else:
+
+    def __getattr__(name: str) -> type[SnapshotPolicy]:
+        """Return a public class by its former name, with a warning."""
+        if name == "MaterializationOptions":
+            warnings.warn(
+                "statelog.MaterializationOptions is now statelog.SnapshotPolicy",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return SnapshotPolicy
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """
-Check arguments where they enter, with a message that says what is expected and what was given.
+Check arguments of public calls; the message names what is expected and what was given.
 
 Each function returns the value in its plain type (a NumPy integer becomes an `int`) or raises the
-error class that the caller names.  No check coerces text or fractions: `"5"` is not 5.
+error class that the caller passes.  No check converts text or fractions: `"5"` is not 5.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from statelog.errors import UsageError
 
+T = TypeVar("T")
 _SHOWN_CHARACTERS = 80
 
 
@@ -30,7 +31,7 @@ def given(value: object) -> str:
 def refused(
     name: str, wanted: str, value: object, error: type[UsageError] = UsageError
 ) -> UsageError:
-    """Return the error for an argument that is not what it must be."""
+    """Return the error for an argument of the wrong type or range."""
     return error(f"{name} must be {wanted}, not {given(value)}", fields=(name,))
 
 
@@ -85,7 +86,7 @@ def switch(value: object, name: str, *, error: type[UsageError] = UsageError) ->
     Return a `bool`.
 
     Raises:
-        UsageError: It is something else; text and numbers have no truth here.
+        UsageError: It is something else; text and numbers are not converted.
     """
     if not isinstance(value, bool):
         raise refused(name, "True or False", value, error)
@@ -144,15 +145,15 @@ def paths(value: object, name: str, *, error: type[UsageError] = UsageError) -> 
 
 
 def instance(
-    value: Any,
+    value: object,
     name: str,
-    kinds: type | tuple[type, ...],
+    kinds: type[T] | tuple[type[T], ...],
     wanted: str,
     *,
     error: type[UsageError] = UsageError,
-) -> Any:
+) -> T:
     """
-    Return *value* if it is of one of the classes *kinds*, which *wanted* describes.
+    Return *value* if it is an instance of *kinds*, described by *wanted*.
 
     Raises:
         UsageError: It is something else.
@@ -162,9 +163,9 @@ def instance(
     return value
 
 
-def acting(value: Any, name: str, methods: Sequence[str], wanted: str) -> Any:
+def acting(value: T, name: str, methods: Sequence[str], wanted: str) -> T:
     """
-    Return *value* if it has the methods that a protocol asks for; *wanted* names the protocol.
+    Return *value* if it has all *methods*; *wanted* names their protocol.
 
     Raises:
         UsageError: A method is missing; the message names it.
@@ -181,11 +182,12 @@ def acting(value: Any, name: str, methods: Sequence[str], wanted: str) -> Any:
 
 def folder(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
     """
-    Return a name that is one folder below a root, or "" for none.
+    Return the name of one folder below a root, or "" for none.
 
     Raises:
-        UsageError: It is no text, is "." or "..", or holds a slash, a backslash or a control
-            character: it would name a place outside of the root, or an object that no tool lists.
+        UsageError: It is not text, is "." or "..", or contains a slash, a backslash or a control
+            character.  Such a name could lead out of the root, or name an object that no tool
+            lists.
     """
     found = text(value, name, error=error)
     if found in (".", "..") or any(each in "/\\" or not each.isprintable() for each in found):

@@ -6,14 +6,14 @@ A class exists only where a caller would act differently::
     StatelogError
     ├── UsageError (ValueError)             fix the call
     │   ├── KeyGroupOutOfRangeError             the change belongs to another task
-    │   ├── ChangesTruncatedError               the requested changes are gone on purpose
+    │   ├── ChangesTruncatedError               the requested changes were truncated
     │   ├── ChangesNotAppendedError             the requested changes do not exist yet
     │   └── InvalidOptionsError                 unknown key, wrong unit, contradictory values
     ├── ClosedError                         the object was closed; open a new one
     │   └── WriterClosedError
     ├── UnavailableError (OSError)          try again; nothing was lost
     │   ├── UploadFailedError                   all attempts of one upload failed
-    │   └── BackpressureTimeoutError            no room in time
+    │   └── BackpressureTimeoutError            no upload capacity in time
     ├── StoreError (OSError)                the object store refused or failed
     │   ├── ObjectNotFoundError (FileNotFoundError)
     │   └── ObjectExistsError (FileExistsError)
@@ -22,10 +22,10 @@ A class exists only where a caller would act differently::
     ├── FencedError                         another owner took over; stop, never write again
     ├── CheckpointError                     declined, not found, or damaged (see `reason`)
     └── ProcessorError                      the user's processor failed; names state, key and batch
-    InvariantError (AssertionError)         a bug of statelog; nobody catches it
+    InvariantError (AssertionError)         a bug of statelog; do not catch it
 
-The message is the one positional argument; every fact is a keyword and an attribute, so errors
-survive pickling across Spark's processes.
+The message is the one positional argument.  Every fact is a keyword and an attribute, so errors
+can be pickled between Spark's processes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class KeyGroupOutOfRangeError(UsageError):
 
 
 class ChangesTruncatedError(UsageError):
-    """The requested changes lie below the truncation point."""
+    """The requested changes are below the truncation point."""
 
 
 class ChangesNotAppendedError(UsageError):
@@ -94,7 +94,7 @@ class WriterClosedError(ClosedError):
 
 
 class UnavailableError(StatelogError, OSError):
-    """A passing fault: the same call may succeed later, and nothing was lost."""
+    """A transient fault: the same call may succeed later, and nothing was lost."""
 
 
 class UploadFailedError(UnavailableError):
@@ -114,7 +114,7 @@ class ObjectNotFoundError(StoreError, FileNotFoundError):
 
 
 class ObjectExistsError(StoreError, FileExistsError):
-    """Put-if-absent found the name taken."""
+    """Put-if-absent found an object of that name."""
 
 
 class CorruptionError(StatelogError):
@@ -126,7 +126,7 @@ class IncompatibleFormatError(StatelogError):
 
 
 class FencedError(StatelogError):
-    """Another owner took the state location over; this one must stop writing."""
+    """Another owner took over the state location; this one must stop writing."""
 
 
 class CheckpointError(StatelogError):
@@ -138,7 +138,7 @@ class ProcessorError(StatelogError):
 
 
 class InvariantError(AssertionError):
-    """A promise that statelog makes to itself was broken: a bug, please report it."""
+    """An internal invariant was violated: a bug, please report it."""
 
 
 def check(condition: bool, message: str) -> None:

@@ -1,11 +1,11 @@
 """
-Metrics for Prometheus and OpenTelemetry.
+Export metrics to Prometheus and OpenTelemetry.
 
-Both ask for a snapshot when they want one; nothing runs in between.  The client libraries come
-with the extras `metrics` and `otel` and are imported only by whoever uses them.
+Both read a snapshot when they collect; nothing runs in between.  The client libraries belong to the
+extras `metrics` and `otel` and are imported on first use.
 
-Durations are exported in seconds.  A histogram keeps its last 1000 values: quantiles are of those,
-count and sum of all.
+Durations are exported in seconds.  A histogram keeps its last 1000 values: quantiles cover those,
+count and sum cover all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from statelog.errors import UsageError
-from statelog.metrics import METRICS, HistogramSnapshot, MetricKind, Metrics, MetricSpec
+from statelog.metrics import (
+    METRICS,
+    HistogramSnapshot,
+    MetricKind,
+    Metrics,
+    MetricSpec,
+    MetricValue,
+)
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 _SECONDS: Final = {"nanoseconds": 1e-9, "milliseconds": 1e-3}
@@ -32,7 +39,7 @@ class PrometheusCollector:
 
     Args:
         metrics: What to export.
-        labels: Added to every sample; needed where one registry gets several collectors.
+        labels: Added to every sample; needed if one registry has several collectors.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -43,16 +50,16 @@ class PrometheusCollector:
         self._metrics = metrics
         self._labels = dict(labels or {})
 
-    def describe(self) -> Iterable[Any]:
-        """Return nothing: what there is, is known when it is collected."""
+    def describe(self) -> Iterable[object]:
+        """Return nothing: the families are known when they are collected."""
         return ()
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[object]:
         """Yield one family for each metric that has a value."""
         for name, value in self._metrics.snapshot().items():
             yield self._family(METRICS[name], value)
 
-    def _family(self, spec: MetricSpec, value: Any) -> Any:
+    def _family(self, spec: MetricSpec, value: MetricValue) -> object:
         name, text = _prometheus_name(spec), spec.description
         names, labels = list(self._labels), list(self._labels.values())
         if isinstance(value, HistogramSnapshot):
@@ -77,7 +84,7 @@ def register_opentelemetry(
     Args:
         metrics: What to export.
         meter: Of a `MeterProvider`; None for the global one's meter `statelog`.
-        attributes: Added to every observation; needed where one meter gets several storages.
+        attributes: Added to every observation; needed if one meter has several storages.
 
     Raises:
         UsageError: opentelemetry-sdk is not installed.
@@ -99,14 +106,15 @@ def register_opentelemetry(
             meter.create_observable_counter(f"{name}.sum", [observe(_sum)], unit, text)
 
 
-_Read = Callable[[MetricSpec, Any], Iterable[tuple[float, dict[str, Any]]]]
+_Sample = tuple[float, dict[str, object]]
+_Read = Callable[[MetricSpec, Any], Iterable[_Sample]]
 
 
 def _observations(
     observation: Any, metrics: Metrics, spec: MetricSpec, common: dict[str, str], read: _Read
-) -> Callable[[Any], Iterator[Any]]:
-    def observe(options: Any) -> Iterator[Any]:
-        del options  # how long the exporter would wait; a snapshot takes no time
+) -> Callable[[object], Iterator[object]]:
+    def observe(options: object) -> Iterator[object]:
+        del options  # a time-out of the exporter, which a snapshot does not need
         value = metrics.value(spec.name)
         if value is not None:
             for number, attributes in read(spec, value):
@@ -115,33 +123,31 @@ def _observations(
     return observe
 
 
-def _plain(spec: MetricSpec, value: Any) -> Iterator[tuple[float, dict[str, Any]]]:
+def _plain(spec: MetricSpec, value: float) -> Iterator[_Sample]:
     yield _scaled(spec, value), {}
 
 
-def _by_quantile(
-    spec: MetricSpec, value: HistogramSnapshot
-) -> Iterator[tuple[float, dict[str, Any]]]:
+def _by_quantile(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
     for quantile, found in _quantiles(spec, value):
         yield found, {"quantile": quantile}
 
 
-def _count(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, dict[str, Any]]]:
+def _count(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
     yield value.total_count, {}
 
 
-def _sum(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[tuple[float, dict[str, Any]]]:
+def _sum(spec: MetricSpec, value: HistogramSnapshot) -> Iterator[_Sample]:
     yield _scaled(spec, value.total_sum), {}
 
 
 def _quantiles(spec: MetricSpec, value: HistogramSnapshot) -> list[tuple[float, float]]:
     if not value.values:
-        return []  # a zero would look like a very good value
+        return []  # a zero would look like a measured value
     return [(quantile, _scaled(spec, value.quantile(quantile))) for quantile in QUANTILES]
 
 
 def _scaled(spec: MetricSpec, value: float) -> float:
-    if spec.unit not in _SECONDS or value < 0:  # -1 says that there is no value yet
+    if spec.unit not in _SECONDS or value < 0:  # -1 means that there is no value yet
         return value
     return value * _SECONDS[spec.unit]
 

@@ -21,10 +21,10 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import BatchFiles, JobConfig
 from statelog.demo.program import Messages, main, open_session
+from statelog.options import SnapshotPolicy
 from statelog.spark import transform_with_state
 from statelog.spark.query.progress import BatchProgress
 
@@ -153,7 +153,7 @@ def run_once(session: SparkSession, config: JobConfig, messages: Messages) -> in
         inlineBytes=config.inline_bytes,
         stateBackend=config.state_backend,
         localDirectory=config.local_directory,
-        snapshotPolicy=MaterializationPolicy(max_log_handles=config.max_log_handles),
+        snapshotPolicy=SnapshotPolicy(max_log_handles=config.max_log_handles),
         onProgress=note,
     )
     query = (

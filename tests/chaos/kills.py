@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from statelog.checkpoint import sweep
+from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.checkpoint.verify import verify_location
 from statelog.demo.data import lay_out, write_orders
@@ -160,7 +160,7 @@ class Campaign:
         store, paths = open_store(self.location), LocationPaths()
         kept = self.state()
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
-        report = sweep(store, paths, min_age=dt.timedelta(0), dry_run=False, now=now)
+        report = collect_garbage(store, paths, min_age=dt.timedelta(0), dry_run=False, now=now)
         assert () == report.failed
         if self.inline_bytes == NO_INLINE:
             assert report.deleted, "dead tasks left no file behind?"

@@ -23,7 +23,7 @@ from tests.spark import processors  # noqa: E402
 from tests.spark.processors import INPUT, TOTALS, Totals  # noqa: E402
 from tests.spark.streams import BatchSource, Job, workers_get_by_value  # noqa: E402
 
-from statelog.checkpoint import sweep  # noqa: E402
+from statelog.checkpoint import collect_garbage  # noqa: E402
 from statelog.store import LocationPaths, open_store  # noqa: E402
 
 workers_get_by_value(processors.__name__)
@@ -67,7 +67,7 @@ def orphans(job: Job) -> dict[str, int]:
     store = open_store(str(job.state))
     found: dict[str, int] = {}
     for again in ("", "again "):
-        report = sweep(
+        report = collect_garbage(
             store,
             LocationPaths(),
             min_age=dt.timedelta(0),

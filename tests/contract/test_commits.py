@@ -167,7 +167,7 @@ def test_a_lost_answer_is_not_mistaken_for_somebody_elses_commit(proxy, place):
     other = open_store(place.url, options=proxy.server.options)
     other.put_if_absent("chk-2/_metadata", b"somebody else's")
     lose_first(proxy, "chk-2/_metadata")
-    with pytest.raises(FencedError, match="exists and is not ours"):
+    with pytest.raises(FencedError, match="exists and this owner did not write it"):
         commit(one, 2)
 
 

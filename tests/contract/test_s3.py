@@ -12,7 +12,7 @@ from tests.servers import KEY, SECRET, S3Server, free_port, moto_server
 from tests.unit.checkpoint.helpers import read_log, started
 
 import statelog as sl
-from statelog.checkpoint.clean_up import sweep
+from statelog.checkpoint.clean_up import collect_garbage
 from statelog.errors import ObjectNotFoundError, StoreError
 from statelog.store import LocationPaths, ObstoreStore, open_store
 
@@ -48,7 +48,7 @@ def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
     assert again.epoch == 2
     assert read_log(store, again.latest.log) == changes
     store.put("dstl/orphan", b"x")
-    swept = sweep(
+    swept = collect_garbage(
         store,
         LocationPaths(),
         min_age=dt.timedelta(0),
@@ -123,7 +123,7 @@ def assert_explained(store: ObstoreStore, hint: str, *marks: str) -> None:
 
 def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server):
     store = open_store("s3://no-such-bucket/job", options=s3_server.options)
-    assert_explained(store, "statelog does not make buckets", "NoSuchBucket")
+    assert_explained(store, "statelog does not create buckets", "NoSuchBucket")
 
 
 def test_a_job_on_a_missing_bucket_does_not_start(s3_server: S3Server):

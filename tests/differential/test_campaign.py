@@ -18,7 +18,7 @@ from tests.spark.conftest import spark  # noqa: F401  # a fixture
 from tests.spark.streams import BatchSource, Job, run_on_spark
 
 from statelog.spark import (
-    MaterializationPolicy,
+    SnapshotPolicy,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def runs_of(rng: random.Random) -> list[dict[str, Any]]:
             "tasks": rng.choice([1, 2, 3, 5]),
             "inlineBytes": rng.choice([0, 1_000_000]),
             "stateBackend": rng.choice(["memory", "auto", "disk"]),
-            "snapshotPolicy": MaterializationPolicy(
+            "snapshotPolicy": SnapshotPolicy(
                 min_log_bytes=rng.choice([1, 1_000_000]),
                 log_to_snapshot_ratio=rng.choice([0.01, 1.0]),
                 max_log_handles=rng.choice([2, 4, 50]),

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 from tests.house.sources import Function, functions, has_docstring, modules, name_of
 
-MODULE_LINES_MAX = 700
+MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 69
+PARAMETERS_MAX = 6
+"""Positional ones; keyword-only parameters are not counted."""
+
+# Packages that still have longer modules or more parameters; remove an entry with its last one.
+NOT_YET = ("src/statelog/state/", "src/statelog/spark/")
+LINES_NOT_YET = 700
+DOCUMENTED_CALLS = {"src/statelog/cli/demo.py:demo"}  # its parameters are the command's options
 
 
 def function_lines(node: Function) -> int:
@@ -21,7 +28,8 @@ def function_lines(node: Function) -> int:
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_a_module_is_not_too_long(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MODULE_LINES_MAX, f"{name_of(path)} has {lines} lines: find the seam in it"
+    limit = LINES_NOT_YET if name_of(path).startswith(NOT_YET) else MODULE_LINES_MAX
+    assert lines <= limit, f"{name_of(path)} has {lines} lines: split it by task"
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
@@ -32,6 +40,28 @@ def test_no_function_is_too_long(path: Path) -> None:
         if function_lines(node) > FUNCTION_LINES_MAX
     }
     assert long == {}
+
+
+def positional(node: Function) -> int:
+    """Count the parameters that can be passed by position, the instance or class aside."""
+    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_no_function_has_too_many_parameters(path: Path) -> None:
+    many = {
+        f"{name_of(path)}:{node.name}": positional(node)
+        for node in functions(path)
+        if positional(node) > PARAMETERS_MAX
+    }
+    assert name_of(path).startswith(NOT_YET) or many.keys() <= DOCUMENTED_CALLS, many
+
+
+def test_the_measure_leaves_keywords_out() -> None:
+    node = ast.parse("def f(self, a, b=1, *, c): ...").body[0]
+    assert isinstance(node, Function)
+    assert 2 == positional(node)
 
 
 def test_the_measure_leaves_docstrings_out() -> None:

@@ -17,22 +17,26 @@ import pytest
 
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.core.change_log import (
-    Action,
     ChangeLog,
+    _Uploaded,
+)
+from statelog.core.change_log_events import (
+    Action,
     CompletePersist,
     OfferFiles,
     ReleaseSets,
     StartUpload,
-    _Uploaded,
 )
 from statelog.core.file_ownership import DeleteFile, FileOwner, FileOwnership
 from statelog.core.local_copies import DeleteCopy, LocalCopies
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
 from statelog.core.upload_retry import (
-    AttemptFailed,
     UploadRetry,
-    UploadWon,
     _State,
+)
+from statelog.core.upload_retry_events import (
+    AttemptFailed,
+    UploadWon,
 )
 from statelog.errors import InvariantError
 from statelog.testing.world import World
@@ -116,7 +120,7 @@ def room_at_the_end(self: UploadBatcher, batch_id: int, held: bool, now_ns: int)
 
 def keep_losers(self: UploadRetry, number: int) -> list[Any]:
     """A late success is nobody's business."""
-    actions = self._come_back(number, _State.SUCCEEDED)
+    actions = self._return_thread(number, _State.SUCCEEDED)
     if self._done:
         return [*actions, *self._released()]
     return [*actions, UploadWon(number, len(self._attempts), self._end())]
@@ -124,11 +128,11 @@ def keep_losers(self: UploadRetry, number: int) -> list[Any]:
 
 def everybody_wins(self: UploadRetry, number: int) -> list[Any]:
     """A second success wins again."""
-    actions = self._come_back(number, _State.SUCCEEDED)
+    actions = self._return_thread(number, _State.SUCCEEDED)
     return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
 
-original_failed = UploadRetry._failed
+original_failed = UploadRetry._attempt_failed
 
 
 def impatient(self: UploadRetry, event: AttemptFailed, now_ns: int) -> list[Any]:
@@ -343,15 +347,17 @@ MUTANTS = [
     Mutant(UploadBatcher, "_enqueue", timer_per_task, RULE, "a second timer for one batch"),
     Mutant(UploadBatcher, "_enqueue", no_threshold, RULE, "a full queue waits"),
     Mutant(UploadBatcher, "_enqueue", extended_delay, RULE, "a second timer for one batch"),
-    Mutant(UploadBatcher, "_admit", last_come_first_served, RULE, "a task (waits|passed)"),
+    Mutant(UploadBatcher, "_admit", last_come_first_served, RULE, "a task (waits|was admitted)"),
     Mutant(UploadBatcher, "_drain", half_batch, RULE, "not the whole queue in order"),
     Mutant(UploadBatcher, "_done", room_at_the_end, RULE, "the limit was passed"),
     Mutant(UploadRetry, "_end", nobody_is_out, SAFE, "attempts that hold a thread are not counted"),
     Mutant(UploadRetry, "_released", never_released, BOOKS, "a thread is out and not waited for"),
-    Mutant(UploadRetry, "_succeeded", keep_losers, SAFE, "neither winner nor discarded"),
-    Mutant(UploadRetry, "_succeeded", everybody_wins, SAFE, "an upload ended twice"),
-    Mutant(UploadRetry, "_failed", impatient, RULE, "a retry before its delay"),
-    Mutant(UploadRetry, "_failed", swallow, SAFE, "attempts that hold a thread are not counted"),
+    Mutant(UploadRetry, "_attempt_succeeded", keep_losers, SAFE, "neither winner nor discarded"),
+    Mutant(UploadRetry, "_attempt_succeeded", everybody_wins, SAFE, "an upload ended twice"),
+    Mutant(UploadRetry, "_attempt_failed", impatient, RULE, "a retry before its delay"),
+    Mutant(
+        UploadRetry, "_attempt_failed", swallow, SAFE, "attempts that hold a thread are not counted"
+    ),
     Mutant(UploadRetry, "_may_retry", discouraged, RULE, "given up with attempts left"),
     Mutant(UploadRetry, "_may_retry", one_more, BOOKS, "too many attempts"),
     Mutant(ChangeLog, "_upload_failed", drop_failed, BOOKS, "sets .* instead of"),
@@ -359,19 +365,21 @@ MUTANTS = [
     Mutant(ChangeLog, "_complete", complete_with_last_size, SAFE, "the incremental size is wrong"),
     Mutant(ChangeLog, "_close", hang_on_close, LIVE, "a persist never ended"),
     Mutant(ChangeLog, "_close", release_all_on_close, SAFE, "lost a file"),
-    Mutant(ChangeLog, "_succeeded", late_is_lost, LIVE, "nobody needs"),
+    Mutant(ChangeLog, "_succeeded", late_is_lost, LIVE, "unneeded files exist"),
     Mutant(ChangeLog, "_succeeded", uploaded_by_number, BOOKS, "sets .* instead of"),
     Mutant(
-        ChangeLog, "_start_upload", send_twice, RULE, "a set is sent that is on its way or there"
+        ChangeLog, "_start_upload", send_twice, RULE, "a set is sent that is uploading or uploaded"
     ),
     Mutant(FileOwnership, "_release", first_release_deletes, SAFE, "is deleted and still needed"),
     Mutant(FileOwnership, "_release", owner_forgotten, SAFE, "belongs to a checkpoint"),
-    Mutant(FileOwnership, "_release", never_deletes, LIVE, "is garbage and stays"),
+    Mutant(FileOwnership, "_release", never_deletes, LIVE, "is garbage and not deleted"),
     Mutant(LocalCopies, "_abort", abort_takes_all, SAFE, "is deleted and checkpoints .* need it"),
-    Mutant(LocalCopies, "_sweep", log_does_not_count, SAFE, "is deleted and the log has it"),
-    Mutant(LocalCopies, "_sweep", copies_stay, LIVE, "is needed by nobody and stays"),
-    Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which is not there"),
-    Mutant(LocalBackup, "_written", abandoned, LIVE, "nobody knows of the local"),
+    Mutant(
+        LocalCopies, "_delete_unneeded", log_does_not_count, SAFE, "is deleted and the log has it"
+    ),
+    Mutant(LocalCopies, "_delete_unneeded", copies_stay, LIVE, "is unneeded and not deleted"),
+    Mutant(LocalBackup, "settle", take_the_unfinished, SAFE, "which does not exist"),
+    Mutant(LocalBackup, "_written", abandoned, LIVE, "untracked local files exist"),
 ]
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from tests.simulation.replay import command_of
 
-from statelog.core.change_log import ChangeLog
+from statelog.core.change_log import (
+    ChangeLog,
+)
 from statelog.testing.world import Outcome, World, main
 
 SEEDS = int(os.environ.get("STATELOG_SEEDS", "2000"))
@@ -34,7 +36,7 @@ def run(seed: int) -> Outcome:
 
 def story(seed: int) -> str:
     trace = hashlib.sha256()
-    World(seed, story=lambda line: trace.update(line.encode())).run()
+    World(seed, trace=lambda line: trace.update(line.encode())).run()
     return trace.hexdigest()
 
 
@@ -79,7 +81,7 @@ def test_a_history_does_not_depend_on_the_hash_seed() -> None:
 
 def test_telling_the_story_changes_nothing() -> None:
     lines: list[str] = []
-    assert run(3) == World(3, story=lines.append).run()
+    assert run(3) == World(3, trace=lines.append).run()
     assert any("ChangeLog" in line for line in lines)
 
 

@@ -18,7 +18,7 @@ from tests.unit.spark.worker import test_parity
 from tests.unit.spark.worker.test_parity import Waking
 
 from statelog.spark import (
-    MaterializationPolicy,
+    SnapshotPolicy,
     transform_with_state,
 )
 
@@ -29,7 +29,7 @@ workers_get_by_value(test_parity.__name__)
 
 PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
-SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
+SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
 SEED = 20_110_109
 
 

@@ -7,7 +7,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, Job
 
 import statelog as sl
-from statelog.spark import MaterializationPolicy
+from statelog.spark import SnapshotPolicy
 
 
 def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) ->
     for _ in range(3):
         source.add([(1, 10), (2, 20)])
     metrics = sl.Metrics()
-    job.run(tasks=1, metrics=metrics, snapshotPolicy=MaterializationPolicy(max_log_handles=1))
+    job.run(tasks=1, metrics=metrics, snapshotPolicy=SnapshotPolicy(max_log_handles=1))
     values = metrics.snapshot()
     snapshots = sum(progress.snapshots for progress in job.progress)
     assert snapshots > 0

@@ -158,7 +158,7 @@ class Wider(Totals):
         ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
         ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),
         ({"restoreFrom": "empty"}, "restoreFrom='empty' was asked for, but .* holds checkpoint 0"),
-        ({"restoreFrom": 17}, "there is no checkpoint 17"),
+        ({"restoreFrom": 17}, "checkpoint 17 does not exist"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -221,7 +221,7 @@ def test_an_adopted_state_fences_the_query_that_had_it_and_nothing_is_mixed(
         if batch_id == 1:
             heir.run()
 
-    with pytest.raises(StreamingQueryException, match=r"FencedError: .* has lost its place"):
+    with pytest.raises(StreamingQueryException, match=r"FencedError: .* is fenced"):
         job.run(hand_over, delivery="direct")
     with pytest.raises(CheckpointError, match="holds the state of query"):
         job.run()

@@ -16,7 +16,7 @@ from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from statelog.core import task_count
 from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
-from statelog.spark import MaterializationPolicy
+from statelog.spark import SnapshotPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 
-SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
+SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=4)
 TASKS = (1, 2, 7, 3)
 KEYS = 60
 HOUR_MS = 3_600_000
@@ -166,7 +166,7 @@ def test_snapshots_go_round_the_key_groups_and_one_that_fails_does_no_harm(
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     metrics = Metrics()
-    policy = MaterializationPolicy(max_log_handles=4, slice_bytes=1, max_slices=4)
+    policy = SnapshotPolicy(max_log_handles=4, slice_bytes=1, max_slices=4)
     options = {"snapshotPolicy": policy, "metrics": metrics, "tasks": 2}
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
     model = TotalsModel()
@@ -250,9 +250,9 @@ def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
 BATCHES = [[(1, 1), (2, 2)], [(1, 10)], [(2, 100)], [(1, 1000), (2, 1000)]]
 
 
-@pytest.mark.parametrize("materialization", [SNAPSHOTS, MaterializationPolicy()])
+@pytest.mark.parametrize("materialization", [SNAPSHOTS, SnapshotPolicy()])
 def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
-    job: Job, materialization: MaterializationPolicy
+    job: Job, materialization: SnapshotPolicy
 ) -> None:
     for rows in BATCHES[:3]:
         job.source.add(rows)
@@ -305,7 +305,7 @@ def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
 ) -> None:
     for rows in BATCHES[:3]:
         job.source.add([(key + more, amount) for key, amount in rows for more in range(keys)])
-    policy = SNAPSHOTS if folder == "taskowned" else MaterializationPolicy()
+    policy = SNAPSHOTS if folder == "taskowned" else SnapshotPolicy()
     job.run(inlineBytes=0, snapshotPolicy=policy)
     job.source.add(BATCHES[3])
     for path in (job.state / folder).iterdir():

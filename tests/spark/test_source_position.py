@@ -259,7 +259,7 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
     job.source.add(BATCHES[2])
     before = claims(job.state)
     for changes, message in (
-        ({"restoreFrom": 17}, "there is no checkpoint 17"),
+        ({"restoreFrom": 17}, "checkpoint 17 does not exist"),
         ({"restoreFrom": 1, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
         (
             {"restoreFrom": 1, "timeMode": "ProcessingTime", "operatorId": "x"},

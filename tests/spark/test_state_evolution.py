@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
-from statelog.spark import MaterializationPolicy
+from statelog.spark import SnapshotPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,7 +20,7 @@ workers_get_by_value(__name__)
 
 INPUT = "key bigint, number bigint"
 SEEN = "key bigint, seen string"
-SNAPSHOTS = MaterializationPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2)
+SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2)
 HOUR_MS = 3_600_000
 
 

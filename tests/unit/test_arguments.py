@@ -16,7 +16,7 @@ from statelog.model import FileStateHandle
 from statelog.options import (
     CheckpointOptions,
     LocalRecoveryOptions,
-    MaterializationOptions,
+    SnapshotPolicy,
     StreamOptions,
 )
 from statelog.store import LocationPaths, open_store
@@ -57,8 +57,8 @@ OPTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: CheckpointOptions(retained="3"), "retained .*whole number"),
     (lambda: CheckpointOptions(compress_metadata="no"), "compress_metadata .*True or False"),
     (lambda: StreamOptions(data_inline_threshold_bytes=1.5), "data_inline_threshold_bytes .*whole"),
-    (lambda: MaterializationOptions(log_to_snapshot_ratio=NAN), "log_to_snapshot_ratio .*finite"),
-    (lambda: MaterializationOptions(log_to_snapshot_ratio="2"), "log_to_snapshot_ratio .*finite"),
+    (lambda: SnapshotPolicy(log_to_snapshot_ratio=NAN), "log_to_snapshot_ratio .*finite"),
+    (lambda: SnapshotPolicy(log_to_snapshot_ratio="2"), "log_to_snapshot_ratio .*finite"),
     (lambda: LocalRecoveryOptions(recovery="yes", directories=("a",)), "recovery .*True or False"),
     (lambda: LocalRecoveryOptions(directories="abc"), "directories .*sequence of paths"),
     (lambda: LocalRecoveryOptions(directories=(5,)), "directories .*path"),

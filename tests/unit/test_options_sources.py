@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import statelog as sl
-from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.options import SnapshotPolicy
 from statelog.options.sections import Options, default_of
 from statelog.options.table import FOREIGN, OPTIONS, find_option
 
@@ -92,20 +92,18 @@ def test_flinks_keys_reach_every_section() -> None:
 def test_a_yaml_file_may_be_nested_or_flat(tmp_path: Path) -> None:
     file = tmp_path / "statelog.yaml"
     nested = (
-        "statelog:\n  changelog:\n    batch.persist-delay: 20 ms\n  materialization:\n"
+        "statelog:\n  changelog:\n    batch.persist-delay: 20 ms\n  snapshot:\n"
         "    max-log-handles: 9\n    log-to-snapshot-ratio: 1.5\n"
     )
     flat = (
-        "state.changelog.dstl.dfs.batch.persist-delay: 20 ms\nmaterialization.max-log-handles: 9\n"
-        "statelog.materialization.log-to-snapshot-ratio: '1.5'\n"
+        "state.changelog.dstl.dfs.batch.persist-delay: 20 ms\nsnapshot.max-log-handles: 9\n"
+        "statelog.snapshot.log-to-snapshot-ratio: '1.5'\n"
     )
     for text in (nested, flat):
         file.write_text(text)
         options = load(yaml_file=file)
         assert dt.timedelta(milliseconds=20) == options.changelog.batch_persist_delay
-        assert MaterializationPolicy(1.5, 16 << 20, 9) == MaterializationPolicy.of(
-            options.materialization
-        )
+        assert SnapshotPolicy(1.5, 16 << 20, 9) == options.snapshot
     assert Options() == load(yaml_text="")
 
 
@@ -168,9 +166,9 @@ def test_a_variable_that_is_no_option_is_let_be() -> None:
     [
         {"settings": {ATTEMPTS: 1, "dstl.dfs.upload.max-attempts": 1}},
         {"settings": {"changelog.backpressure-timeout": "9999999999 days"}},
-        {"settings": {"materialization.log-to-snapshot-ratio": 0}},
-        {"settings": {"materialization.log-to-snapshot-ratio": "nan"}},
-        {"settings": {"materialization.max-log-handles": "5 kb"}},
+        {"settings": {"snapshot.log-to-snapshot-ratio": 0}},
+        {"settings": {"snapshot.log-to-snapshot-ratio": "nan"}},
+        {"settings": {"snapshot.max-log-handles": "5 kb"}},
         {"settings": {"checkpoint.retained": True}},
         {"settings": {"checkpoint.retained": 0}},
         {"settings": {"stream.data-inline-threshold": "2 mb"}},
@@ -220,3 +218,37 @@ def test_a_file_of_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(sl.InvalidOptionsError, match="cannot be read"):
         load(yaml_file=tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"settings": {"materialization.max-log-handles": 9}},
+        {"environ": {"STATELOG_MATERIALIZATION_MAX_LOG_HANDLES": "9"}},
+        {"spark_conf": {"spark.statelog.materialization.max-log-handles": "9"}},
+        {"yaml_text": "materialization: {max-log-handles: 9}"},
+    ],
+    ids=lambda places: next(iter(places)),
+)
+def test_the_old_section_materialization_is_accepted_with_a_warning(
+    places: dict[str, object],
+) -> None:
+    with pytest.warns(DeprecationWarning, match=r"is now 'snapshot\.max-log-handles'"):
+        options = load(**places)
+    assert 9 == options.snapshot.max_log_handles
+    with pytest.warns(DeprecationWarning, match=r"Options\.snapshot"):
+        assert options.snapshot is options.materialization
+
+
+def test_an_option_set_by_its_old_and_its_present_key_is_refused() -> None:
+    settings = {"materialization.slice-size": 1, "snapshot.slice-size": 2}
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(sl.InvalidOptionsError, match="already"),
+    ):
+        load(settings)
+
+
+def test_the_old_class_is_importable_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"statelog\.SnapshotPolicy"):
+        assert sl.SnapshotPolicy is sl.MaterializationOptions

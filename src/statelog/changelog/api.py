@@ -1,5 +1,5 @@
 """
-The protocol of a writer, and whether a scheduler can take more uploads without waiting.
+The protocol of a writer, and the availability of upload capacity.
 
 Source: Flink, StateChangelogWriter and AvailabilityProvider.  Deviation: `wait` has a time-out and
 returns how it ended.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -19,30 +19,30 @@ from statelog.arguments import number, refused
 from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
-from statelog.runtime.pool import HelpedFuture, Pool
+from statelog.runtime.pool import CallerRunsFuture, Pool
 
 _LONGEST_WAIT_S: Final = 1e9
 """Longer waits would overflow what the system takes."""
 
 
 def _completed() -> Future[None]:
-    future: Future[None] = HelpedFuture(None)
+    future: Future[None] = CallerRunsFuture(None)
     future.set_result(None)
     return future
 
 
 class AvailabilityProvider:
     """
-    Tells of room, and of its coming back.
+    Reports whether a scheduler has upload capacity, and when it has again.
 
     Args:
-        has_room: Returns whether there is room; called under the lock.  None for a scheduler that
-            always has room.
-        lock: The lock that *has_room* needs; None for one of its own.
-        callbacks: Runs the callbacks of the future; None for the thread that makes room.
+        has_room: Returns whether there is capacity; called under the lock.  None for a scheduler
+            that always has capacity.
+        lock: The lock that *has_room* needs; None for a new one.
+        callbacks: Runs the callbacks of the future; None for the thread that frees capacity.
 
     Raises:
-        UsageError: *has_room* cannot be called.
+        UsageError: *has_room* is not callable.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class AvailabilityProvider:
 
     @property
     def future(self) -> Future[None]:
-        """Completed while there is room; else completed when there is room again, or on close."""
+        """Future that is completed once there is capacity, or on close."""
         return self._future
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """
-        Wait until there is room (or the scheduler is closed) and return whether it came in time.
+        Wait for capacity or the close; return False on a time-out.
 
         Blocks: At most *timeout_s*, or without bound for None.
 
         Raises:
-            UsageError: *timeout_s* is no finite number of at least 0.
+            UsageError: *timeout_s* is not a finite number of at least 0.
         """
         if timeout_s is not None:
             timeout_s = min(number(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
@@ -89,20 +89,20 @@ class AvailabilityProvider:
     @uninterrupted
     def refresh(self) -> None:
         """
-        Look whether there is room and tell those who wait for a change.
+        Check for capacity and complete the future on a change.
 
-        It asks anew under the lock, so that two changes told in the wrong order do no harm.
+        Capacity is read again under the lock, so the order of concurrent calls does not matter.
         Callbacks of the future run on the callback pool, or here if there is none.
         """
         if self._has_room is None:
             return
         freed: Future[None] | None = None
         with self._lock:
-            room, was_available = self._has_room(), self._future.done()
-            if room and not was_available:
+            available, was_available = self._has_room(), self._future.done()
+            if available and not was_available:
                 freed, self._future = self._future, _completed()
-            elif not room and was_available:
-                self._future = HelpedFuture(None, self._callbacks)
+            elif not available and was_available:
+                self._future = CallerRunsFuture(None, self._callbacks)
                 self._future.set_running_or_notify_cancel()
         if freed is not None:
             freed.set_result(None)
@@ -112,20 +112,18 @@ PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
 
 
 class StateChangelogWriter(Protocol):
-    """Writes the log of one task's keyed state.  Not thread-safe: one owner at a time."""
+    """Writes the log of one task's keyed state.  Thread: one owner at a time."""
 
     def append(self, key_group: int, value: bytes) -> None:
         """Append one change."""
         ...
 
-    def append_batch(
-        self, key_groups: npt.ArrayLike, values: pa.Array[Any] | pa.ChunkedArray[Any]
-    ) -> None:
+    def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
         """Append many changes, in columns."""
         ...
 
     def append_meta(self, value: bytes) -> None:
-        """Append a metadata change, which every reader gets whatever its key groups."""
+        """Append a metadata change, which every reader receives."""
         ...
 
     def initial_sequence_number(self) -> SequenceNumber:
@@ -133,7 +131,7 @@ class StateChangelogWriter(Protocol):
         ...
 
     def next_sequence_number(self) -> SequenceNumber:
-        """Return a number above everything appended so far, and not above what comes."""
+        """Return a number above all changes appended so far."""
         ...
 
     def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
@@ -153,13 +151,13 @@ class StateChangelogWriter(Protocol):
         ...
 
     def truncate(self, to_sqn: SequenceNumber | int) -> None:
-        """Give up everything below *to_sqn*."""
+        """Truncate all changes below *to_sqn*."""
         ...
 
     def truncate_and_close(self, from_sqn: SequenceNumber | int) -> None:
-        """Give up everything at or after *from_sqn*, which no checkpoint holds, and close."""
+        """Discard all changes at or after *from_sqn*, and close."""
         ...
 
     def close(self) -> None:
-        """End the writer."""
+        """Close the writer."""
         ...

@@ -1,9 +1,8 @@
-"""The parts of a changelog, as options describe them."""
+"""Build parts of a changelog from options."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from statelog.arguments import folder, path, refused
 from statelog.core.retry_policy import RetryPolicy
@@ -42,22 +41,23 @@ def store_of(
     location: str | os.PathLike[str] | ObjectStore | None, options: ChangelogOptions
 ) -> ObjectStore:
     """
-    Return the store at *location*, which may be one already; None for the options' base path.
+    Return the store at *location*.
+
+    It may be a store already; None takes the base path of *options*.
 
     Raises:
-        InvalidOptionsError: There is no location, or it cannot be understood.
+        InvalidOptionsError: There is no location, or it is invalid.
     """
-    found: Any = options.base_path if location is None else location
+    found = options.base_path if location is None else location
     if found is None:
         raise InvalidOptionsError(
-            "a changelog storage needs a location: pass one, or set the option base-path"
+            "a changelog storage needs a location: pass base_path, or set changelog.base-path"
         )
-    if callable(getattr(found, "put", None)):
-        store: ObjectStore = found
-        return store
-    if not isinstance(found, str | os.PathLike):
+    if isinstance(found, str | os.PathLike):
+        return open_store(path(found, "base_path", error=InvalidOptionsError))
+    if not callable(getattr(found, "put", None)):
         raise refused("base_path", "a path, a URL or an ObjectStore", found, InvalidOptionsError)
-    return open_store(path(found, "base_path", error=InvalidOptionsError))
+    return found
 
 
 def retry_policy(options: ChangelogOptions) -> RetryPolicy:

@@ -1,9 +1,9 @@
 """
-The persists of one writer that have not ended: their futures, and the snapshots they end with.
+The pending persists of one writer: their futures, and the results that complete them.
 
-Which one ends, and how, is decided by `core/change_log.py`; each future is completed once.
+`core/change_log.py` decides which persist ends, and how; each future is completed once.
 Source: Flink, FsStateChangelogWriter.UploadCompletionListener and buildSnapshotResult.  Deviation:
-a local copy is part of a snapshot only if it is there when the snapshot is made.
+a local copy is part of a result only if it exists when the result is built.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.core.change_log import UploadResult
 from statelog.errors import ClosedError, StatelogError, UploadFailedError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -21,29 +20,30 @@ from statelog.model import (
     KeyGroupRange,
     SnapshotResult,
 )
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.driver import Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
-    """A persist that was asked for: its future, its checkpoint, and when it was asked."""
+class _Pending:
+    """A pending persist: its future, its checkpoint, and the time of its call."""
 
     future: PersistFuture
     checkpoint_id: int
-    asked_ns: int
+    called_ns: int
 
 
-class OpenPersists:
+class PendingPersists:
     """
-    The open persists of one writer.
+    The pending persists of one writer.
 
     Args:
         log_id: The writer's number, for messages.
         operator_id: Its operator, for messages.
-        key_group_range: What its handles cover.
-        registry: Knows which local copies are there.
+        key_group_range: The key groups of its handles.
+        registry: Knows which local copies exist.
         runtime: Clock and ids.
-        metrics: Told how long persists take.
+        metrics: Records durations of persists.
     """
 
     def __init__(
@@ -62,33 +62,33 @@ class OpenPersists:
         self._registry = registry
         self._runtime = runtime
         self._metrics = metrics
-        self._open: dict[int, _Open] = {}
+        self._pending: dict[int, _Pending] = {}
         self._next_id = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._pending)
 
     def add(self, future: PersistFuture, checkpoint_id: int) -> int:
-        """Take *future* in and return the number of its persist.  Called under the lock."""
+        """Add a persist and return its number.  Called under the lock."""
         persist_id, self._next_id = self._next_id, self._next_id + 1
-        self._open[persist_id] = _Open(future, checkpoint_id, self._runtime.clock.now_ns())
+        self._pending[persist_id] = _Pending(future, checkpoint_id, self._runtime.clock.now_ns())
         return persist_id
 
     def complete(
         self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> None:
-        """End a persist with a snapshot of *results*.  Called without the lock."""
-        persist = self._open.pop(persist_id)
+        """Complete a persist with *results*.  Called without the lock."""
+        persist = self._pending.pop(persist_id)
         persist.future.set_result(self._snapshot(persist, results, incremental_size_bytes))
 
     def fail(self, persist_id: int, error: BaseException) -> None:
-        """End a persist with an error that says what to do.  Called without the lock."""
-        self._open.pop(persist_id).future.set_exception(self._explain(error))
+        """Fail a persist with an error that says what to do.  Called without the lock."""
+        self._pending.pop(persist_id).future.set_exception(self._explain(error))
 
     def _snapshot(
-        self, persist: _Open, results: tuple[UploadResult, ...], incremental_size_bytes: int
+        self, persist: _Pending, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> SnapshotResult[ChangelogStateHandle]:
-        self._metrics.record("persist_durations", self._runtime.clock.now_ns() - persist.asked_ns)
+        self._metrics.record("persist_durations", self._runtime.clock.now_ns() - persist.called_ns)
         handle = ChangelogStateHandle(
             key_group_range=self._key_group_range,
             handles_and_offsets=tuple(result.entry for result in results),
@@ -102,7 +102,7 @@ class OpenPersists:
     def _local_copy(
         self, handle: ChangelogStateHandle, results: tuple[UploadResult, ...]
     ) -> ChangelogStateHandle | None:
-        """Return the handle of the copy if every set has one; inline sets are their own copy."""
+        """Return the handle of the local copy, if every set has one or is inline."""
         if self._registry.copies is None or all(result.local is None for result in results):
             return None
         entries = []
@@ -113,7 +113,7 @@ class OpenPersists:
             if entry is None:
                 return None
             entries.append(entry)
-        # Asked now: a truncation may have taken a copy since the upload ended.
+        # Checked now: a truncation may have deleted a copy since the upload ended.
         streams = [entry.handle for entry in entries]
         if not self._registry.copies.claim(streams, handle.checkpoint_id):
             return None

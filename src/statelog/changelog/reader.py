@@ -1,12 +1,12 @@
 """
-Handles to changes: every byte verified, each file fetched once.
+Read the changes of a handle: every byte is verified, each file is fetched once.
 
-Usable without a storage: all that is needed is the store.  Each file has a list of alternatives, the
-host-local copy first if there is one; the first that is there and whole is taken, file by file.
+The functions need only the store, no storage.  Each file is read from its host-local copy if that
+exists and is intact, else from the store.
 Source: Flink, StateChangelogHandleStreamHandleReader and StateChangeFormat.  Deviations: changes
-come in columns too; consecutive sets of one file share one request (H14); one set out of a large
-plain file is fetched by itself; foreign key groups can be dropped; damage is an error; a bad local
-copy costs its own file, not the whole local state.
+can be read in columns too; consecutive sets of one file share one request (H14); one set of a large
+plain file is fetched alone; foreign key groups can be dropped; damage is an error; a damaged local
+copy affects its own file, not the whole local state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +42,7 @@ from statelog.model import (
     StateChange,
     StreamStateHandle,
 )
-from statelog.model.state_change import ChangeRows
+from statelog.model.state_change import INT32_MAX, ChangeRows
 
 _log = logging.getLogger("statelog")
 
@@ -55,19 +55,18 @@ CHANGE_SCHEMA = pa.schema(
 """Columns of `read_change_batches`: key group (-1 for metadata) and value."""
 
 _FLAG_SIZE = 1
-_ARROW_BINARY_MAX = 2**31 - 1
 _RANGED_GET_FRACTION = 0.5
-"""A lone set is fetched by itself if it is at most this part of its file."""
+"""A single set is fetched alone if it is at most this part of its file."""
 
 _LOCAL_FILES = LocalFiles()
 
 
 class FileSource(Protocol):
-    """Where the bytes of files come from: an `ObjectStore`, a `DownloadCache`, local files."""
+    """A source of whole files and ranges: an `ObjectStore`, a `DownloadCache`, local files."""
 
     @property
     def url(self) -> str:
-        """Where it is, for messages."""
+        """Its location, for messages."""
         ...
 
     def get(self, path: str) -> memoryview:
@@ -82,13 +81,13 @@ class FileSource(Protocol):
 @dataclass(slots=True)
 class ReadReport:
     """
-    Where the bytes of a restore came from; filled while it goes on, by one reader at a time.
+    Counts the sources of a restore; filled by one reader at a time.
 
     Args:
-        local_files: Files taken from local copies.
-        remote_files: Files taken from the store, or from a cache of it.
-        inline: Pieces of state that the handle itself carried.
-        set_aside: Local copies that could not be used, with the reason.
+        local_files: Files read from local copies.
+        remote_files: Files read from the store, or from a cache of it.
+        inline: Pieces of state inside the handle.
+        set_aside: Local copies that were not used, each with the reason.
     """
 
     local_files: int = 0
@@ -112,16 +111,16 @@ def read_changes(
     """
     Yield the changes of *handle* one by one, set by set.
 
-    Inside a set metadata comes first, then key group by key group; inside a key group the order is
-    that of the appends.
+    A set yields its metadata first, then its changes by key group; the changes of a key group are
+    in the order of their appends.
 
     Args:
-        store: Where the handle's paths lie.
-        handle: What to read.
-        local: Its host-local copy (`SnapshotResult.task_local`); used as far as it is whole.
-        report: Told where the bytes came from.
-        disk: Where local copies lie.
-        metrics: Told what local copies were worth; None for nobody.
+        store: The store that contains the files of the handle.
+        handle: The handle to read.
+        local: Its host-local copy (`SnapshotResult.task_local`); used as far as it is intact.
+        report: Counts the sources.
+        disk: Reads local copies.
+        metrics: Counts hits and misses of local copies; None disables it.
 
     Raises:
         ObjectNotFoundError: A file is missing.
@@ -134,7 +133,7 @@ def read_changes(
         if isinstance(batch, ChangeRows):
             yield from batch
             continue
-        # One pass in C: a named tuple made by its class costs twice as much.
+        # One pass in C: calling the class of the named tuple costs twice as much.
         yield from map(
             _new_change, zip(batch.key_groups.tolist(), batch.values.to_pylist(), strict=True)
         )
@@ -154,13 +153,13 @@ def read_change_batches(
     Yield the changes of *handle* in columns, one batch or more for each set.
 
     Args:
-        store: Where the handle's paths lie.
-        handle: What to read.
+        store: The store that contains the files of the handle.
+        handle: The handle to read.
         key_group_range: Drop changes of other key groups; metadata is always kept.
-        local: Its host-local copy; used as far as it is whole.
-        report: Told where the bytes came from.
-        disk: Where local copies lie.
-        metrics: Told what local copies were worth; None for nobody.
+        local: Its host-local copy; used as far as it is intact.
+        report: Counts the sources.
+        disk: Reads local copies.
+        metrics: Counts hits and misses of local copies; None disables it.
 
     Raises:
         ObjectNotFoundError: A file is missing.
@@ -171,7 +170,7 @@ def read_change_batches(
     """
     for batch in _read_sets(store, handle, local, report, disk, metrics):
         wanted = batch if key_group_range is None else _only(batch, key_group_range)
-        for values, start in _narrow(wanted.values):
+        for values, start in _as_binary(wanted.values):
             key_groups = wanted.key_groups[start : start + len(values)]
             yield pa.RecordBatch.from_arrays(
                 [pa.array(key_groups, pa.int32()), values], schema=CHANGE_SCHEMA
@@ -202,7 +201,7 @@ def _read_sets(
             report.remote_files += 1
             if local is not None and metrics is not None:
                 metrics.count("local_recovery_misses")
-                metrics.count("local_copy_faults", int(copy is not None))
+                metrics.count("local_copy_errors", int(copy is not None))
         else:
             report.inline += 1
         try:
@@ -210,8 +209,8 @@ def _read_sets(
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(
                 f"changelog file {_name(stream)} of handle {handle.state_handle_id} (checkpoint "
-                f"{handle.checkpoint_id}) is missing in {store.url}: it was deleted too early, or "
-                "this is another store",
+                f"{handle.checkpoint_id}) is missing in {store.url}: it was deleted, or the handle "
+                "belongs to another store; check the location",
                 path=_name(stream),
                 state_handle_id=handle.state_handle_id,
             ) from error
@@ -229,7 +228,9 @@ def _copies_of(
         or len(handle.handles_and_offsets) != len(local.handles_and_offsets)
         or any(entry.offset != copy.offset for entry, copy in pairs)
     ):
-        _set_aside(report, local.state_handle_id, f"is no copy of handle {handle.state_handle_id}")
+        _set_aside(
+            report, local.state_handle_id, f"it is not a copy of handle {handle.state_handle_id}"
+        )
         return {}
     return {
         entry.handle: copy.handle
@@ -242,9 +243,9 @@ def _read_copy(
     disk: FileSource, copy: FileStateHandle, entries: list[HandleAndOffset], report: ReadReport
 ) -> list[ChangeBatch] | None:
     """
-    Return the sets of *entries* from a local copy, or None if it is not whole.
+    Return the sets of *entries* from a local copy, or None if it is damaged.
 
-    All of them before the first is passed on: what was passed on cannot be taken back.
+    All sets are read before the first is yielded, because a yielded set cannot be withdrawn.
     """
     try:
         batches = list(_read_entries(disk, copy, entries))
@@ -257,13 +258,13 @@ def _read_copy(
 
 def _set_aside(report: ReadReport, name: str, reason: str) -> None:
     report.set_aside.append((name, reason))
-    _log.warning("local copy %s is not used, the store is read instead: %s", name, reason)
+    _log.warning("local copy %s is not used; the store is read instead: %s", name, reason)
 
 
 def _read_entries(
     source: FileSource, stream: StreamStateHandle, entries: list[HandleAndOffset]
 ) -> Iterator[ChangeBatch]:
-    """Yield the sets of *entries*, all of which lie in *stream*."""
+    """Yield the sets of *entries*, which are all stored in *stream*."""
     if len(entries) == 1 and (batch := _read_lone_set(source, stream, entries[0])):
         yield batch
         return
@@ -277,10 +278,10 @@ def _read_lone_set(
     store: FileSource, stream: StreamStateHandle, entry: HandleAndOffset
 ) -> ChangeBatch | None:
     """
-    Fetch one set by its position, or return None where the whole file is the better way.
+    Fetch one set by its position; None if the whole file must be read.
 
     A framed file has other bytes at that position, or ends before it.  Then the checksum does not
-    match, or the store refuses; the whole file, which is read next, says what is true.
+    match, or the store refuses the range, and the whole file is read next.
     """
     if not isinstance(stream, FileStateHandle) or entry.size_bytes is None or entry.crc32c is None:
         return None
@@ -303,14 +304,14 @@ def _open(store: FileSource, stream: StreamStateHandle) -> Segment:
 
 
 def _index_of(trailer: Trailer) -> dict[int, SetEntry]:
-    """Return the sets of a file by their offsets; made once a file, not once a set."""
+    """Return the sets of a file by their offsets."""
     return {entry.offset: entry for entry in trailer.sets}
 
 
 def _set_at(
     segment: Segment, index: dict[int, SetEntry] | None, entry: HandleAndOffset
 ) -> ChangeBatch:
-    """Decode the set that *entry* names, after checking that the file has such a set."""
+    """Decode the set of *entry*, after a check that the file has such a set."""
     where, offset, size_bytes = segment.where, entry.offset, entry.size_bytes
     if index is not None:
         found = index.get(offset)
@@ -327,7 +328,7 @@ def _set_at(
             )
         size_bytes = found.size_bytes
     elif entry.crc32c is not None and entry.size_bytes is not None:
-        # The handle knows more than the file: it has lost its trailer.
+        # The file has lost its trailer, so the checksum of the handle is used.
         encoded = segment.payload[offset : offset + entry.size_bytes]
         verify_set(encoded, entry.crc32c, where=where, offset=offset)
     return decode_change_set(segment.payload, offset, size_bytes=size_bytes, where=where).batch
@@ -342,8 +343,8 @@ def _only(batch: ChangeBatch, key_group_range: KeyGroupRange) -> ChangeBatch:
     return ChangeBatch(column[wanted], batch.values.filter(pa.array(wanted)))
 
 
-def _narrow(values: pa.Array[Any]) -> Iterator[tuple[pa.Array[Any], int]]:
-    """Yield *values* as `binary` arrays with their positions, split where they pass 2 GiB."""
+def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
+    """Yield *values* as `binary` arrays with their positions, split at 2 GiB."""
     if pa.types.is_binary(values.type):
         yield values, 0
         return
@@ -351,7 +352,7 @@ def _narrow(values: pa.Array[Any]) -> Iterator[tuple[pa.Array[Any], int]]:
     offsets = offsets[values.offset : values.offset + len(values) + 1]
     start = 0
     while start < len(values):
-        end = int(np.searchsorted(offsets, offsets[start] + _ARROW_BINARY_MAX, side="right")) - 1
+        end = int(np.searchsorted(offsets, offsets[start] + INT32_MAX, side="right")) - 1
         end = max(start + 1, end)
         yield values.slice(start, end - start).cast(pa.binary()), start
         start = end

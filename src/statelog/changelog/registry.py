@@ -1,10 +1,10 @@
 """
-The registry of uploaded files: who owns each, and the deletion of those nobody needs.
+The registry of uploaded files: who owns each, and the deletion of unneeded ones.
 
 A thin shell around `core/file_ownership.py`.
-Source: Flink, TaskChangelogRegistry.  Deviations: `offer` notes that a handle has left; deletions
-have an end (`close` waits for them); inline handles are welcome and ignored; a file that is deleted
-takes its local copy with it (H6).
+Source: Flink, TaskChangelogRegistry.  Deviations: `offer` records that a handle was returned;
+`close` waits for deletions; inline handles are accepted and ignored; the local copy of a deleted
+file is deleted too (H6).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class TaskChangelogRegistry:
     Tracks the files of one storage and deletes those that became garbage.
 
     Args:
-        store: Where the files are.
+        store: The store that contains the files.
         copies: Tracks the local copies of the files; None if there are none.
-        discard_threads: Deletions at the same time, >= 1; with a *runtime* its pool decides.
-        runtime: Lock, and the pool that deletes; None for real ones, which end with `close`.
+        discard_threads: Concurrent deletions, >= 1; ignored with a *runtime*, which has a pool.
+        runtime: Lock, and the pool that deletes; None for real ones, which `close` stops.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class TaskChangelogRegistry:
         Args:
             handle: The file.
             num_sets: Change sets in it, > 0.
-            copy: Its host-local copy, an absolute path; left alone without `copies`.
+            copy: Its host-local copy, an absolute path; ignored without `copies`.
 
         Raises:
-            UsageError: *num_sets* is not above zero, or the file is tracked already.
+            UsageError: *num_sets* is not above zero, or the file is already tracked.
         """
         num_sets = whole_number(num_sets, "num_sets", low=1)
         if _is_file(handle):
@@ -97,22 +97,22 @@ class TaskChangelogRegistry:
                 self._post(FileTracked(handle.path, num_sets, copy.path))
 
     def offer(self, handle: StreamStateHandle) -> None:
-        """Note that a handle naming the file has left its writer."""
+        """Record that the writer returned a handle that names the file."""
         if _is_file(handle):
             self._post(FileOffered(handle.path))
 
     def stop_tracking(self, handle: StreamStateHandle) -> None:
-        """Hand the file over to a checkpoint; this registry never deletes it any more."""
+        """Hand the file over to a checkpoint; this registry no longer deletes it."""
         if _is_file(handle):
             self._post(FileConfirmed(handle.path))
 
     def release(self, handle: StreamStateHandle) -> None:
-        """Give one set of the file up; the last one deletes the file unless a checkpoint has it."""
+        """Release one set of the file; without sets and checkpoint it is deleted."""
         if _is_file(handle):
             self._post(SetReleased(handle.path))
 
     def discard(self, handle: StreamStateHandle) -> None:
-        """Delete a file that is in nobody's result."""
+        """Delete a file that is in no result."""
         if _is_file(handle):
             self._post(FileDiscarded(handle.path))
 
@@ -129,7 +129,7 @@ class TaskChangelogRegistry:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """
-        Wait for the deletions under way; those that do not end in time are left behind.
+        Wait for running deletions; those that exceed the time-out are left running.
 
         Blocks: At most *timeout_s*.
         """

@@ -1,8 +1,8 @@
 """
-The bytes of a changelog file, for uploaders and readers that do their own input and output.
+The bytes of a changelog file, for uploaders and readers with their own input and output.
 
 Source: Flink, StateChangeFormat.  Deviation: it writes a whole file, with the flag byte before the
-change sets and the index with checksums behind them.
+change sets and the index with checksums after them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StateChangeFormat:
             `UploadTasksResult.of` takes them.
 
         Raises:
-            UsageError: One of them is no change set, or is there twice.
+            UsageError: One of them is not a change set, or appears twice.
 
         Blocks: While *out* does.
         """
@@ -63,7 +63,8 @@ class StateChangeFormat:
                 raise refused("each of change_sets", "a StateChangeSet", change_set)
             if change_set in places:
                 raise UsageError(
-                    f"change set {change_set.sqn} of log {change_set.log_id} is there twice"
+                    f"change set {change_set.sqn} of log {change_set.log_id} appears twice; write "
+                    "each set once"
                 )
             places[change_set] = segment.add(change_set)
         for piece in segment.finish():

@@ -1,8 +1,8 @@
 """
-The storage of changelogs: what a job opens, and the one place where its parts are put together.
+The storage of changelogs: the entry point of a job, which assembles all parts.
 
-Source: Flink, FsStateChangelogStorage.  Deviations: it knows its writers and closes them; making
-one starts no thread and asks the store nothing.
+Source: Flink, FsStateChangelogStorage.  Deviations: it closes its writers; its construction starts
+no thread and sends no request to the store.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from statelog.changelog.reader import ReadReport, read_change_batches, read_chan
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
-from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.changelog.writer import FsStateChangelogWriter, WriterContext
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
-from statelog.options import ChangelogOptions
+from statelog.options import ChangelogOptions, Options
 from statelog.runtime.closing import close_after, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.forks import OwningProcess
@@ -36,8 +36,8 @@ from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 _CLOSE_TIMEOUT_S = 1.0
-_NEAR = ("file:", "memory:")
-"""Stores that answer sooner than a thread wakes up: whoever waits for an upload may run it."""
+_LOW_LATENCY_SCHEMES = ("file:", "memory:")
+"""Stores that answer faster than a thread wakes up: a waiting thread runs the upload itself."""
 
 
 class FsStateChangelogStorage:
@@ -46,27 +46,26 @@ class FsStateChangelogStorage:
 
     Args:
         base_path: Path, URL or store; None to take `options.base_path`.
-        options: How to batch, retry and hold back.
-        job_id: Folder of the job below the root: files go to `<job_id>/dstl/`.  One name, without
-            slashes; "" for no such folder, None for a new unique one.
-        metrics: Where values are collected; None for a fresh registry.
-        scheduler: Takes the uploads instead of the batching one that the options describe; it is
-            closed with the storage.  Files it uploads are tracked only if its uploader was made
-            with *registry*; a batching one shares *runtime*, so that its threads end with the
-            storage.
-        registry: Tracks files; None for one of its own.
-        local_recovery: Keep host-local copies, and read from them; None for neither.  With a
-            *scheduler* of your own, give its uploader the `LocalBackup` and *registry* the
+        options: Batching, retries and back-pressure.
+        job_id: Folder of the job below the root: files are stored in `<job_id>/dstl/`.  One name,
+            without slashes; "" for no such folder, None for a new unique one.
+        metrics: Registry of the values; None for a new one.
+        scheduler: Uploads, instead of the batching scheduler of the options; closed with the
+            storage.  Its files are tracked only if its uploader has *registry*.  A batching one
+            shares *runtime*, so that its threads stop with the storage.
+        registry: Tracks files; None for a new one.
+        local_recovery: Write host-local copies, and read from them; None for neither.  With your
+            own *scheduler*, give its uploader the `LocalBackup` and *registry* the
             `LocalChangelogRegistry`.
-        cache_directories: Keep downloaded files here, for as long as
-            `options.download_local_cache_idle_timeout` says and up to
-            `options.download_local_cache_max_bytes`; none for no cache.  A store on local
-            disk needs none and has none.
+        cache_directories: Directories for downloaded files, bounded by
+            `options.download_local_cache_idle_timeout` and
+            `options.download_local_cache_max_bytes`; none for no cache.  Ignored for a store on
+            local disk.
         runtime: Clock, threads and ids; None for the real ones.
 
     Raises:
-        InvalidOptionsError: No location, or one that cannot be understood; a job id that is not
-            the name of one folder; an argument of the wrong type.
+        InvalidOptionsError: No location, or an invalid one; a job id that is not the name of one
+            folder; an argument of the wrong type.
     """
 
     def __init__(
@@ -125,9 +124,53 @@ class FsStateChangelogStorage:
                 idle_timeout=self._options.download_local_cache_idle_timeout,
                 metrics=self._metrics,
             )
+        self._writer_context = WriterContext(
+            scheduler=scheduler,
+            registry=self._registry,
+            runtime=runtime,
+            metrics=self._metrics,
+            preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
+            caller_runs_uploads=self._store.url.startswith(_LOW_LATENCY_SCHEMES),
+        )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
+
+    @classmethod
+    def from_options(
+        cls,
+        options: Options,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        *,
+        job_id: str | None = None,
+        metrics: Metrics | None = None,
+        cache_directories: Sequence[str | os.PathLike[str]] = (),
+    ) -> Self:
+        """
+        Return the storage that all sections of *options* describe.
+
+        Args:
+            options: The result of `load_options`; its sections `changelog` and `local-recovery`
+                are read.
+            base_path: Path, URL or store; None to take the option `changelog.base-path`.
+            job_id: As for the class.
+            metrics: As for the class.
+            cache_directories: As for the class.
+
+        Raises:
+            InvalidOptionsError: As for the class, or *options* is of another class.
+        """
+        arguments.instance(
+            options, "options", Options, "Options, from load_options", error=InvalidOptionsError
+        )
+        return cls(
+            base_path,
+            options=options.changelog,
+            job_id=job_id,
+            metrics=metrics,
+            local_recovery=LocalRecoveryConfig.of(options.local_recovery),
+            cache_directories=cache_directories,
+        )
 
     @property
     def store(self) -> ObjectStore:
@@ -151,7 +194,7 @@ class FsStateChangelogStorage:
 
     @property
     def scheduler(self) -> StateChangeUploadScheduler:
-        """Takes the uploads of all writers; its `availability` tells whether a persist waits."""
+        """Uploads for all writers; its `availability` says whether a persist would wait."""
         return self._scheduler
 
     @uninterrupted
@@ -162,15 +205,15 @@ class FsStateChangelogStorage:
         Return a new, empty writer.
 
         Args:
-            operator_id: Whose state it is; for people.
-            key_group_range: The key groups it takes, within 0..32767.
+            operator_id: Name of the operator, for messages.
+            key_group_range: The key groups it accepts, within 0..32767.
 
         Raises:
             ClosedError: The storage is closed.
             UsageError: The range is empty or too high.
             StoreError: This process inherited the storage over a fork.
 
-        Thread: Any.
+        Thread: any.
         """
         self._process.check()
         arguments.text(operator_id, "operator_id")
@@ -188,13 +231,8 @@ class FsStateChangelogStorage:
                 log_id,
                 operator_id,
                 key_group_range,
-                scheduler=self._scheduler,
-                registry=self._registry,
-                runtime=self._runtime,
-                preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
-                on_close=self._forget,
-                metrics=self._metrics,
-                waiters_help=self._store.url.startswith(_NEAR),
+                self._writer_context,
+                self._forget,
             )
         return writer
 
@@ -209,16 +247,16 @@ class FsStateChangelogStorage:
         Yield the changes of *handle* one by one; see `statelog.changelog.reader.read_changes`.
 
         Args:
-            handle: What to read.
-            local: Its host-local copy (`SnapshotResult.task_local`); used where it is whole, if
+            handle: The handle to read.
+            local: Its host-local copy (`SnapshotResult.task_local`); used where it is intact, if
                 local recovery is on.
-            report: Told where the bytes came from.
+            report: Counts the sources.
 
         Raises:
             ObjectNotFoundError: A file is missing.
             CorruptionError: A file is damaged.
 
-        Blocks: For the store.   Thread: Any.
+        Blocks: For the store.   Thread: any.
         """
         self._process.check()
         _check_handle(handle)
@@ -239,7 +277,7 @@ class FsStateChangelogStorage:
         Yield the changes of *handle* in columns `key_group` and `value`.
 
         Args:
-            handle: What to read.
+            handle: The handle to read.
             key_group_range: Drop changes of other key groups; metadata is always kept.
             local: As for `read`.
             report: As for `read`.
@@ -248,7 +286,7 @@ class FsStateChangelogStorage:
             ObjectNotFoundError: A file is missing.
             CorruptionError: A file is damaged.
 
-        Blocks: For the store.   Thread: Any.
+        Blocks: For the store.   Thread: any.
         """
         self._process.check()
         _check_handle(handle)
@@ -267,15 +305,15 @@ class FsStateChangelogStorage:
     @uninterrupted
     def close(self) -> None:
         """
-        End the storage: uploads under way fail with `ClosedError`, writers are closed.
+        Close the storage and its writers; running uploads fail with `ClosedError`.
 
-        Every part is closed, also where one of them raises or a signal handler interrupts its wait.
+        Every part is closed, even if one of them raises or a signal handler interrupts its wait.
         May be called more than once; a later call does nothing.
 
         Raises:
             Exception: The first error of a part, such as a scheduler or an uploader of the caller.
 
-        Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: Any.
+        Blocks: At most a few seconds, for deletions and uploads that are running.   Thread: any.
         """
         self._process.check()
         with self._runtime.lock:
@@ -315,13 +353,13 @@ class FsStateChangelogStorage:
 
 
 def _check_handle(handle: object) -> None:
-    """Raise `UsageError` for what is not the handle of a log, such as a whole snapshot result."""
+    """Raise `UsageError` for an object that is not a changelog handle."""
     wanted = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
     arguments.instance(handle, "handle", ChangelogStateHandle, wanted)
 
 
 def _check_parts(metrics: object, scheduler: object, registry: object) -> None:
-    """Raise `UsageError` where a part of a storage is of another class than it must be."""
+    """Raise `UsageError` for a part of the wrong class."""
     if metrics is not None:
         arguments.instance(metrics, "metrics", Metrics, "a Metrics")
     if scheduler is not None:
@@ -333,7 +371,7 @@ def _check_parts(metrics: object, scheduler: object, registry: object) -> None:
 
 
 def _check_places(local_recovery: object, cache_directories: object) -> None:
-    """Raise `InvalidOptionsError` where local directories are given in another form."""
+    """Raise `InvalidOptionsError` for local directories of the wrong type."""
     if local_recovery is not None:
         arguments.instance(
             local_recovery,

@@ -8,16 +8,13 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     rewind           takes a query and its state back to an earlier micro-batch
 """
 
-from statelog.checkpoint.clean_up import CleanUpReport, sweep
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.checkpoint.object_names import Entropy
+from statelog.checkpoint.output_stream import FsCheckpointStateOutputStream
 from statelog.checkpoint.state_stream import read_materialized
-from statelog.checkpoint.stream_factory import (
-    CheckpointedStateScope,
-    Entropy,
-    FsCheckpointStateOutputStream,
-    FsCheckpointStreamFactory,
-)
+from statelog.checkpoint.stream_factory import CheckpointedStateScope, FsCheckpointStreamFactory
 from statelog.checkpoint.verify import VerifiedObject, verify_location
 from statelog.options import CheckpointOptions
 
@@ -34,6 +31,6 @@ __all__ = [
     "VerifiedObject",
     "list_checkpoints",
     "read_materialized",
-    "sweep",
+    "collect_garbage",
     "verify_location",
 ]

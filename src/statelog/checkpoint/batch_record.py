@@ -1,8 +1,6 @@
-"""What the engine keeps of a micro-batch in its checkpoint, beside the state."""
+"""The record of a micro-batch in its checkpoint, beside the state."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
@@ -10,6 +8,7 @@ from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
+from statelog.model.json_types import JsonObject
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,23 +22,23 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         tasks: Number of tasks.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
-        watermark_ms: Its watermark; -1 without.  A query that goes on from here does not go back
-            behind it.
+        watermark_ms: Its watermark; -1 without.  A query that continues from here never has a
+            lower one.
         next_due_ms: When the next timer is due, in the time of the time mode; `NEVER_MS` without
             timers, None if unknown.
         position, position_before: How far the sources were read with the batch and before it, see
             `BatchTimes`; None if unknown.
-        source_logs: What the logs of file sources said of the batch; None if unknown.
+        source_logs: Entries of the logs of file sources that the batch covers; None if unknown.
         source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
         rows, keys, output_rows: Counts of input rows, keys touched, rows out.
         state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
-        output_files: JSON handles of staged rows that lie in files of their own.
-        went_back_to: The checkpoint that the query was last made to go back to, if ever.
+        output_files: JSON handles of staged rows in separate files.
+        went_back_to: The checkpoint of the last rewind of the query, if any.
     """
 
     operator_id: str
-    schema: dict[str, Any]
+    schema: JsonObject
     query_id: str
     batch_id: int
     tasks: int
@@ -52,7 +51,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     state_entries: int
     delta_bytes: int
     output_bytes: int
-    output_files: list[dict[str, Any]]
+    output_files: list[JsonObject]
     went_back_to: int | None = None
     watermark_ms: int = -1
     next_due_ms: int | None = None
@@ -61,9 +60,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     source_logs: list[SourceLog] | None = None
     source_folders: list[str] | None = None
 
-    def to_properties(self) -> dict[str, Any]:
-        """Return the checkpoint's properties; staged files live and die with the checkpoint."""
-        properties: dict[str, Any] = msgspec.to_builtins(self)
+    def to_properties(self) -> JsonObject:
+        """Return the checkpoint's properties; its staged files are deleted with it."""
+        properties: JsonObject = msgspec.to_builtins(self)
         properties[OBJECTS_PROPERTY] = [handle.path for handle in self.staged_files()]
         return properties
 
@@ -84,6 +83,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def staged_files(self) -> list[FileStateHandle]:
-        """Return the handles of staged rows that lie in files."""
+        """Return the handles of staged rows in separate files."""
         handles = [stream_handle_from_json(value) for value in self.output_files]
         return [handle for handle in handles if isinstance(handle, FileStateHandle)]

@@ -1,16 +1,16 @@
 """
-Clean-up: by the owner from memory after each checkpoint, and by a sweep over everything.
+Delete garbage: by the owner after each checkpoint, and by a garbage collection of the location.
 
-The sweep marks what any retained checkpoint reaches and takes the rest, if it is old enough: a
-younger object may belong to a checkpoint under way.  Where anything is in doubt it keeps: unknown
-names, claims, and everything as long as one retained checkpoint cannot be read.
+Garbage collection marks the objects that retained checkpoints reach and deletes the other ones that
+are old enough, because a younger object may belong to a checkpoint under way.  In doubt it keeps
+objects: unknown names, claims, and all objects as long as one retained checkpoint cannot be read.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
@@ -26,23 +26,23 @@ from statelog.store.paths import (
 
 _FAILURES_MAX: Final = 3
 _PART_MAX: Final = 1000
-"""What S3 takes in one request; a part that fails is deleted one by one, so it is not endless."""
+"""The limit of S3 for one request; a failed part is deleted again one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanUpReport:
     """
-    What a clean-up did.
+    The result of a clean-up.
 
     Args:
         deleted: Objects deleted; in a dry run, those that would be.
-        failed: Objects that could not be deleted; they are tried again the next time.
+        failed: Objects that could not be deleted; the next clean-up tries again.
         deleted_bytes: Summed size of `deleted`; 0 where sizes are not known (no listing).
         reachable: Number of objects that retained checkpoints need.
-        too_young: Number of orphans left alone because of their age.
-        unknown: Number of objects left alone because their names are not of statelog's making.
-        reason: Why objects could not be deleted, or why nothing was tried; "" if all is well.
-        dry_run: Whether nothing was really deleted.
+        too_young: Number of orphans kept because of their age.
+        unknown: Number of objects kept because statelog does not make such names.
+        reason: Why objects could not be deleted, or why none was tried; "" without a problem.
+        dry_run: Whether deletions were only listed.
     """
 
     deleted: tuple[str, ...] = ()
@@ -54,14 +54,23 @@ class CleanUpReport:
     reason: str = ""
     dry_run: bool = False
 
+    def merged(self, later: CleanUpReport) -> CleanUpReport:
+        """Return the report of this clean-up and a *later* one of the same call."""
+        return replace(
+            later,
+            deleted=(*self.deleted, *later.deleted),
+            failed=(*self.failed, *later.failed),
+            reason=self.reason or later.reason,
+        )
+
 
 def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     """
-    Delete objects, many with one request where the store can, and give up after a few failures.
+    Delete objects, many with one request, and stop after a few failures.
 
-    The order of *paths* is kept where it matters: the metadata of a checkpoint and what it refers
-    to never share a request, because a request that fails may have deleted any part of it.  Such
-    a part is then deleted again one by one, so that the report is true.
+    The order of *paths* is kept where it matters: the metadata of a checkpoint and the objects it
+    refers to never share a request, because a failed request may have deleted any part of it.  Such
+    a part is then deleted again one by one, so that the report is exact.
 
     Blocks: On the store, one request for up to 1000 objects where it has such a request.
     """
@@ -91,6 +100,20 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     return _report(waiting, deleted, reason if failed else "")
 
 
+def delete_checkpoints(
+    store: ObjectStore, paths: LocationPaths, checkpoint_ids: Sequence[int]
+) -> tuple[CleanUpReport, tuple[int, ...]]:
+    """
+    Delete the metadata of checkpoints, newest first; return the report and the remaining ids.
+
+    Blocks: On the store.
+    """
+    named = {paths.metadata(one): one for one in reversed(checkpoint_ids)}
+    report = delete_objects(store, named)
+    gone = {named[path] for path in report.deleted}
+    return report, tuple(one for one in checkpoint_ids if one not in gone)
+
+
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
     """Yield *paths* in order, in parts of one kind: either all metadata, or none."""
     for _, run in groupby(paths, key=lambda path: parse_checkpoint_metadata(path) is not None):
@@ -104,7 +127,7 @@ def _report(waiting: Sequence[str], deleted: Sequence[str], reason: str) -> Clea
     return CleanUpReport(deleted=tuple(deleted), failed=failed, reason=reason)
 
 
-def sweep(
+def collect_garbage(
     store: ObjectStore,
     paths: LocationPaths,
     *,
@@ -113,27 +136,27 @@ def sweep(
     now: dt.datetime,
 ) -> CleanUpReport:
     """
-    Delete what no retained checkpoint reaches and what is older than *min_age*.
+    Delete objects that no retained checkpoint reaches and that are older than *min_age*.
 
-    Safe beside a running job as long as *min_age* exceeds the longest time from the upload of a
+    Safe during a running job as long as *min_age* exceeds the longest time from the upload of a
     change set to the commit of its checkpoint.
 
     Args:
-        store: Where the location is.
+        store: The store of the location.
         paths: The location in the store.
         min_age: Younger objects are kept.
-        dry_run: Only say what would be deleted.
+        dry_run: Only report what would be deleted.
         now: The time, with a time zone; compared with the store's own times.
 
     Raises:
-        CheckpointError: A retained checkpoint is damaged or gone (`reason` "damaged"); nothing was
-            deleted, because what it needs is unknown.
+        CheckpointError: A retained checkpoint is damaged or missing (`reason` "damaged"); nothing
+            was deleted, because its needs are unknown.
         IncompatibleFormatError: A newer statelog wrote one; nothing was deleted.
-        StoreError: The store failed while it was read.
+        StoreError: The store failed during a read.
 
     Blocks: On the store (a listing, all retained checkpoints, requests to delete).
     """
-    # Listed first: what a checkpoint committed after the listing needs was marked with it below.
+    # Listed first: the objects of a checkpoint committed after the listing are marked below.
     listed = list(store.list(paths.root))
     marked = reachable_objects(store, paths)
     if marked is None:
@@ -162,10 +185,10 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
     Return every object that some retained checkpoint needs, metadata included.
 
     Returns:
-        The names; nothing at all (None) if this is no location of statelog.
+        The names; None if this is not a location of statelog.
 
     Raises:
-        CheckpointError: A retained checkpoint is damaged or gone.
+        CheckpointError: A retained checkpoint is damaged or missing.
         IncompatibleFormatError: A newer statelog wrote one.
 
     Blocks: On the store.
@@ -180,7 +203,7 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
             checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
         except (CorruptionError, ObjectNotFoundError) as error:
             raise CheckpointError(
-                f"retained checkpoint {checkpoint_id} cannot be read, so what it needs is unknown "
+                f"retained checkpoint {checkpoint_id} cannot be read, so its objects are unknown "
                 f"and nothing is deleted: {error}",
                 reason="damaged",
                 checkpoint_id=checkpoint_id,
@@ -192,14 +215,14 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
 
 
 def _is_ours(paths: LocationPaths, path: str) -> bool:
-    """Tell state, log, output and checkpoint objects from claims and from strangers."""
+    """Return whether the path is one of state, log, output or a checkpoint."""
     relative = path[len(paths.root) + 1 :] if paths.root else path
     folder, separator, _ = relative.partition("/")
     if not separator:
         return False
     if folder in ("dstl", "shared", "taskowned", "output"):
         return True
-    if folder == TEMPORARY_FOLDER:  # of the whole store: another location may be in it
+    if folder == TEMPORARY_FOLDER:  # of the whole store, which may contain other locations
         return not paths.root
     return parse_checkpoint_folder(folder) is not None
 

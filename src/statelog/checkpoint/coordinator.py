@@ -1,27 +1,24 @@
 """
-The coordinator: many tasks acknowledge, one object commits.
+The coordinator: all tasks acknowledge, and one object commits the checkpoint.
 
-A checkpoint exists from the moment its `chk-<id>/_metadata` was put and the answer "you made it"
-was true; everything before can be repeated, everything after can be lost.  Decisions are in
-`core.checkpoint_ledger`; this shell talks to the store.
+A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded.  Every step before
+it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
 Source: Flink, CheckpointCoordinator; fencing by claims is our own (Flink has leader election).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from statelog.checkpoint.clean_up import CleanUpReport, delete_objects
+from statelog.checkpoint.clean_up import CleanUpReport, delete_checkpoints, delete_objects
+from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.history import (
     KnownCheckpoints,
     StoredCheckpoint,
     find_newest,
     load_checkpoint,
     load_section,
-    read_checkpoint,
 )
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
 from statelog.checkpoint.recorder import CheckpointRecorder
@@ -40,23 +37,15 @@ from statelog.core.checkpoint_events import (
     WriteMetadata,
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
-from statelog.errors import (
-    CheckpointError,
-    CorruptionError,
-    FencedError,
-    IncompatibleFormatError,
-    UsageError,
-)
-from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
+from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.format.checkpoint_metadata import MetadataFile
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore, verify_put_if_absent
-from statelog.store.conditional_put import put_or_find
 
 _NS_PER_MS = 1_000_000
-_Action = TypeVar("_Action")
 
 
 class CheckpointCoordinator:
@@ -67,13 +56,13 @@ class CheckpointCoordinator:
     for each range, `complete` (or `decline`), `clean_up`.
 
     Args:
-        store: Where the location is.
+        store: The store of the location.
         paths: The location in the store.
-        owner_id: Who this is; goes into claims and checkpoints.
-        max_parallelism: Number of key groups of the job, fixed for life.
-        options: How checkpoints are kept.
+        owner_id: Name of this owner, stored in claims and checkpoints.
+        max_parallelism: Number of key groups of the job, which never changes.
+        options: Retention and compression.
         clock_ms: Milliseconds since 1970 (UTC).
-        recorder: Told of completed checkpoints; None for nobody.
+        recorder: Records completed checkpoints; None disables it.
         pause: Waits so many seconds between two puts of one name.
 
     Thread: Not for several at once.
@@ -125,10 +114,9 @@ class CheckpointCoordinator:
     @property
     def next_checkpoint_id(self) -> int:
         """
-        The lowest id that `trigger` takes: above every checkpoint that is there, given up or not.
+        The lowest id that `trigger` accepts, above every checkpoint in the location.
 
-        So the name of a checkpoint's object is never used again, and an earlier owner's delete
-        that comes late can only meet what was meant.
+        So no name is reused, and a late delete of an earlier owner cannot delete a newer object.
         """
         return self._next_id
 
@@ -144,18 +132,17 @@ class CheckpointCoordinator:
 
     def claim(self) -> int:
         """
-        Take the location over: from now on every earlier owner fails with `FencedError`.
+        Take over the location; every earlier owner then fails with `FencedError`.
 
-        What was restored before the claim is forgotten, because the earlier owner may have
-        committed since; call `restore` afterwards.
+        Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 
         Returns:
             The epoch of the claim, >= 1.
 
         Raises:
             StoreError: The store failed; the claim may be repeated.  Or the store ignores the
-                condition of put-if-absent (`reason` "put_if_absent"), so nothing can be committed.
-            CheckpointError: Too many others claim the location (`reason` "contended").
+                condition of put-if-absent (`reason` "put_if_absent"), so no commit is possible.
+            CheckpointError: Too many other owners claim the location (`reason` "contended").
 
         Blocks: On the store (one listing, one put; a probe of a remote store before the first).   Thread: the driver's.
         """
@@ -175,8 +162,8 @@ class CheckpointCoordinator:
         """
         Find the checkpoint to continue from.
 
-        A damaged newest checkpoint is reported, never skipped.  Asking for an older one by its id
-        means to give up the newer ones: `clean_up` deletes them after the first `complete`.
+        A damaged newest checkpoint is reported, never skipped.  Restoring an older one by its id
+        gives up the newer ones: `clean_up` deletes them after the first `complete`.
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
@@ -186,10 +173,10 @@ class CheckpointCoordinator:
             The checkpoint, read whole and verified; None if the location has none.
 
         Raises:
-            CheckpointError: `reason` "damaged": the checkpoint asked for is damaged; `path` names
-                the object and `usable_id` an older one that can be asked for.  "not_found",
-                "subsumed", "objects_missing": the id cannot be restored.  "max_parallelism": the
-                job was started with another number of key groups.
+            CheckpointError: `reason` "damaged": the checkpoint is damaged; `path` is its object
+                and `usable_id` an older checkpoint that can be restored.  "not_found", "subsumed",
+                "objects_missing": the id cannot be restored.  "max_parallelism": the job began
+                with another number of key groups.
             IncompatibleFormatError: A newer statelog wrote it.
 
         Blocks: On the store.   Thread: the driver's.
@@ -216,7 +203,7 @@ class CheckpointCoordinator:
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
         """
-        Begin a checkpoint; triggering the one under way again begins it anew.
+        Begin a checkpoint, or begin the one under way again.
 
         Args:
             checkpoint_id: `next_checkpoint_id` or higher.
@@ -225,19 +212,19 @@ class CheckpointCoordinator:
         Raises:
             CheckpointError: `reason` "not_newer", "in_progress" or "committing".
             UsageError: The ranges overlap, or `claim` and `restore` were not called before.
-            FencedError: Another owner has taken over.
+            FencedError: Another owner has taken over the location.
 
         Thread: the driver's.
         """
         if self._epoch is None or not self._restored:
             raise UsageError(
                 "call claim() and then restore() before the first checkpoint: the location may "
-                "have an owner and a past"
+                "have another owner and older checkpoints"
             )
         if 0 <= checkpoint_id < self._next_id and self._abandoned:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} cannot begin: checkpoints up to {self._next_id - 1} "
-                "were there, and their ids are not used again",
+                f"checkpoint {checkpoint_id} cannot begin: ids up to {self._next_id - 1} were "
+                f"used before and are not reused; use {self._next_id} or higher",
                 reason="not_newer",
                 checkpoint_id=checkpoint_id,
             )
@@ -247,7 +234,7 @@ class CheckpointCoordinator:
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
         """
-        Take in what one task has made durable; of several for one range the last counts.
+        Record what one task has made durable; for one range the last call counts.
 
         Raises:
             CheckpointError: `reason` "unknown", "declined", "unknown_range", "committing",
@@ -260,7 +247,7 @@ class CheckpointCoordinator:
 
     def decline(self, checkpoint_id: int, reason: str) -> None:
         """
-        Give the checkpoint under way up; what tasks have uploaded for it is left to the sweep.
+        Give up the checkpoint under way; garbage collection deletes its uploads.
 
         Raises:
             CheckpointError: It is not under way.
@@ -281,39 +268,47 @@ class CheckpointCoordinator:
         """
         Commit: put the one object that makes the checkpoint exist.
 
-        After an error of the store the outcome may be unknown; calling again puts the same bytes
-        and finds out (the first call's properties and sections count).
+        After an error of the store the outcome may be unknown.  A second call puts the bytes of the
+        first one again and finds the outcome.
 
         Args:
             checkpoint_id: The checkpoint under way, acknowledged by all its tasks.
-            properties: What the engine wants to find again with it, in JSON.
+            properties: What the engine stores with it, in JSON.
             sections: Opaque bytes by four-byte tag, in the same object (`OUTP`: staged output).
 
         Returns:
-            The checkpoint; change sets that were inline now lie in its metadata object.
+            The checkpoint; inline change sets are now stored in its metadata object.
 
         Raises:
             CheckpointError: `reason` "incomplete" names the `missing` ranges; or it is not under
                 way, or was declined.
             FencedError: Another owner has taken over, or has committed this id.  This owner must
-                stop; if its object was put, the new owner may or may not have seen it.
+                stop; if its object was put, the new owner may or may not have read it.
             StoreError: The store failed; call again.
             UsageError: A property is not JSON, or a tag is reserved.
 
-        Blocks: On the store (two looks at the claims, one put).   Thread: the driver's.
+        Blocks: On the store (two reads of the claims, one put).   Thread: the driver's.
         """
-        plan = _only(self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns()))
+        (plan,) = self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns())
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
         self._check_ownership(f"; checkpoint {checkpoint_id} was not committed")
         if self._prepared is None:
-            self._prepared = self._prepare(plan, properties, sections or {})
+            self._prepared = prepare_commit(
+                plan,
+                self._author(),
+                self._paths.metadata(checkpoint_id),
+                properties=properties,
+                sections=sections or {},
+                compress=self._options.compress_metadata,
+            )
         prepared = self._prepared
         fail_point("before-commit")
-        self._put(checkpoint_id, prepared)
+        conflict = put_commit(self._store, self._paths, prepared, self._pause)
+        if conflict is not None:
+            self._fence(conflict.reason, conflict.cause)
         fail_point("after-commit")
-        # A claim that came while the put was on its way may have restored without this checkpoint
-        # and gone on.  Only if there is still none is this checkpoint surely part of the history.
+        # An owner that claimed during the put may have restored without this checkpoint.
         self._check_ownership(
             f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
         )
@@ -329,58 +324,9 @@ class CheckpointCoordinator:
             self._recorder.completed(checkpoint, previous)
         return checkpoint
 
-    def _prepare(
-        self,
-        plan: WriteMetadata,
-        properties: Mapping[str, Json],
-        sections: Mapping[bytes, bytes],
-    ) -> MetadataFile:
-        checkpoint = CompletedCheckpoint(
-            checkpoint_id=plan.checkpoint_id,
-            parent_id=plan.parent_id,
-            created_at_ms=self._clock_ms(),
-            epoch=self._epoch or 0,
-            owner_id=self._owner_id,
-            max_parallelism=self._max_parallelism,
-            materialized=plan.materialized,
-            log=plan.log,
-            retained=plan.retained,
-            properties=dict(properties),
-        )
-        return write_metadata(
-            CheckpointRecord(checkpoint, os.urandom(8).hex()),
-            self._paths.metadata(plan.checkpoint_id),
-            compress=self._options.compress_metadata,
-            sections=sections,
-        )
-
-    def _put(self, checkpoint_id: int, prepared: MetadataFile) -> None:
-        """Put the metadata object; return if it is there and ours."""
-        path = self._paths.metadata(checkpoint_id)
-        # A lost answer looks like a fault, or (repeated by the client) like a conflict.
-        try:
-            found = put_or_find(
-                self._store,
-                path,
-                prepared.buffers,
-                lambda: read_checkpoint(self._store, self._paths, checkpoint_id).record,
-                self._pause,
-            )
-        except (CorruptionError, IncompatibleFormatError) as unreadable:
-            self._fence(f"{path} exists and is not ours: {unreadable}", unreadable)
-        if found is None:
-            return
-        other, own = found.checkpoint, prepared.record.checkpoint
-        if (other.owner_id, other.epoch, found.attempt) != (
-            own.owner_id,
-            own.epoch,
-            prepared.record.attempt,
-        ):
-            self._fence(
-                f"checkpoint {checkpoint_id} was committed by {other.owner_id!r} in epoch "
-                f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch "
-                f"{own.epoch} (attempt {prepared.record.attempt})"
-            )
+    def _author(self) -> CommitAuthor:
+        epoch, now_ms = self._epoch or 0, self._clock_ms()
+        return CommitAuthor(self._owner_id, epoch, self._max_parallelism, now_ms)
 
     def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
@@ -390,7 +336,7 @@ class CheckpointCoordinator:
             )
 
     def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:
-        message = f"{self._owner_id!r} has lost its place: {reason}. Stop; a restart continues"
+        message = f"{self._owner_id!r} is fenced: {reason}. Stop; a restart continues the job"
         self._ledger.handle(Fenced(message), self._now_ns())
         self._prepared = None
         raise FencedError(message) from cause
@@ -400,7 +346,7 @@ class CheckpointCoordinator:
         Return the ids of the checkpoints that can be restored, ascending.
 
         Raises:
-            CheckpointError: Nothing was restored yet, and the newest checkpoint is damaged.
+            CheckpointError: `restore` was not called, and the newest checkpoint is damaged.
 
         Blocks: On the store, before the first `restore`.   Thread: the driver's.
         """
@@ -411,7 +357,7 @@ class CheckpointCoordinator:
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
         """
-        Read a checkpoint to look at it; nothing is continued from it.
+        Read a checkpoint without restoring it.
 
         Raises:
             CheckpointError: `reason` "not_found" or "damaged".
@@ -441,43 +387,31 @@ class CheckpointCoordinator:
 
     def clean_up(self) -> CleanUpReport:
         """
-        Delete what no retained checkpoint needs any more, and what `restore` gave up; no listing.
+        Delete unneeded objects and given-up checkpoints, without a listing.
 
-        An object that cannot be deleted is in the report, and is tried again the next time.
+        An object that cannot be deleted is in the report, and the next call tries again.
 
         Raises:
-            FencedError: Another owner has taken over.
-            StoreError: The claims could not be looked at; nothing was deleted.
+            FencedError: Another owner has taken over the location.
+            StoreError: The claims could not be read; nothing was deleted.
 
         Blocks: On the store, one request for each object and one more, if there are any.   Thread: the driver's.
         """
         report = self._clean_up_abandoned()
         for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
             if isinstance(action, DeleteObjects):
-                # A new owner may have gone back to a checkpoint that this one calls garbage.
+                # A new owner may have restored a checkpoint that this one calls garbage.
                 self._check_ownership()
                 done = delete_objects(self._store, action.paths)
                 self._ledger.handle(Deleted(done.deleted), self._now_ns())
-                report = replace(
-                    done,
-                    deleted=(*report.deleted, *done.deleted),
-                    failed=(*report.failed, *done.failed),
-                    reason=report.reason or done.reason,
-                )
+                report = report.merged(done)
         return report
 
     def _clean_up_abandoned(self) -> CleanUpReport:
-        """Take the checkpoints away that `restore` gave up, once a higher one is committed."""
+        """Delete the checkpoints that `restore` gave up, once a higher one is committed."""
         latest = self._ledger.latest
         if not self._abandoned or latest is None or latest.checkpoint_id < self._abandoned[-1]:
             return CleanUpReport()
         self._check_ownership()
-        paths = {self._paths.metadata(one): one for one in reversed(self._abandoned)}
-        report = delete_objects(self._store, tuple(paths))
-        gone = {paths[path] for path in report.deleted}
-        self._abandoned = tuple(one for one in self._abandoned if one not in gone)
+        report, self._abandoned = delete_checkpoints(self._store, self._paths, self._abandoned)
         return report
-
-
-def _only(actions: Sequence[_Action]) -> _Action | None:
-    return actions[0] if len(actions) == 1 else None

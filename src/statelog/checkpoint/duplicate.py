@@ -22,10 +22,10 @@ def duplicate_state(
     Copy the objects of *handles*; all of them, or none.
 
     Args:
-        store: Where they are and where the copies go.
-        handles: What to copy; inline ones carry their bytes and are returned as they are.
-        new_path: Makes the path of a copy from a file name, or from a new one for None.
-        attempts: Names to try where another object has the name already.
+        store: The store of the objects and of the copies.
+        handles: Handles to copy; inline ones contain their bytes and are returned unchanged.
+        new_path: Makes the path of a copy from a file name; for None from a new name.
+        attempts: Names to try while another object has the name.
 
     Raises:
         CorruptionError: An object does not have the checksum of its handle.
@@ -69,14 +69,15 @@ def _copy(
             raise
         return replace(handle, path=path)
     raise StoreError(
-        f"could not copy {handle.path} in {store.url}: {attempts} names were taken",
+        f"could not copy {handle.path} in {store.url}: objects of all {attempts} names exist; "
+        "try again",
         path=handle.path,
     )
 
 
 def _delete_quietly(store: ObjectStore, paths: list[str]) -> None:
-    """Take copies back; a sweep finds what this cannot delete."""
+    """Delete copies; garbage collection deletes those that remain."""
     try:
         store.delete(paths)
     except Exception:
-        return  # the first error says more
+        return  # the first error is raised

@@ -1,10 +1,9 @@
 """
-Reading checkpoints back: which there are, which one is the newest, what each says.
+Read checkpoints back: which exist, which one is the newest, and their records.
 
-A checkpoint exists when its `_metadata` does.  The newest is the one to continue from, unless it
-is a *stray*: committed late by an owner that had lost its place, beside a history that went on
-without it.  A stray is told by this: between its parent and itself there is another checkpoint, of
-a later claim.
+A checkpoint exists if its `_metadata` does.  The newest is the one to continue from, unless it is a
+*zombie*: committed late by a fenced owner, while the history continued without it.  Between a zombie
+and its parent there is another checkpoint, of a later claim.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _TAIL_SIZE: Final = 64 * 1024
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
     """
-    A checkpoint as the store has it.
+    A checkpoint as it is stored.
 
     Args:
-        record: What it says.
+        record: Its record.
         sections: The trailer sections of its file by tag.
         size_bytes: Length of its file.
     """
@@ -51,15 +50,15 @@ KnownCheckpoints: TypeAlias = dict[int, StoredCheckpoint]
 @dataclass(frozen=True, slots=True)
 class History:
     """
-    What a restart needs to know.
+    The history of a location, for a restart.
 
     Args:
         stored: The checkpoint to continue from as the store has it, or None if there is none.
-        strays: Checkpoints that are no part of its history, though their ids are higher.
+        zombies: Checkpoints with higher ids that are not part of its history.
     """
 
     stored: StoredCheckpoint | None
-    strays: tuple[int, ...] = ()
+    zombies: tuple[int, ...] = ()
 
     @property
     def newest(self) -> CompletedCheckpoint | None:
@@ -68,7 +67,7 @@ class History:
 
 
 def present_ids(store: ObjectStore, paths: LocationPaths) -> list[int]:
-    """Return the ids of all checkpoint folders, ascending; a folder may have no metadata (yet)."""
+    """Return the ids of all checkpoint folders, ascending; one may have no metadata."""
     ids = (parse_checkpoint_folder(name) for name in store.list_folders(paths.root))
     return sorted(one for one in ids if one is not None)
 
@@ -80,7 +79,7 @@ def read_checkpoint(
     Read one checkpoint, verified.
 
     Args:
-        store: Where it lies.
+        store: The store of the location.
         paths: The location in the store.
         checkpoint_id: Its id.
         whole: Also read and verify the change sets inside; otherwise only the trailer is read.
@@ -102,14 +101,15 @@ def read_checkpoint(
         trailer = _read_tail(store, path, size)
     if trailer is None or CHECKPOINT_TAG not in trailer.sections:
         raise CorruptionError(
-            f"damaged checkpoint metadata {path}: the {size} bytes hold no checkpoint record (cut "
-            "short, or no checkpoint)",
+            f"damaged checkpoint metadata {path}: its {size} bytes contain no checkpoint record "
+            "(the object was truncated, or is not a checkpoint)",
             path=path,
         )
     record = decode_record(trailer.sections[CHECKPOINT_TAG], where=path)
     if record.checkpoint.checkpoint_id != checkpoint_id:
         raise CorruptionError(
-            f"{path} holds checkpoint {record.checkpoint.checkpoint_id}; somebody moved it",
+            f"{path} contains checkpoint {record.checkpoint.checkpoint_id}; the object was moved "
+            "or copied",
             path=path,
         )
     return StoredCheckpoint(record, trailer.sections, size)
@@ -159,20 +159,20 @@ def find_newest(
     Find the checkpoint to continue from.
 
     Args:
-        store: Where to look.
+        store: The store of the location.
         paths: The location in the store.
         ids: Result of `present_ids`, if known.
         known: As for `read_whole`.
 
     Raises:
         CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
-            older one that can be used (`usable_id`) and how to ask for it.
+            older one that can be restored (`usable_id`).
         IncompatibleFormatError: A newer statelog wrote the newest one.
 
     Blocks: On the store.
     """
     ids = present_ids(store, paths) if ids is None else ids
-    strays: list[int] = []
+    zombies: list[int] = []
     for position in reversed(range(len(ids))):
         try:
             stored = read_whole(store, paths, ids[position], known)
@@ -180,13 +180,13 @@ def find_newest(
             continue
         except CorruptionError as error:
             raise _damaged(store, paths, ids[position], ids[:position], error) from error
-        if not _is_stray(store, paths, stored.checkpoint, ids[:position]):
-            return History(stored, tuple(reversed(strays)))
-        strays.append(ids[position])
-    return History(None, tuple(reversed(strays)))
+        if not _is_zombie(store, paths, stored.checkpoint, ids[:position]):
+            return History(stored, tuple(reversed(zombies)))
+        zombies.append(ids[position])
+    return History(None, tuple(reversed(zombies)))
 
 
-def _is_stray(
+def _is_zombie(
     store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint, older: list[int]
 ) -> bool:
     parent = -1 if newest.parent_id is None else newest.parent_id
@@ -194,10 +194,10 @@ def _is_stray(
         if checkpoint_id <= parent:
             continue
         try:
-            rival = read_checkpoint(store, paths, checkpoint_id).checkpoint
+            other = read_checkpoint(store, paths, checkpoint_id).checkpoint
         except (ObjectNotFoundError, CorruptionError):
             continue
-        if rival.epoch > newest.epoch:
+        if other.epoch > newest.epoch:
             return True
     return False
 
@@ -205,7 +205,7 @@ def _is_stray(
 def missing_objects(
     store: ObjectStore, paths: LocationPaths, checkpoint: CompletedCheckpoint
 ) -> tuple[str, ...]:
-    """Return the objects the checkpoint needs that are not there (one listing, some requests)."""
+    """Return the objects of the checkpoint that do not exist."""
     listed = {info.path for info in store.list(paths.root)}
     return tuple(
         path
@@ -231,10 +231,10 @@ def _damaged(
 ) -> CheckpointError:
     usable = _newest_usable(store, paths, older)
     advice = (
-        "there is no older checkpoint that can be used"
+        "no older checkpoint can be restored"
         if usable is None
-        else f"the newest older checkpoint that can be used is {usable}; to continue from it, and "
-        f"give up what was committed after it, ask for it by its id (restoreFrom={usable})"
+        else f"the newest older checkpoint that can be restored is {usable}; to continue from it, "
+        f"and give up all later commits, restore it by its id (restoreFrom={usable})"
     )
     return CheckpointError(
         f"checkpoint {checkpoint_id} is damaged: {error}. Nothing was skipped: {advice}",
@@ -260,7 +260,7 @@ def load_checkpoint(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int
 ) -> CompletedCheckpoint:
     """
-    Read one checkpoint for somebody who asked for it by its id.
+    Read one checkpoint by its id.
 
     Raises:
         CheckpointError: `reason` "not_found" or "damaged".
@@ -292,7 +292,8 @@ def _load(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> Store
         return read_checkpoint(store, paths, checkpoint_id)
     except ObjectNotFoundError as error:
         raise CheckpointError(
-            f"there is no checkpoint {checkpoint_id} in {store.url}",
+            f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` "
+            "lists all",
             reason="not_found",
             checkpoint_id=checkpoint_id,
             path=path,

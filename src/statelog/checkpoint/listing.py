@@ -1,4 +1,4 @@
-"""A location's checkpoints at a glance."""
+"""List the checkpoints of a location."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from statelog.store import LocationPaths, ObjectStore
 
 
 class CheckpointState(enum.Enum):
-    """What a checkpoint is good for."""
+    """Whether a checkpoint can be restored or read."""
 
     RETAINED = "retained"
     """Can be restored."""
     SUBSUMED = "subsumed"
-    """Cannot be restored; its file is there because a retained one needs change sets in it."""
+    """Cannot be restored; its file is kept because a retained one needs change sets in it."""
     DAMAGED = "damaged"
     """Cannot be read."""
     INCOMPATIBLE = "incompatible"
@@ -37,16 +37,16 @@ class CheckpointSummary:
 
     Args:
         checkpoint_id: Its number.
-        state: What it is good for.
+        state: Whether it can be restored or read.
         size_bytes: Length of its metadata object (with inline changes and staged output).
         created_at_ms: Milliseconds since 1970, or None if it cannot be read.
         parent_id: The checkpoint it continues.
         epoch: Claim under which it was committed, or None.
-        owner_id: Who committed it, or None.
+        owner_id: The owner that committed it, or None.
         log_length: Number of log handles.
         log_size_bytes: Summed value bytes of its log.
         snapshot_count: Number of snapshots.
-        properties: What the engine remembered with it.
+        properties: What the engine stored with it.
         problem: Why it cannot be read, or "".
     """
 
@@ -66,10 +66,10 @@ class CheckpointSummary:
 
 def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[CheckpointSummary]:
     """
-    Return all checkpoints whose metadata is there, ascending by id.
+    Return all checkpoints whose metadata exists, ascending by id.
 
-    A damaged newest checkpoint hides which others are retained: then those that the newest
-    readable one names are called retained.
+    With a damaged newest checkpoint, those that the newest readable one retains are shown as
+    retained.
 
     Raises:
         StoreError: The store failed.

@@ -1,9 +1,9 @@
 """
 Who may write: claims of a location, numbered by epoch.
 
-A claim is the object `owner/<epoch>`, made by put-if-absent, so that one of several starters wins
-each number; it is never deleted.  Whoever holds epoch e has lost its place as soon as
-`owner/<e + 1>` exists: one question to the store, with no clock and no lease in it.
+A claim is the object `owner/<epoch>`, created by put-if-absent, so that one of several owners wins
+each number; it is never deleted.  The owner of epoch e is fenced as soon as `owner/<e + 1>` exists.
+Checking that is one request to the store, without a clock and without a lease.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def claim_epoch(
     pause: Callable[[float], None] = pause_thread,
 ) -> int:
     """
-    Take the location over and return the epoch of the claim.
+    Take over the location and return the epoch of the claim.
 
-    No epoch is skipped: an owner looks only at the epoch behind its own, so a number without a
-    claim would leave the owner before it in place.
+    No epoch is skipped: an owner reads only the epoch after its own, so a number without a claim
+    would not fence the owner before it.
 
     Args:
-        store: Where the location is.
+        store: The store of the location.
         paths: The location in the store.
-        owner_id: Who claims; for people.
-        clock_ms: Milliseconds since 1970; for people.
-        pause: Waits so many seconds where the store answers "exists" and shows no claim.
+        owner_id: Name of the owner, for information.
+        clock_ms: Milliseconds since 1970, for information.
+        pause: Waits so many seconds if the store answers "exists" and returns no claim.
 
     Raises:
-        StoreError: The store failed, or says that a claim exists and shows none.
-        CheckpointError: Others claimed the location faster, a thousand times in a row.
+        StoreError: The store failed, or answers that a claim exists and returns none.
+        CheckpointError: Other owners claimed the location first, a thousand times in a row.
 
     Blocks: On the store.
     """
@@ -67,7 +67,7 @@ def claim_epoch(
     for _ in range(_ATTEMPTS):
         epoch += 1
         path = paths.owner(epoch)
-        # A lost answer looks like a conflict or a fault; the claim itself knows whose it is.
+        # A lost answer looks like a conflict or a fault; the content of the claim names its owner.
         found = put_or_find(store, path, body, partial(store.get, path), pause)
         if found is None or found == body:
             return epoch
@@ -83,7 +83,7 @@ def is_taken_over(store: ObjectStore, paths: LocationPaths, epoch: int) -> bool:
     Return whether a newer claim than *epoch* exists.
 
     Raises:
-        StoreError: The store failed, so nothing is known.
+        StoreError: The store failed, so the answer is unknown.
     """
     try:
         store.head(paths.owner(epoch + 1))

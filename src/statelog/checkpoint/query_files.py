@@ -1,8 +1,9 @@
 """
-A query's checkpointLocation as files: what Spark has planned, finished and listed.
+A query's checkpointLocation as files: planned and finished micro-batches, and listed files.
 
-`offsets/<batch>` says how far a micro-batch reads, `commits/<batch>` that it is finished, and
-`sources/<folder>/<entry>` is the log of a file source.  On local disk each has a checksum beside it.
+`offsets/<batch>` contains the end offsets of a micro-batch, `commits/<batch>` exists when it is
+finished, and `sources/<folder>/<entry>` is the log of a file source.  On local disk each file has a
+checksum file.
 Source: Spark's StreamingQueryCheckpointMetadata, HDFSMetadataLog.
 """
 
@@ -51,14 +52,14 @@ class StoredQuery:
         Return Spark's name of the query.
 
         Raises:
-            UsageError: This is no checkpointLocation of a query.
+            UsageError: This is not the checkpointLocation of a query.
         """
         data = self.read("metadata")
         try:
             return msgspec.json.decode(b"" if data is None else data, type=_Metadata).id
         except msgspec.DecodeError as error:
             raise UsageError(
-                f"{self.url} is no checkpointLocation of a streaming query: it has no file "
+                f"{self.url} is not the checkpointLocation of a streaming query: it has no file "
                 "`metadata` with the query's id"
             ) from error
 
@@ -82,7 +83,7 @@ class StoredQuery:
 
     def offsets(self, batch_id: int) -> OffsetEntry | None:
         """
-        Return what the offset log says of a micro-batch; None for nothing.
+        Return the entry of a micro-batch in the offset log, or None.
 
         Raises:
             CorruptionError: The file is empty or cut short.
@@ -99,24 +100,24 @@ class StoredQuery:
         return max(times, default=None)
 
     def has_state_of_spark(self) -> bool:
-        """Return whether an operator of Spark's keeps state in this checkpointLocation."""
+        """Return whether an operator of Spark has state in this checkpointLocation."""
         names = self._store.list_folders("state")
         return any(name.isdigit() for name in names)
 
     def files_above(self, folder: str, number: int) -> list[str]:
-        """Return the files of a folder with higher numbers, newest first, each with its checksum."""
+        """Return the files with higher numbers and their checksums, newest first."""
         found: list[tuple[int, str]] = []
         for name in self.names(folder):
             plain = name.removeprefix(".").removesuffix(".crc") if name.startswith(".") else name
             at = number_of(plain)
             if at is not None and at > number:
                 found.append((at, f"{folder}/{name}"))
-        # "7" before ".7.crc": a file without its checksum can be read, the other way round is a leftover.
+        # "7" before ".7.crc": a checksum without its file is a harmless remainder.
         return [path for _, path in sorted(found, key=lambda one: (-one[0], "/." in one[1]))]
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Delete files one after another; on local disk they are gone for good afterwards.
+        Delete files one after another, durably on local disk.
 
         Raises:
             StoreError: The store failed; some of the files may be deleted.
@@ -132,6 +133,6 @@ class StoredQuery:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number that a file of a log is named by, or None."""
+    """Return the number in the name of a file of a log, or None."""
     stem = name.removesuffix(COMPACT)
     return int(stem) if stem.isdigit() and stem.isascii() else None

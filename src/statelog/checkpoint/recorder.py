@@ -1,5 +1,5 @@
 """
-What checkpoints and materializations tell the metrics.
+Record checkpoints and snapshots in the metrics, under Flink's names.
 
 Source: Flink, ChangelogMaterializationMetricGroup and ChangelogStateBackendMetricGroup.
 Deviation: the values are those of the whole job, on the side that completes its checkpoints.
@@ -24,12 +24,12 @@ _SIZES = (
 
 class CheckpointRecorder:
     """
-    Records the sizes of checkpoints and the runs of materializations.
+    Records the sizes of checkpoints, and the snapshots written.
 
     Args:
-        metrics: Where to; gauges of an earlier recorder are taken over.
+        metrics: Registry that holds the values; replaces the gauges of an earlier recorder.
 
-    Thread: the driver's; what it recorded may be read from any.
+    Thread: The driver's; values may be read from any thread.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -42,7 +42,7 @@ class CheckpointRecorder:
     def completed(
         self, checkpoint: CompletedCheckpoint, previous: CompletedCheckpoint | None
     ) -> None:
-        """Note the sizes of a completed checkpoint; what *previous* had too is not new."""
+        """Record a completed checkpoint; parts shared with *previous* are not new."""
         known = set(previous.materialized) if previous is not None else set()
         sizes = [
             (max(each.handle.size_bytes, 0), each not in known) for each in checkpoint.materialized
@@ -58,16 +58,16 @@ class CheckpointRecorder:
             log_handles_behind_snapshots=len(checkpoint.log),
         )
 
-    def materialization_started(self, runs: int) -> None:
-        """Count *runs* materializations that begin."""
+    def snapshots_started(self, runs: int) -> None:
+        """Count *runs* snapshots that begin."""
         self._metrics.count("started_materialization", runs)
 
-    def materialization_completed(self, runs: int, milliseconds: float) -> None:
-        """Count *runs* that are part of a completed checkpoint; the longest took so long."""
+    def snapshots_completed(self, runs: int, milliseconds: float) -> None:
+        """Count *runs* snapshots of a completed checkpoint, and record the longest duration."""
         self._metrics.count("completed_materialization", runs)
         if runs:
             self._values["last_duration_of_materialization"] = milliseconds
 
-    def materialization_failed(self, runs: int) -> None:
-        """Count *runs* that failed, or whose checkpoint was not completed."""
+    def snapshots_failed(self, runs: int) -> None:
+        """Count *runs* snapshots that failed, or whose checkpoint was not completed."""
         self._metrics.count("failed_materialization", runs)

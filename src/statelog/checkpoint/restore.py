@@ -1,8 +1,8 @@
 """
-Where a restart continues.
+Find the checkpoint that a restart continues from.
 
-The newest checkpoint is continued, or one that was asked for by its id.  What only checkpoints
-before it reached may still be lying around, if their owner died before the clean-up.
+A restart continues from the newest checkpoint, or from one given by its id.  Objects that only older
+checkpoints reached may still be stored, if their owner died before the clean-up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LISTINGS: Final = 3
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """
-    Where to continue.
+    The checkpoint to continue from, and what the ledger needs of older ones.
 
     Args:
         stored: The checkpoint to continue from; None for a location without any.
@@ -63,7 +63,7 @@ def find_restore_point(
     known: KnownCheckpoints | None = None,
 ) -> RestorePoint:
     """
-    Find the checkpoint to continue from: the newest one, or the one asked for.
+    Find the checkpoint to continue from: the newest one, or the given one.
 
     Args:
         store: Where the location is.
@@ -72,7 +72,7 @@ def find_restore_point(
         known: Checkpoints read before, see `read_whole`.
 
     Raises:
-        CheckpointError: It is damaged, not there, or cannot be restored any more (`reason`).
+        CheckpointError: It is damaged, does not exist, or can no longer be restored (`reason`).
         IncompatibleFormatError: A newer statelog wrote it.
 
     Blocks: On the store.
@@ -81,7 +81,7 @@ def find_restore_point(
     known = {} if known is None else known
     if checkpoint_id is None:
         history = find_newest(store, paths, ids=ids, known=known)
-        stored, abandoned = history.stored, history.strays
+        stored, abandoned = history.stored, history.zombies
         if stored is None:
             return RestorePoint(None, abandoned=abandoned)
         kept = stored.checkpoint.retained
@@ -134,21 +134,21 @@ def _asked_for(
     ids: list[int],
     known: KnownCheckpoints,
 ) -> tuple[StoredCheckpoint, tuple[int, ...]]:
-    """Return the checkpoint with the given id if it can be restored, and what it retains."""
+    """Return the given checkpoint if it can be restored, and what it retains."""
     path = paths.metadata(checkpoint_id)
     try:
         stored = read_whole(store, paths, checkpoint_id, known)
     except ObjectNotFoundError as error:
         present = ", ".join(map(str, ids[-10:])) or "none"
         raise CheckpointError(
-            f"there is no checkpoint {checkpoint_id} in {store.url} (newest: {present})",
+            f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {present})",
             reason="not_found",
             checkpoint_id=checkpoint_id,
             path=path,
         ) from error
     except CorruptionError as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} is damaged: {error}; ask for another one",
+            f"checkpoint {checkpoint_id} is damaged: {error}; restore another one",
             reason="damaged",
             usable_id=None,
             checkpoint_id=checkpoint_id,
@@ -157,11 +157,12 @@ def _asked_for(
     try:
         newest = find_newest(store, paths, ids=ids, known=known).newest
     except (CheckpointError, IncompatibleFormatError):
-        newest = None  # unreadable: this is what one asks for an older one for
+        newest = None  # unreadable, which is the reason to restore an older one
     if newest is not None and checkpoint_id not in newest.retained:
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} is not retained any more (retained: "
-            f"{', '.join(map(str, newest.retained))}); what it needs may have been deleted",
+            f"checkpoint {checkpoint_id} is no longer retained (retained: "
+            f"{', '.join(map(str, newest.retained))}); its objects may have been deleted; restore "
+            "a retained one",
             reason="subsumed",
             checkpoint_id=checkpoint_id,
             path=path,
@@ -169,20 +170,20 @@ def _asked_for(
     found = stored.checkpoint
     if missing := missing_objects(store, paths, found):
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects are "
-            f"gone, first {missing[0]}",
+            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not "
+            f"exist, first {missing[0]}; restore another one",
             reason="objects_missing",
             missing=missing,
             checkpoint_id=checkpoint_id,
             path=path,
         )
-    if newest is not None:  # the others are subsumed, and may be deleted any time
+    if newest is not None:  # the others are subsumed, and may be deleted at any time
         return stored, tuple(one for one in found.retained if one in newest.retained)
     return stored, _whole(store, paths, found)
 
 
 def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint) -> tuple[int, ...]:
-    """Return those retained by *found* that still have all their objects, itself last."""
+    """Return the checkpoints that *found* retains and whose objects all exist."""
     whole = []
     for checkpoint_id in found.retained[:-1]:
         try:
@@ -197,7 +198,7 @@ def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint)
 def _retained(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int
 ) -> RetainedCheckpoint | None:
-    """Return what the ledger needs to know of a checkpoint; None if it does not exist."""
+    """Return the ledger's view of a checkpoint; None if it does not exist."""
     try:
         checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
     except ObjectNotFoundError:
@@ -210,7 +211,7 @@ def _retained(
 def _leftovers(
     store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint
 ) -> tuple[RetainedCheckpoint, ...]:
-    """Return what *found* subsumed: its owner may have died before the clean-up."""
+    """Return checkpoints that *found* subsumed and whose clean-up may be unfinished."""
     if found.parent_id is None:
         return ()
     try:

@@ -1,11 +1,11 @@
 """
-Going back: source offsets and state of a query, together, to one micro-batch.
+Rewind source offsets and state of a query, together, to one micro-batch.
 
-The order is what makes a crash harmless.  A claim fences a run that is still active.  One commit
-makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
-micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  Started
-in between, the query is refused or goes on exactly, because every checkpoint says how far the
-sources were read with it; and the rewind can be repeated.
+The order of the steps makes a crash harmless.  A claim fences a run that is still active.  One
+commit makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
+micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  A query
+started in between is refused or continues exactly, because every checkpoint records how far the
+sources were read; and the rewind can be repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
@@ -27,7 +26,7 @@ from statelog.checkpoint.rewind_plan import (
     rewind_points,
 )
 from statelog.format.checkpoint_metadata import RESERVED_TAGS
-from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.model import JsonObject, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore
@@ -39,20 +38,20 @@ def apply_rewind(
     query: StoredQuery, state: ObjectStore, plan: RewindPlan, clock_ms: Callable[[], int]
 ) -> int:
     """
-    Do what *plan* says; may be repeated after a crash, with a new plan.
+    Carry out *plan*; after a crash, repeat it with a new plan.
 
     Args:
         query: The checkpointLocation.
         state: The state location.
-        plan: What `plan_rewind` returned.
+        plan: The result of `plan_rewind`.
         clock_ms: Milliseconds since 1970 (UTC).
 
     Returns:
-        The checkpoint that the query goes on from.
+        The checkpoint that the query continues from.
 
     Raises:
-        CheckpointError: The query has gone on since the plan was made (`reason` "active").  Before
-            the commit nothing was changed; after it the rewind has to be repeated.
+        CheckpointError: The query ran after the plan was made (`reason` "active").  Before the
+            commit nothing was changed; after it the rewind must be repeated.
         FencedError: A run has claimed the state location meanwhile.
         StoreError: A store failed; repeat the rewind.
 
@@ -70,7 +69,7 @@ def apply_rewind(
     coordinator.claim()
     fail_point("rewind-claimed")
     if plan_rewind(query, state, plan.batch_id) != plan:
-        refuse("the query has gone on since the rewind was planned", "active")
+        refuse("the query ran after the rewind was planned", "active")
     goes_on_from = plan.checkpoint_id
     if plan.changes_state:
         goes_on_from = _commit_again(coordinator, state, plan, newest.went_back_to)
@@ -81,10 +80,10 @@ def apply_rewind(
     fail_point("rewind-offsets-deleted")
     query.delete(plan.logs)
     fail_point("rewind-logs-deleted")
-    # Checkpoints that were given up stay for the sweep: a run that is still active needs its own to
-    # come as far as its next commit, where it is fenced.
+    # Given-up checkpoints are left to garbage collection: an active run needs its own until its next
+    # commit, where it is fenced.
     if query.files_above(OFFSETS, plan.batch_id) or query.files_above(COMMITS, plan.batch_id):
-        refuse("the query has planned micro-batches while it was rewound", "active")
+        refuse("the query planned micro-batches during the rewind", "active")
     return goes_on_from
 
 
@@ -97,16 +96,16 @@ def _commit_again(
     """Commit the state of an older checkpoint as the newest one."""
     base = coordinator.restore(plan.checkpoint_id)
     if base is None:
-        refuse(f"checkpoint {plan.checkpoint_id} is gone", "not_found")
+        refuse(f"checkpoint {plan.checkpoint_id} does not exist", "not_found")
     stored = read_checkpoint(state, LocationPaths(), plan.checkpoint_id)
     sections = {
         tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS
-    }  # the staged rows of the micro-batch, in case it has to be delivered again
+    }  # the staged rows of the micro-batch, in case it must be delivered again
     checkpoint_id = coordinator.next_checkpoint_id
     everything = KeyGroupRange(0, base.max_parallelism - 1)
     coordinator.trigger(checkpoint_id, [everything])
     coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(everything, None))
-    properties: dict[str, Any] = {**base.properties, "went_back_to": went_back_to}
+    properties: JsonObject = {**base.properties, "went_back_to": went_back_to}
     coordinator.complete(checkpoint_id, properties=properties, sections=sections)
     return checkpoint_id
 

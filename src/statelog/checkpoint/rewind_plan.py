@@ -1,4 +1,4 @@
-"""What a rewind of a query to one micro-batch would change, and what is in its way."""
+"""Plan the rewind of a query to one micro-batch: its changes, and its obstacles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -17,6 +17,7 @@ from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError
+from statelog.model import Json
 from statelog.store import LocationPaths, ObjectStore
 
 _LOGS: Final = "sources"
@@ -25,13 +26,13 @@ _LOGS: Final = "sources"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindPoint:
     """
-    A micro-batch that source offsets and state can go back to.
+    A micro-batch to which source offsets and state can be rewound.
 
     Args:
         batch_id: The micro-batch.
         checkpoint_id: The checkpoint that holds the state after it.
         created_at_ms: When it was committed, milliseconds since 1970.
-        problem: Why it cannot be gone back to, or "".
+        problem: Why a rewind to it is not possible, or "".
     """
 
     batch_id: int
@@ -46,13 +47,13 @@ class RewindPlan:
     What a rewind changes.
 
     Args:
-        batch_id: The last micro-batch that stays.
+        batch_id: The last micro-batch that is kept.
         checkpoint_id: The checkpoint that holds the state after it.
-        newest_id: The newest checkpoint there is.
+        newest_id: The newest checkpoint.
         newest_batch_id: The newest micro-batch that Spark has planned.
         commits, offsets, logs: Files to delete, in this order.
         input_files: Number of input files that are read again.
-        missing_files: Those of them that are gone from local disk: their rows cannot come again.
+        missing_files: Those that no longer exist on local disk: their rows cannot be read again.
     """
 
     batch_id: int
@@ -77,7 +78,7 @@ class RewindPlan:
 
 
 class _Record(msgspec.Struct):
-    """What is needed of a micro-batch's record; see `spark.record`."""
+    """The part of a micro-batch's record that a rewind needs; see `batch_record`."""
 
     query_id: str
     batch_id: int
@@ -88,10 +89,10 @@ class _Record(msgspec.Struct):
 
 def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
     """
-    Return the micro-batches whose state is retained, ascending, with what is in the way.
+    Return the micro-batches whose state is retained, ascending, with obstacles.
 
     Raises:
-        UsageError: *query* is no checkpointLocation.
+        UsageError: *query* is not a checkpointLocation.
         StoreError: A store failed.
 
     Blocks: On both stores.
@@ -117,18 +118,18 @@ def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
 
 def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindPlan:
     """
-    Find out what a rewind to a micro-batch changes; nothing is changed.
+    Return what a rewind to a micro-batch would change; change nothing.
 
     Args:
         query: The checkpointLocation.
         state: The state location.
-        batch_id: The last micro-batch that stays.
+        batch_id: The last micro-batch that is kept.
 
     Raises:
         UsageError: *query* is no checkpointLocation.
-        CheckpointError: The query cannot go back there (`reason`: "other_query", "subsumed",
+        CheckpointError: The rewind is not possible (`reason`: "other_query", "subsumed",
             "not_found", "gap", "foreign_state"), or the checkpoint is damaged.
-        CorruptionError: A file of the checkpointLocation that has to stay is damaged.
+        CorruptionError: A file of the checkpointLocation that must be kept is damaged.
         StoreError: A store failed.
 
     Blocks: On both stores.
@@ -136,15 +137,15 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
     summary, record = _state_after(query, state, batch_id)
     if query.has_state_of_spark():
         refuse(
-            f"{query.url} holds state of one of Spark's own operators (in state/), which does not "
-            "go back with the offsets. Start with a new checkpointLocation and adopt=True instead",
+            f"{query.url} contains state of one of Spark's own operators (in state/), which a rewind "
+            "does not cover. Start with a new checkpointLocation and adopt=True instead",
             "foreign_state",
         )
     offsets = _check_sources(query, record, batch_id)
-    # Read whole, with everything it needs: a rewind to a damaged checkpoint would end in nothing.
+    # Read whole, with all its objects: a rewind to a damaged checkpoint could not be restored.
     find_restore_point(state, LocationPaths(), summary.checkpoint_id)
     commits = query.files_above(COMMITS, batch_id)
-    if query.read(f"{COMMITS}/{batch_id}") == b"":  # cut short; without it the batch is repeated
+    if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
     logs = []
     for folder, entry in _kept_entries(record, offsets).items():
@@ -179,14 +180,14 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     if not found:
         whose = f"the state of query {', '.join(sorted(others))}" if others else "no such state"
         refuse(
-            f"{state.url} holds {whose}; the checkpointLocation is that of query {query_id}. Give "
-            "the stateLocation of this query",
+            f"{state.url} contains {whose}; the checkpointLocation is that of query {query_id}. "
+            "Pass the stateLocation of this query",
             "other_query",
         )
     return found
 
 
-def _record(properties: Mapping[str, Any]) -> _Record | None:
+def _record(properties: Mapping[str, Json]) -> _Record | None:
     try:
         return msgspec.convert(dict(properties), _Record)
     except msgspec.ValidationError:
@@ -201,7 +202,7 @@ def _state_after(
     before = [one for one in found if one[1].batch_id <= batch_id]
     if not before:
         refuse(
-            f"the state after batch {batch_id} is not retained any more: the oldest retained "
+            f"the state after batch {batch_id} is no longer retained: the oldest retained "
             f"checkpoint of {state.url} is {found[0][0].checkpoint_id}, of batch "
             f"{found[0][1].batch_id}",
             "subsumed",
@@ -231,19 +232,19 @@ def _check_sources(query: StoredQuery, record: _Record, batch_id: int) -> tuple[
         )
     if not same or not _same_logs(query, record):
         refuse(
-            f"batch {batch_id} was planned anew: its offsets, or the logs of its sources, are not "
-            "those of the state after it. Go back to an earlier batch",
+            f"batch {batch_id} was planned again: its offsets, or the logs of its sources, are not "
+            "those of the state after it. Rewind to an earlier batch",
             "gap",
         )
     return entry.offsets
 
 
 def _positions(record: _Record, offsets: Sequence[str | None]) -> set[str]:
-    """Return the digest of the offsets of the user's sources; two if their number is unknown."""
+    """Return the digest of the user's source offsets; two if their number is unknown."""
     if record.source_folders:
         return {position_of(offsets[: len(record.source_folders)])}
     whole = position_of(offsets)
-    # The last source may be one of statelog's own, which does not count.
+    # The last source may be statelog's own, which does not count.
     return {whole, position_of(offsets[:-1])} if len(offsets) > 1 else {whole}
 
 
@@ -255,20 +256,20 @@ def _same_logs(query: StoredQuery, record: _Record) -> bool:
 
 
 def _kept_entries(record: _Record, offsets: Sequence[str | None]) -> dict[str, int]:
-    """Return for the log of each file source the last entry that stays."""
+    """Return for the log of each file source the last entry that is kept."""
     names = record.source_folders or [str(at) for at in range(len(offsets))]
     kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
     return {name: entry for name, entry in kept if entry is not None}
 
 
 def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
-    """Check that Spark can read a source's log up to *entry* when all later ones are gone."""
+    """Check that Spark can read a source's log up to *entry* without later entries."""
     names = set(query.names(f"{_LOGS}/{folder}"))
     at = entry
     while at >= 0 and f"{at}.compact" not in names:
         if str(at) not in names:
             refuse(
-                f"the log of a source, {query.url}/{_LOGS}/{folder}, does not go back to entry "
+                f"the log of a source, {query.url}/{_LOGS}/{folder}, cannot be rewound to entry "
                 f"{entry}: entry {at} is missing",
                 "not_found",
             )
@@ -287,7 +288,7 @@ def _input_files(query: StoredQuery, logs: Sequence[str]) -> set[str]:
             continue
         try:
             files = parse_files(query.read(path) or b"v1", path)
-        except CorruptionError:  # cut short: the entry is deleted, its files are found again
+        except CorruptionError:  # truncated: the entry is deleted, and its files are listed again
             continue
         found.update(file.path for file in files if file.batch_id >= above[folder])
     return found
@@ -308,7 +309,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def refuse(what: str, reason: str) -> NoReturn:
-    """Raise the error that says why a query cannot go back."""
+    """Raise the error of a rewind that is not possible."""
     advice = ""
     if reason == "active":
         advice = ". Stop it, wait until it has ended, and repeat the rewind"

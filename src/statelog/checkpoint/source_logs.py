@@ -1,4 +1,4 @@
-"""The logs that file sources keep below a query's checkpointLocation."""
+"""Read the logs of file sources below a query's checkpointLocation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_source_logs(
     offsets: Sequence[str | None],
 ) -> tuple[SourceLog, ...]:
     """
-    Return what the logs of the sources say of the entries between two sets of offsets.
+    Return the entries in the logs of the sources between two sets of offsets.
 
     Args:
         files: The checkpointLocation.
@@ -62,7 +62,7 @@ def read_source_logs(
 
 def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str:
     """
-    Return a digest of the files in the entries after *after* up to *upto*; "" if one is missing.
+    Return a digest of the files in entries (*after*, *upto*]; "" if one is missing.
 
     Raises:
         CorruptionError: An entry is empty or cut short.
@@ -79,7 +79,7 @@ def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str
 
 
 def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
-    """Return the files of one entry: from its own file, or from the compact one that has it."""
+    """Return the files of one entry, from its own file or a compact one."""
     name = f"{folder}/{entry}"
     data = files.read(name)
     if data is not None:
@@ -92,7 +92,7 @@ def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None
 
 
 def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:
-    """Return the files of one entry from a compact file: entries ascend in it, so from its end."""
+    """Return the files of one entry from a compact file, read from its end."""
     size = _TAIL
     while True:
         data = files.read(name, size)

@@ -1,110 +1,53 @@
 """
-Streams for snapshots: small ones stay in the handle, large ones become one object.
+A factory of streams for the state of one checkpoint.
 
-Source: Flink, FsCheckpointStreamFactory and FsCheckpointStateOutputStream: scopes, threshold
-(inclusive, at most 1 MiB), ten attempts with new names, no look at and no making of directories,
-entropy in names, a stream that nobody finished leaves nothing.  Deviations:
-
-* An object store cannot append.  The stream keeps its bytes in memory and puts them at once in
-  `close_and_get_handle`; so only the size decides between inline and object, and an object never
-  exists before.  The write buffer is kept as an option, because it bounds nothing else here but
-  what Flink's checks bound.
-* Paths are relative to the store, so there are no relative handles; an attempt covers the whole
-  put, because making the object and writing it are one request.
-* The handle carries the CRC-32C of the object.
+Source: Flink, FsCheckpointStreamFactory: scopes, threshold (inclusive, at most 1 MiB), entropy in
+names, no check and no creation of directories.  Deviation: paths are relative to the store, so
+there are no relative handles.
 """
 
 from __future__ import annotations
 
 import enum
-import io
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
-from statelog.errors import ClosedError, StoreError, UsageError
-from statelog.format.buffers import checksum
-from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.checkpoint.object_names import Entropy, random_name
+from statelog.checkpoint.output_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream
+from statelog.errors import UsageError
+from statelog.model import StreamStateHandle
+from statelog.options import StreamOptions
+from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
 
-MAX_FILE_STATE_THRESHOLD: Final = 1024 * 1024
-DEFAULT_THRESHOLD_BYTES: Final = 20 * 1024
-DEFAULT_WRITE_BUFFER_BYTES: Final = 4096
-MAX_ATTEMPTS: Final = 10
-_ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-Buffer = bytes | bytearray | memoryview
+MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
+DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
+DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
 
 
 class CheckpointedStateScope(enum.Enum):
     """Who may use the bytes besides the checkpoint that wrote them."""
 
     EXCLUSIVE = "exclusive"
-    """Nobody: they live and die with one checkpoint."""
+    """No other checkpoint: they are deleted with the checkpoint that wrote them."""
     SHARED = "shared"
     """Later checkpoints."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entropy:
-    """
-    Random characters in names, to spread objects over the partitions of a store.
-
-    Args:
-        marker: What to replace in a path, its first occurrence; not empty.
-        length: How many random characters take its place, >= 1.
-
-    Raises:
-        UsageError: The marker is empty or the length not positive.
-    """
-
-    marker: str
-    length: int = 4
-
-    def __post_init__(self) -> None:
-        text(self.marker, "marker")
-        whole_number(self.length, "length")
-        if not self.marker or self.length < 1:
-            raise UsageError(f"entropy needs a marker and a length >= 1, not {self!r}")
-
-    def inject(self, path: str) -> str:
-        """Return *path* with the marker replaced; unchanged without one.  For data."""
-        if self.marker not in path:
-            return path
-        drawn = os.urandom(self.length)
-        characters = "".join(_ENTROPY_ALPHABET[byte % len(_ENTROPY_ALPHABET)] for byte in drawn)
-        return path.replace(self.marker, characters, 1)
-
-    def remove(self, path: str) -> str:
-        """Return *path* without the marker (and without an empty folder).  For metadata."""
-        if self.marker not in path:
-            return path
-        parts = path.replace(self.marker, "", 1).split("/")
-        return "/".join(part for part in parts if part)
-
-
-def random_name() -> str:
-    """Return a random name in the form of a UUID, as Flink's files have."""
-    digits = os.urandom(16).hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 class FsCheckpointStreamFactory:
     """
     Makes output streams for the state of one checkpoint.
 
-    Making the factory or a stream contacts nothing.
+    Construction of the factory or of a stream sends no request.
 
     Args:
-        store: Where objects go.
+        store: The store of the objects.
         exclusive_directory: Folder for state of this checkpoint alone (`chk-<id>`).
         shared_directory: Folder for state shared among checkpoints.
-        task_owned_directory: Folder for state that tasks own (materialization).
-        threshold_bytes: State up to this size, inclusive, stays in the handle; 0 to 1 MiB.
+        task_owned_directory: Folder for state that tasks own (snapshots).
+        threshold_bytes: State up to this size, inclusive, is stored in the handle; 0 to 1 MiB.
         write_buffer_bytes: As in Flink, >= 0; raised to the threshold.
         entropy: Marker to replace in the folders, or None.
         new_name: Makes unique names.
@@ -137,16 +80,16 @@ class FsCheckpointStreamFactory:
         whole_number(threshold_bytes, "threshold_bytes")
         whole_number(write_buffer_bytes, "write_buffer_bytes")
         if threshold_bytes < 0:
-            raise UsageError("the threshold for file state size must be zero or larger")
+            raise UsageError(f"threshold_bytes is {threshold_bytes}; it must be at least 0")
         if write_buffer_bytes < 0:
-            raise UsageError("the write buffer size must be zero or larger")
+            raise UsageError(f"write_buffer_bytes is {write_buffer_bytes}; it must be at least 0")
         if threshold_bytes > MAX_FILE_STATE_THRESHOLD:
             raise UsageError(
-                f"the threshold for file state size cannot be larger than "
-                f"{MAX_FILE_STATE_THRESHOLD} (it is {threshold_bytes})"
+                f"threshold_bytes is {threshold_bytes}; it must be at most "
+                f"{MAX_FILE_STATE_THRESHOLD}"
             )
         if not exclusive_directory or not shared_directory:
-            raise UsageError("the exclusive and the shared directory must be given")
+            raise UsageError("exclusive_directory and shared_directory must not be empty")
         self._store = store
         self._exclusive = exclusive_directory
         self._shared = shared_directory
@@ -170,7 +113,7 @@ class FsCheckpointStreamFactory:
         Return the factory for one checkpoint of a location; raises `UsageError` like `cls`.
 
         Args:
-            store: Where objects go.
+            store: The store of the objects.
             checkpoint_id: The checkpoint, >= 0; its exclusive folder is `chk-<id>`.
             paths: Names below a folder of the store; None for its root.
             threshold_bytes: As for the class.
@@ -186,6 +129,36 @@ class FsCheckpointStreamFactory:
             write_buffer_bytes=write_buffer_bytes,
         )
 
+    @classmethod
+    def from_options(
+        cls,
+        store: ObjectStore,
+        checkpoint_id: int,
+        options: StreamOptions,
+        *,
+        paths: LocationPaths | None = None,
+    ) -> FsCheckpointStreamFactory:
+        """
+        Return the factory for one checkpoint, with the sizes of *options*.
+
+        Args:
+            store: Where objects are written.
+            checkpoint_id: The checkpoint, >= 0; its exclusive folder is `chk-<id>`.
+            options: The section `stream` of the options.
+            paths: Names below a folder of the store; None for its root.
+
+        Raises:
+            UsageError: An argument is of another class.
+        """
+        instance(options, "options", StreamOptions, "StreamOptions")
+        return cls.for_checkpoint(
+            store,
+            checkpoint_id,
+            paths=paths,
+            threshold_bytes=options.data_inline_threshold_bytes,
+            write_buffer_bytes=options.write_buffer_size_bytes,
+        )
+
     def __repr__(self) -> str:
         return f"File Stream Factory @ {self._exclusive}"
 
@@ -193,10 +166,10 @@ class FsCheckpointStreamFactory:
         self, scope: CheckpointedStateScope
     ) -> FsCheckpointStateOutputStream:
         """
-        Return a stream for state of the given scope; contacts nothing.
+        Return a stream for state of the given scope; sends no request.
 
         Raises:
-            UsageError: *scope* is no `CheckpointedStateScope`.
+            UsageError: *scope* is not a `CheckpointedStateScope`.
 
         Thread: any; the stream then belongs to one.
         """
@@ -209,7 +182,7 @@ class FsCheckpointStreamFactory:
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
         """
-        Return a stream for state that the task owns; contacts nothing.
+        Return a stream for state that the task owns; sends no request.
 
         Thread: any; the stream then belongs to one.
         """
@@ -226,7 +199,7 @@ class FsCheckpointStreamFactory:
         )
 
     def can_fast_duplicate(self, handle: StreamStateHandle, scope: CheckpointedStateScope) -> bool:
-        """Return whether the store itself can copy state: never; `duplicate` reads and writes."""
+        """Return False: `duplicate` reads and writes the bytes."""
         del handle, scope
         return False
 
@@ -234,19 +207,19 @@ class FsCheckpointStreamFactory:
         self, handles: Sequence[StreamStateHandle], scope: CheckpointedStateScope
     ) -> list[StreamStateHandle]:
         """
-        Copy state into the folder of *scope* and return the handles of the copies, in order.
+        Copy state into the folder of *scope*; return the handles of the copies.
 
-        Objects keep their file names where these are free; inline state is returned as it is.
+        Objects keep their file names if these are free; inline state is returned unchanged.
 
         Raises:
             UsageError: *scope* or a handle is of another class.
             ObjectNotFoundError: An object does not exist.
             CorruptionError: An object does not have the checksum of its handle.
-            StoreError: The store failed.  Of all these, none leaves a copy behind.
+            StoreError: The store failed.  After any of these errors no copy remains.
 
         Blocks: On the store, once to read and once to write each object.   Thread: any.
-        Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store can do it, as the
-        bytes pass through this process.
+        Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store supports it,
+        because the bytes pass through this process.
         """
         directory = self._directory_of(scope)
 
@@ -255,156 +228,3 @@ class FsCheckpointStreamFactory:
             return path if self._entropy is None else self._entropy.inject(path)
 
         return duplicate_state(self._store, handles, new_path, MAX_ATTEMPTS)
-
-
-class FsCheckpointStateOutputStream(io.RawIOBase):
-    """
-    Takes the bytes of one piece of state; `close_and_get_handle` makes them durable.
-
-    `close` without it discards: a stream in a `with` block leaves nothing unless it was finished.
-
-    Args:
-        store: Where a large state goes.
-        directory: Folder of its object.
-        threshold_bytes: State up to this size, inclusive, stays in the handle.
-        buffer_bytes: As in Flink; not below the threshold.
-        entropy: Marker to replace in the folder, or None.
-        new_name: Makes unique names.
-
-    Raises:
-        UsageError: The buffer is smaller than the threshold.
-
-    Thread: one at a time.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        directory: str,
-        *,
-        threshold_bytes: int,
-        buffer_bytes: int,
-        entropy: Entropy | None = None,
-        new_name: Callable[[], str] = random_name,
-    ) -> None:
-        super().__init__()
-        if buffer_bytes < threshold_bytes:
-            raise UsageError(
-                f"the buffer of {buffer_bytes} bytes is smaller than the threshold of "
-                f"{threshold_bytes}"
-            )
-        self._store = store
-        self._directory = directory
-        self._threshold = threshold_bytes
-        self._entropy = entropy
-        self._new_name = new_name
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._discarded = False
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: Buffer, /) -> int:  # type: ignore[override]
-        """
-        Take bytes in; they are copied.
-
-        Raises:
-            ClosedError: The stream is closed (writing nothing is allowed all the same).
-        """
-        piece = data if isinstance(data, bytes) else bytes(memoryview(data))
-        if piece:
-            self._check_open("closed")
-            self._pieces.append(piece)
-            self._size += len(piece)
-        return len(piece)
-
-    def tell(self) -> int:
-        """Return the number of bytes written so far."""
-        return self._size
-
-    def flush(self) -> None:
-        """Do nothing: an object store has nothing between absent and whole."""
-
-    def sync(self) -> None:
-        """Do nothing, as `flush`; durability comes with `close_and_get_handle`."""
-
-    def close_and_get_handle(self) -> StreamStateHandle | None:
-        """
-        Make the state durable, close the stream, and return its handle.
-
-        Returns:
-            Nothing (None) if nothing was written; the stream then stays open, as in Flink.  A
-            handle that carries the bytes up to the threshold, without a request to the store.
-            Else the handle of one new object.
-
-        Raises:
-            ClosedError: The stream was closed before.
-            StoreError: Ten puts under ten names failed; nothing is left of them as far as that
-                could be told to the store.
-
-        Blocks: On the store, above the threshold.   Thread: the stream's.
-        Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
-        """
-        self._check_open("Stream has already been closed and discarded.")
-        if not self._size:
-            return None
-        try:
-            if self._size <= self._threshold:
-                return ByteStreamStateHandle(self._new_path(), b"".join(self._pieces))
-            return FileStateHandle(self._put(), self._size, checksum(self._pieces))
-        finally:
-            self.close()
-
-    def _put(self) -> str:
-        cause: OSError | None = None
-        path = ""
-        for _ in range(MAX_ATTEMPTS):
-            path = self._new_path()
-            try:
-                self._store.put_if_absent(path, self._pieces)
-            except FileExistsError as error:  # the object of another writer: another name
-                cause = error
-            except OSError as error:  # also what a store of the caller raises
-                cause = error
-                self._delete_quietly(path)
-            except BaseException:
-                self._delete_quietly(path)
-                raise
-            else:
-                return path
-        raise StoreError(
-            f"could not write {self._size} bytes of state to {path} in {self._store.url} "
-            f"({MAX_ATTEMPTS} attempts, each under a new name): {cause}",
-            path=path,
-        ) from cause
-
-    def _delete_quietly(self, path: str) -> None:
-        """Take back a put whose outcome is unknown; a sweep finds it if this fails as well."""
-        try:
-            self._store.delete([path])
-        except Exception:
-            return  # the error of the put says more
-
-    def _new_path(self) -> str:
-        path = f"{self._directory}/{self._new_name()}"
-        return path if self._entropy is None else self._entropy.inject(path)
-
-    def _check_open(self, message: str) -> None:
-        if self._discarded:
-            raise ClosedError(f"{message} (state in {self._directory})", path=self._directory)
-
-    def close(self) -> None:
-        """Close the stream and forget its bytes unless a handle was taken; never raises."""
-        self._discarded = True
-        self._pieces = []
-        super().close()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.close()

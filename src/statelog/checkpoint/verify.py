@@ -1,8 +1,7 @@
 """
-Reading everything that matters, to see whether it is still what was written.
+Verify every object that a retained checkpoint reaches.
 
-The rule of what must be intact is the rule of the sweep the other way round: every object that a
-retained checkpoint reaches.
+These are the objects that garbage collection keeps.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from statelog.store import LocationPaths, ObjectStore
 @dataclass(frozen=True, slots=True)
 class VerifiedObject:
     """
-    What was found out about one object.
+    The result for one object.
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", or "other" (an object the engine listed, of
-            which no checksum is known).
-        size_bytes: Bytes read; 0 if it could not be.
+        kind: "checkpoint", "changelog", "snapshot", or "other" (an object that the engine listed,
+            without a known checksum).
+        size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
-        problem: What is wrong with it; "" if nothing.
+        problem: What is wrong with it, or "".
     """
 
     path: str
@@ -53,25 +52,25 @@ class VerifiedObject:
 
 def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[VerifiedObject]:
     """
-    Read every object that retained checkpoints reach, verify it, and tell of each.
+    Read and verify every object that retained checkpoints reach; yield each result.
 
-    A damaged newest checkpoint is one of the findings; then what the next older readable one
-    retains is verified.  Metadata comes first, the rest by name.
+    If the newest checkpoint is damaged, that is one result, and the objects of the next older
+    readable one are verified.  Unreadable metadata is first, the other objects follow by name.
 
     Raises:
-        StoreError: The store failed, other than by not having an object.
+        StoreError: The store failed, other than by a missing object.
 
     Blocks: On the store; reads every object whole, once.
     """
     needs = _Needs()
-    told: set[str] = set()
+    reported: set[str] = set()
     for finding, checkpoint in _checkpoints(store, paths):
         if checkpoint is not None:
             needs.add(checkpoint)
         else:
-            told.add(finding.path)
+            reported.add(finding.path)
             yield finding
-    for path in sorted((needs.metadata(paths) | set(needs.changelog)) - told):
+    for path in sorted((needs.metadata(paths) | set(needs.changelog)) - reported):
         yield _verify_changelog(store, path, needs.changelog.get(path, {}))
     for path in sorted(needs.snapshots):
         yield _verify_snapshot(store, needs.snapshots[path])
@@ -80,7 +79,7 @@ def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[Verifi
 
 
 class _Needs:
-    """What the checkpoints looked at need, by object."""
+    """The objects that the verified checkpoints need."""
 
     def __init__(self) -> None:
         self.checkpoints: list[int] = []
@@ -129,7 +128,7 @@ def _checkpoints(
         yield VerifiedObject(path, "checkpoint"), checkpoint
     for checkpoint_id in sorted(wanted or ()):
         path = paths.metadata(checkpoint_id)
-        problem = f"retained checkpoint {checkpoint_id} is gone"
+        problem = f"retained checkpoint {checkpoint_id} does not exist"
         yield VerifiedObject(path, "checkpoint", problem=problem), None
 
 
@@ -147,7 +146,7 @@ def _verify_changelog(
             if entry.size_bytes is not None and end - offset != entry.size_bytes:
                 raise CorruptionError(
                     f"change set of {path} at payload offset {offset} has {end - offset} bytes, "
-                    f"the checkpoint says {entry.size_bytes}"
+                    f"the checkpoint records {entry.size_bytes}"
                 )
             if entry.crc32c is not None:
                 verify_set(segment.payload[offset:end], entry.crc32c, where=path, offset=offset)

@@ -6,7 +6,7 @@ import enum
 import hashlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,7 +21,7 @@ _VALUE_BYTES = 64
 
 
 class ValueForm(enum.Enum):
-    """How a value is shown."""
+    """How to show a value."""
 
     TEXT = "text"
     HEX = "hex"
@@ -53,8 +53,8 @@ def cat(
     Print the changes in a changelog file, one line each.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
-    SHA-256; with --values the value.  Key group -1 is metadata: every reader gets such a change,
-    whatever its key groups.  Every checksum the file has is verified first.
+    SHA-256; with --values the value.  Key group -1 is metadata, which every reader receives
+    whatever its key groups.  Every checksum of the file is verified first.
     """
     store, name = open_file(file)
     segment = parse_segment(store.get(name), where=file)
@@ -75,17 +75,17 @@ def cat(
                 sys.stdout.write(_for_terminal(_line(row)) + "\n")
     if metadata and not as_json:
         sys.stderr.write(
-            f"key group {METADATA_KEY_GROUP}: metadata, which every reader gets, whatever its key "
-            "groups\n"
+            f"key group {METADATA_KEY_GROUP}: metadata, which every reader receives whatever its "
+            "key groups\n"
         )
 
 
 def _row(
     start: int, change: StateChange, values: ValueForm | None, value_bytes: int
-) -> dict[str, Any]:
-    """Return one change as programs read it."""
+) -> dict[str, int | str]:
+    """Return one change as a JSON object."""
     size = len(change.value)
-    row = {
+    row: dict[str, int | str] = {
         "change_set": start,
         "key_group": change.key_group,
         "size": size,
@@ -98,8 +98,8 @@ def _row(
     return row
 
 
-def _line(row: dict[str, Any]) -> str:
-    """Return one change as people read it."""
+def _line(row: dict[str, int | str]) -> str:
+    """Return one change as a line of text."""
     line = f"{row['change_set']:>12} {row['key_group']:>9} {row['size']:>10}  {row['sha256']}"
     if "value" not in row:
         return line
@@ -108,13 +108,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _for_terminal(line: str) -> str:
-    """Return *line* with escapes for what standard output cannot encode."""
+    """Return *line* with escapes for characters that standard output cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     return line.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _text(value: bytes) -> str:
-    """Return UTF-8 as text on one line; a backslash begins an escape, so that none is ambiguous."""
+    """Return UTF-8 as text on one line, with escapes that begin with a backslash."""
     return "".join(map(_character, value.decode("utf-8", "surrogateescape")))
 
 
@@ -127,7 +127,7 @@ def _character(character: str) -> str:
 
 
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
-    """Return the offsets asked for if change sets begin there."""
+    """Return the given offsets if change sets begin there."""
     known = segment.set_offsets()
     for one in offsets:
         if one not in known:

@@ -1,4 +1,4 @@
-"""`statelog checkpoints`: which checkpoints a location holds, and what each is good for."""
+"""`statelog checkpoints`: the checkpoints of a location, and which can be restored."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def checkpoints(
     """
     List the checkpoints of a state location.
 
-    "retained" ones can be restored; the file of a "subsumed" one is there only because retained
+    "retained" ones can be restored; the file of a "subsumed" one is kept only because retained
     ones need change sets in it.  Exit status 1 if one is damaged.
     """
     store = open_location(location)
@@ -61,7 +61,7 @@ def checkpoints(
     elif found:
         _print(found, location)
     else:
-        console().print(f"{location} is claimed, but holds no checkpoint yet.", markup=False)
+        console().print(f"{location} is claimed, but contains no checkpoint yet.", markup=False)
     damaged = any(one.state is CheckpointState.DAMAGED for one in found)
     raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
 
@@ -72,7 +72,7 @@ def _json(one: CheckpointSummary) -> dict[str, object]:
 
 def _print(found: list[CheckpointSummary], location: str) -> None:
     shown = console()
-    # A narrow terminal shows what matters; --json shows all.
+    # A narrow terminal shows the most important columns; --json shows all.
     rows = [
         {
             head: cell
@@ -83,7 +83,7 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in rows[0]:
-        if head == "properties":  # the one to give way
+        if head == "properties":  # the column that is shortened
             table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=1)
             continue
         width = max(len(head), *(len(row[head]) for row in rows))
@@ -117,7 +117,7 @@ def _row(one: CheckpointSummary) -> dict[str, str | Text]:
 
 
 def _properties(one: CheckpointSummary) -> str:
-    """Return what a person looks for: a micro-batch's numbers, or whatever else is plain."""
+    """Return the numbers of a micro-batch, or else all plain properties."""
     plain = {k: v for k, v in one.properties.items() if isinstance(v, bool | int | float | str)}
     batch = {name: plain[name] for name in _BATCH_NUMBERS if name in plain}
     return " ".join(f"{name}={value}" for name, value in (batch or plain).items())

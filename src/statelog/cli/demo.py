@@ -1,4 +1,4 @@
-"""`statelog demo`: a streaming job, killed in the middle, and proved exact."""
+"""`statelog demo`: a streaming job that is killed and restarted, and its exact result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def demo(
         bool, typer.Option("--kill/--no-kill", help="Kill the job half-way and start it again.")
     ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document; the rest to standard error.")
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON document; other output goes to standard error."
+        ),
     ] = False,
     tasks_before: Annotated[int, typer.Option(min=1, max=128, help="Tasks of the first run.")] = 2,
     tasks_after: Annotated[int, typer.Option(min=1, max=128, help="Tasks after the kill.")] = 3,
@@ -44,28 +47,28 @@ def demo(
     ] = "staged",
     location: Annotated[
         str | None,
-        typer.Option(help="Where the state goes: an empty path or URL.  Default: a temporary one."),
+        typer.Option(help="State location: an empty path or URL.  Default: a temporary one."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
-    orders: Annotated[int, typer.Option(min=1, help="Orders to make up without --input.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of what is made up.")] = 1,
-    batches: Annotated[int, typer.Option(min=1, help="Micro-batches aimed at.")] = 24,
+    orders: Annotated[int, typer.Option(min=1, help="Generated orders, without --input.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the generated orders.")] = 1,
+    batches: Annotated[int, typer.Option(min=1, help="Target number of micro-batches.")] = 24,
     session_gap: Annotated[
-        str, typer.Option(help="A pause that ends a session.", metavar="DURATION")
+        str, typer.Option(help="Pause that ends a session.", metavar="DURATION")
     ] = "30m",
 ) -> None:
     """
-    Run a streaming job, kill it, go on, and prove the result.
+    Run a streaming job, kill it, restart it, and verify the result.
 
     Revenue, orders, sessions and last country of each customer are kept as state over a stream of order lines.
-    Half-way all processes of the job get SIGKILL; it starts again on another number of tasks.
+    Half-way all processes of the job receive SIGKILL; it restarts with another number of tasks.
     The result is compared with a plain Spark batch query, to the cent.  Exit status 1 if anything differs.
     """
     _require_spark()
     from statelog.demo.run import Demo, DemoPlan
 
     if delivery not in ("staged", "direct"):
-        raise UsageError(f"--delivery is staged or direct, not {delivery!r}")
+        raise UsageError(f"--delivery must be staged or direct, not {delivery!r}")
     gap = parse_duration(session_gap).total_seconds()
     screen = Console(stderr=True, highlight=False) if as_json else console()
     with _temporary_folder(keep) as work:
@@ -87,13 +90,13 @@ def demo(
             with Show(screen) as show:
                 result = Demo(plan, show).run()
         except KeyboardInterrupt:
-            screen.print("interrupted: every process of the job has been ended")
+            screen.print("interrupted: all processes of the job were stopped")
             raise
         show.result(result)
         if keep:
             screen.print(Text(f"kept: {work}", style="dim"), soft_wrap=True)
         if location or keep:
-            hint = f"look around: statelog checkpoints {result.location}"
+            hint = f"inspect it: statelog checkpoints {result.location}"
             screen.print(Text(hint, style="dim"), soft_wrap=True)
     if as_json:
         print_json(
@@ -127,7 +130,7 @@ def _is_installed(name: str) -> bool:
 
 @contextmanager
 def _temporary_folder(keep: bool) -> Iterator[Path]:
-    """Make a folder that goes away however this ends, a request to terminate included."""
+    """Create a folder that is deleted at the end, also after SIGTERM and SIGHUP."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""What `statelog demo` looks like in a terminal."""
+"""The output of `statelog demo` in a terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from statelog.cli.output import plural, size_text
+from statelog.model import JsonObject
 
 if TYPE_CHECKING:
     from statelog.demo.run import DemoResult, Kill
@@ -33,7 +34,7 @@ class Show:
     Prints the course of a demonstration: one line for each micro-batch, a bar below in a terminal.
 
     Args:
-        console: Where to.
+        console: The console to print on.
     """
 
     def __init__(self, console: Console) -> None:
@@ -70,7 +71,7 @@ class Show:
             self._progress.update(self._task, **changes)
 
     def prepared(self, files: int, batches: int, location: str) -> None:
-        """Tell that the input lies there."""
+        """Print that the input is prepared."""
         self._batches = batches
         self._print(
             Text.assemble(
@@ -83,12 +84,12 @@ class Show:
         )
 
     def starting(self, run: int, tasks: int) -> None:
-        """Tell that run 1 or 2 starts."""
+        """Show that run 1 or 2 starts."""
         self._tasks = tasks
         self._update(description=f"run {run}: starting Spark", total=None)
 
     def started(self) -> None:
-        """Tell that Spark is up."""
+        """Print that Spark has started."""
         self._print(
             Text(),
             Text(f"running on {plural(self._tasks, 'task')}", style="bold"),
@@ -101,8 +102,8 @@ class Show:
         done = len(self._seen)
         self._update(completed=done, counted=f"{done} of {self._batches} micro-batches")
 
-    def batch(self, run: int, progress: dict[str, Any]) -> None:
-        """Show the numbers of a micro-batch."""
+    def batch(self, run: int, progress: JsonObject) -> None:
+        """Print the numbers of a micro-batch."""
         self._seen.add(progress["batch_id"])
         cells = (
             str(progress["checkpoint_id"]),
@@ -122,7 +123,7 @@ class Show:
         self._count()
 
     def killed(self, kill: Kill) -> None:
-        """Tell that the job is dead."""
+        """Print that the job was killed."""
         if not kill.in_batch:
             when = f"between micro-batches, after {kill.batch_id}"
         elif kill.committed:
@@ -136,11 +137,11 @@ class Show:
         )
 
     def verifying(self) -> None:
-        """Tell that the input is through, and that the proof begins."""
+        """Show that all input was processed, and that the verification begins."""
         self._update(description="asking Spark SQL for the batch answer", total=None, counted="")
 
     def result(self, result: DemoResult) -> None:
-        """Show customers, numbers and the verdict."""
+        """Print customers, numbers and the verdict."""
         self._top(result)
         self._numbers(result)
         self._verdict(result)
@@ -222,7 +223,7 @@ def _count(count: int, one: str, many: str) -> str:
 
 
 def _roles(kill: Kill) -> str:
-    """Name the killed processes by what they are to Spark."""
+    """Return the killed processes by their role in Spark."""
     ids = {process.pid for process in kill.processes}
     jvms = {process.pid for process in kill.processes if process.name == "java"}
     roles: dict[str, list[str]] = {"driver": [], "JVM": [], "daemon": [], "workers": []}

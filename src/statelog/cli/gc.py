@@ -1,4 +1,4 @@
-"""`statelog gc`: find, and on request delete, what no retained checkpoint needs."""
+"""`statelog gc`: find, and on request delete, objects that no retained checkpoint needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from statelog.checkpoint.clean_up import CleanUpReport, sweep
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -27,21 +27,19 @@ from statelog.store import LocationPaths
 def gc(
     location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--delete", help="Only show the orphans, or delete them.")
+        bool, typer.Option("--dry-run/--delete", help="Only list the orphans, or delete them.")
     ] = True,
-    min_age: Annotated[
-        str, typer.Option(help="Leave younger objects alone: 90s, 30m, 1h, 7d.")
-    ] = "1h",
+    min_age: Annotated[str, typer.Option(help="Keep younger objects: 90s, 30m, 1h, 7d.")] = "1h",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
-    Find what no retained checkpoint needs; --delete deletes it.
+    Find objects that no retained checkpoint needs; --delete deletes them.
 
-    Safe beside a running job as long as --min-age exceeds the time from the upload of a change set
+    Safe during a running job as long as --min-age exceeds the time from the upload of a change set
     to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
-    Exit status 1 if that is so, or if something could not be deleted.
+    Exit status 1 in that case, or if an object could not be deleted.
     """
-    report = sweep(
+    report = collect_garbage(
         open_location(location),
         LocationPaths(),
         min_age=parse_duration(min_age),

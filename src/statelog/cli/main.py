@@ -1,9 +1,9 @@
 """
 The entry point: verbs, exit codes, and errors without tracebacks.
 
-Exit status: 0 all is well, 1 something was found (damage, an object that could not be deleted, a
-store that failed), 2 the call is wrong, 130 interrupted, 141 nobody reads the output any more.
-A verb is a function in a module of its own, and one line here.
+Exit status: 0 success, 1 a finding (damage, an object that could not be deleted, a store that
+failed), 2 a wrong call, 130 interrupted, 141 standard output was closed.
+A verb is a function in its own module, and one line here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
 verbs = typer.Typer(
     name="statelog",
-    help="Look at, check and clean up durable streaming state.",
+    help="Inspect, verify and clean up durable streaming state.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print_error(str(error))
         return EXIT_FINDING
     except Exception as error:
-        # The parser's own errors; where their class lives depends on typer's version.
+        # The parser's own errors; the module of their class depends on typer's version.
         show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
         if not callable(show) or not isinstance(code, int):
             raise
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _broken_pipe() -> int:
-    """Point standard output at nothing, or the interpreter would complain while it ends."""
+    """Redirect standard output, or the interpreter reports an error at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)

@@ -1,4 +1,4 @@
-"""What all verbs share: locations, times and sizes for people, JSON for programs."""
+"""Shared by all verbs: locations, times and sizes as text, and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -31,26 +31,26 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
 
 class PipeConsole(Console):
-    """A rich console that lets a broken pipe be handled where all are."""
+    """A rich console that raises a broken pipe to the caller."""
 
     def on_broken_pipe(self) -> None:
-        """Hand the broken pipe on."""
+        """Raise the broken pipe."""
         raise BrokenPipeError
 
 
 def console() -> PipeConsole:
-    """Return a console on standard output; wide enough for a table where it is no terminal."""
+    """Return a console on standard output; 160 columns if that is not a terminal."""
     width = None if sys.stdout.isatty() else 160
     return PipeConsole(highlight=False, width=width)
 
 
 def print_error(message: str) -> None:
-    """Say what went wrong, on standard error."""
+    """Print an error on standard error."""
     shown = Console(stderr=True, highlight=False, soft_wrap=True)
     shown.print(Text.assemble(("statelog: ", "bold red"), message))
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON line."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
@@ -60,21 +60,21 @@ def open_location(location: str) -> ObjectStore:
     Open a state location that must exist.
 
     Raises:
-        UsageError: There is no such directory, or it holds nothing of statelog.
+        UsageError: There is no such directory, or it contains nothing of statelog.
     """
     store = open_existing(location)
     paths = LocationPaths()
     if not present_ids(store, paths) and not newest_epoch(store, paths):
         raise UsageError(
-            f"{location} is no state location: it holds neither a checkpoint (chk-<id>/_metadata) "
-            "nor a claim (owner/<epoch>)"
+            f"{location} is not a state location: it contains neither a checkpoint "
+            "(chk-<id>/_metadata) nor a claim (owner/<epoch>)"
         )
     return store
 
 
 def open_file(file: str) -> tuple[ObjectStore, str]:
     """
-    Return the store and the name in it for one file, given as a path or URL.
+    Return the store of a file, and its name there.
 
     Raises:
         UsageError: There is no such directory, or the name is missing.
@@ -82,7 +82,7 @@ def open_file(file: str) -> tuple[ObjectStore, str]:
     url = normalize_url(file)
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith("/"):
-        raise UsageError(f"{file} names no file; give the path or URL of one file")
+        raise UsageError(f"{file} is not the name of a file; give the path or URL of one file")
     path = local_path(url)
     if path is not None and os.path.isdir(path):
         raise UsageError(f"{file} is a directory; give one file, such as {file}/_metadata")
@@ -95,30 +95,30 @@ def open_existing(location: str, shown: str = "") -> ObjectStore:
 
     Args:
         location: Path or URL.
-        shown: What to call it in an error; *location* if left out.
+        shown: Its name in an error; *location* by default.
 
     Raises:
         UsageError: There is no such directory.
     """
-    # The client would make the directory, and a typing error would look like an empty location.
+    # The client would create the directory, and a misspelt location would appear empty.
     return open_existing_store(location, shown=shown)
 
 
 def parse_duration(text: str) -> dt.timedelta:
     """
-    Return the duration that *text* says: a number with s, m, h or d; seconds without.
+    Return the duration in *text*: a number and a unit (s, m, h, d).
 
     Raises:
-        UsageError: It says none.
+        UsageError: *text* is not a duration.
     """
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
-        raise UsageError(f"{text!r} is no duration; write 90s, 30m, 1h or 7d")
+        raise UsageError(f"{text!r} is not a duration; write 90s, 30m, 1h or 7d")
     return dt.timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
 
 
 def utc(milliseconds: int | None) -> str:
-    """Return a time for people, or "" for none."""
+    """Return a time as text, or "" for none."""
     if milliseconds is None:
         return ""
     moment = dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
@@ -126,7 +126,7 @@ def utc(milliseconds: int | None) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size for people."""
+    """Return a size as text."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

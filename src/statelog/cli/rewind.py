@@ -1,4 +1,4 @@
-"""`statelog rewind`: bring the source offsets and the state of a query back to one micro-batch."""
+"""`statelog rewind`: rewind the source offsets and the state of a query to one micro-batch."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def rewind(
     ],
     to: Annotated[
         int | None,
-        typer.Option(help="The last micro-batch that stays. Without it: list the possible ones."),
+        typer.Option(help="The last micro-batch to keep. Without it: list the possible ones."),
     ] = None,
     state_location: Annotated[
         str | None,
         typer.Option(help="The query's stateLocation, if it is not <checkpointLocation>/statelog."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--apply", help="Only show what would be done, or do it.")
+        bool, typer.Option("--dry-run/--apply", help="Only list the changes, or make them.")
     ] = True,
     min_age: Annotated[
         str,
@@ -55,27 +55,27 @@ def rewind(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
-    Bring source offsets and state of a stopped query back to one micro-batch; --apply does it.
+    Rewind source offsets and state of a stopped query to one micro-batch; --apply does it.
 
     The state after batch --to becomes the newest checkpoint, and Spark's files of later batches are
-    deleted (offsets, commits, and what file sources listed for them), so that the query plans and
-    reads them again.  A run that is still active is fenced: it fails at its next commit.  A rewind
-    that was interrupted is repeated with the same command.
+    deleted (offsets, commits, and the lists of file sources), so that the query plans and reads
+    them again.  A run that is still active is fenced: it fails at its next commit.  Repeat an
+    interrupted rewind with the same command.
 
-    A sink that remembers batch ids has to forget those after --to.  Exit status 1 if the query
-    cannot go back there: its checkpoint is not retained, its offsets are gone or are not those of
-    the state, a run seems to be active.
+    A sink that stores batch ids must drop those after --to.  Exit status 1 if the rewind is not
+    possible: the checkpoint is not retained, the offsets are missing or are not those of the state,
+    or a run seems to be active.
     """
     query = StoredQuery(open_existing(checkpoint_location))
     query.query_id()
     state = _open_state(checkpoint_location, state_location)
     if to is None:
         if not dry_run:
-            raise UsageError("--apply needs --to: the last micro-batch that stays")
+            raise UsageError("--apply needs --to: the last micro-batch to keep")
         _print_points(rewind_points(query, state), as_json)
         raise typer.Exit(EXIT_OK)
     if to < 0:
-        raise UsageError(f"--to {to}: a micro-batch has a number from 0")
+        raise UsageError(f"--to is {to}; the number of a micro-batch is at least 0")
     plan = plan_rewind(query, state, to)
     age = _age(query)
     is_young = age is not None and age < parse_duration(min_age)
@@ -91,7 +91,7 @@ def rewind(
     if is_young:
         raise CheckpointError(
             f"Spark wrote a micro-batch {_seconds(age)} ago, so the query may be running. Stop it, "
-            f"and wait until that is {min_age} ago; or say --min-age 0s if it surely has ended. "
+            f"and wait until that is {min_age} ago; or use --min-age 0s if it has certainly ended. "
             "Nothing was changed",
             reason="active",
         )
@@ -109,7 +109,7 @@ def _open_state(checkpoint_location: str, state_location: str | None) -> ObjectS
         return open_location(f"{checkpoint_location.rstrip('/')}/{_STATE_FOLDER}")
     except UsageError as error:
         raise UsageError(
-            f"{error}. Name the query's stateLocation with --state-location"
+            f"{error}. Pass the query's stateLocation with --state-location"
         ) from error
 
 
@@ -143,7 +143,7 @@ def _print_points(points: list[RewindPoint], as_json: bool) -> None:
             text.append(f"; not possible: {point.problem}", "yellow")
         shown.print(text, soft_wrap=True)
     if not as_json:
-        shown.print("Name one with --to to see what a rewind to it would change.")
+        shown.print("Choose one with --to to see what a rewind to it would change.")
 
 
 def _print_plan(plan: RewindPlan, as_json: bool, applied: int | None) -> None:
@@ -183,13 +183,15 @@ def _print_plan(plan: RewindPlan, as_json: bool, applied: int | None) -> None:
             soft_wrap=True,
         )
     else:
-        shown.print(f"State: already that of checkpoint {plan.checkpoint_id}; it stays.")
+        shown.print(f"State: already that of checkpoint {plan.checkpoint_id}; it is kept.")
     shown.print(
         f"Spark: batch {plan.batch_id + 1} is planned next (planned so far: up to "
         f"{plan.newest_batch_id}); {plural(plan.input_files, 'input file')} read again.",
         soft_wrap=True,
     )
     for path in plan.missing_files:
-        shown.print(Text(f"gone, its rows cannot be read again: {path}", "yellow"), soft_wrap=True)
+        shown.print(
+            Text(f"missing, its rows cannot be read again: {path}", "yellow"), soft_wrap=True
+        )
     if not done:
-        shown.print("This was a dry run; --apply does it. Stop the query before.")
+        shown.print("This was a dry run; --apply makes the changes. Stop the query before.")

@@ -1,4 +1,4 @@
-"""`statelog verify`: read everything that retained checkpoints reach, and check it."""
+"""`statelog verify`: read and verify every object that retained checkpoints reach."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
-    Read all that retained checkpoints need, and check it.
+    Read and verify every object that retained checkpoints need.
 
-    Every object they reach is read once and every checksum verified.  Exit status 1 if anything is damaged or gone.
+    Every object they reach is read once and every checksum verified.  Exit status 1 if an object is damaged or missing.
     """
     store = open_location(location)
     shown = console()

@@ -1,5 +1,5 @@
 """
-Which remote files lie in a cache on local disk, and which of them go when room is needed.
+Decide which remote files a cache keeps on local disk, and which it evicts.
 
 ::
 
@@ -7,10 +7,11 @@ Which remote files lie in a cache on local disk, and which of them go when room 
         ▲                    │ failed               │ failed                                     │
         └────────────────────┴──────────────────────┴────────────────────────────────────────────┘
 
-One opener fetches; the others wait for it.  Room is set aside before a byte is written, so the bound
-holds at every moment, unfinished files included.
-Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: bounded in bytes, least recently
-used first (there, only time bounds it); a fetch that fails leaves nothing behind (FLINK PR 27969).
+One caller fetches a file; the others wait for it.  Space is reserved before a byte is written, so
+the bound holds at every moment, unfinished files included.
+Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: the cache is bounded in bytes and
+evicts the least recently used file first (in Flink, only time bounds it); a failed fetch leaves
+nothing behind (FLINK PR 27969).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from statelog.errors import check
 
 
 class Lookup(enum.Enum):
-    """What somebody who wants a file shall do."""
+    """What a caller that wants a file does next."""
 
     READ = "read"
     FETCH = "fetch"
@@ -34,7 +35,7 @@ class Lookup(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileFetched:
-    """The bytes of the file are here; *whole* if they prove it.  May they be written?"""
+    """The bytes of the file are fetched; *whole* if their checksums prove it."""
 
     path: str
     size_bytes: int
@@ -43,14 +44,14 @@ class FileFetched:
 
 @dataclass(frozen=True, slots=True)
 class FileWritten:
-    """The file lies in the cache under its name."""
+    """The file is stored in the cache under its name."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """The file could not be fetched, or not be written; its temporary file is gone."""
+    """The file could not be fetched or written; its temporary file is deleted."""
 
     path: str
 
@@ -64,17 +65,17 @@ class FileLost:
 
 @dataclass(frozen=True, slots=True)
 class IdleChecked:
-    """The moment of a `CheckIdle` has come."""
+    """The time of a `CheckIdle` is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheClosed:
-    """The cache ends; all its files go."""
+    """The cache is closed; all its files are removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteFile:
-    """There is room: write the file."""
+    """Space is reserved: write the file."""
 
     path: str
 
@@ -82,7 +83,7 @@ class WriteFile:
 class Reason(enum.Enum):
     """Why a file leaves the cache."""
 
-    ROOM = "room"
+    EVICTED = "evicted"
     IDLE = "idle"
     LOST = "lost"
     CLOSED = "closed"
@@ -127,12 +128,12 @@ class CachedFiles:
     Invariants:
       1. `used_bytes` is the summed size of the files that are written or being written, and at
          most the bound;
-      2. while a file is ready and the cache is open, an idle check is on its way;
+      2. while a file is ready and the cache is open, an idle check is scheduled;
       3. a closed cache has no ready file.
 
     Args:
         max_bytes: Bound of the files on disk, >= 0.
-        idle_ns: Life of a file after its last use.
+        idle_ns: Time after its last use at which a file is removed.
     """
 
     def __init__(self, max_bytes: int, idle_ns: int) -> None:
@@ -146,7 +147,7 @@ class CachedFiles:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes on disk, and those set aside for files being written."""
+        """Bytes on disk, and bytes reserved for files being written."""
         return self._used_bytes
 
     def ready(self, path: str) -> bool:
@@ -155,14 +156,14 @@ class CachedFiles:
         return file is not None and file.state is _State.READY
 
     def settled(self, path: str) -> bool:
-        """Return whether nobody is fetching or writing the file."""
+        """Return whether the file is neither being fetched nor being written."""
         return path not in self._files or self.ready(path)
 
     def look_up(self, path: str, now_ns: int) -> Lookup:
-        """Return what to do for *path*; `FETCH` makes the caller the one who fetches it."""
+        """Return what to do for *path*; after `FETCH` the caller must fetch it."""
         file = self._files.get(path)
         if path in self._passing:
-            return Lookup.PASS  # never kept, so nobody need wait for another's download
+            return Lookup.PASS  # never kept, so no caller waits for another's download
         if file is None:
             self._files[path] = _File()
             return Lookup.FETCH
@@ -209,23 +210,23 @@ class CachedFiles:
                 assert_never(event)
 
     def _admit(self, path: str, size_bytes: int) -> list[Action]:
-        """Make room for a file; without room, or need of it, let it go."""
+        """Reserve space for a file, evicting others, or drop it."""
         file = self._files.get(path)
         if file is None:
             return []
         unready = sum(each.size_bytes for key, each in self._files.items() if not self.ready(key))
         if self._closed or path in self._passing or unready + size_bytes > self._max_bytes:
-            del self._files[path]  # what nobody can evict leaves too little room
+            del self._files[path]  # files that cannot be evicted leave too little space
             return []
         evicted: list[str] = []
-        room = self._max_bytes - self._used_bytes
+        free_bytes = self._max_bytes - self._used_bytes
         for key, each in self._files.items():
-            if room >= size_bytes:
+            if free_bytes >= size_bytes:
                 break
             if self.ready(key):
                 evicted.append(key)
-                room += each.size_bytes
-        actions = self._forget(Reason.ROOM, *evicted)
+                free_bytes += each.size_bytes
+        actions = self._forget(Reason.EVICTED, *evicted)
         file.state, file.size_bytes = _State.WRITING, size_bytes
         self._used_bytes += size_bytes
         return [*actions, WriteFile(path)]
@@ -254,8 +255,8 @@ class CachedFiles:
             InvariantError: One of the class's invariants is broken.
         """
         used = sum(file.size_bytes for file in self._files.values())
-        check(used == self._used_bytes, f"{self._used_bytes} bytes noted, {used} there")
+        check(used == self._used_bytes, f"{self._used_bytes} bytes recorded, {used} stored")
         check(used <= self._max_bytes, f"{used} bytes in a cache of {self._max_bytes}")
         ready = [path for path in self._files if self.ready(path)]
-        check(not ready or self._closed or self._check_pending, "files nobody will clean up")
+        check(not ready or self._closed or self._check_pending, "ready files without an idle check")
         check(not (self._closed and ready), "a closed cache has files")

@@ -1,8 +1,8 @@
 """
-A writer's memory: which change sets exist, and how far each is on its way to the store.
+The change sets of one writer, and the upload state of each.
 
-Two rules: every decision about a set is made here, and nothing here knows of stores, threads or
-clocks.  A set lives in one of four places::
+Two rules: every decision about a set is made here, and this module uses no store, thread or clock.
+A set is in one of four places::
 
     cut ──> not_uploaded ──> uploading ──> uploaded ──> (truncated)
                                 │  ▲
@@ -10,9 +10,9 @@ clocks.  A set lives in one of four places::
                               failed
 
 Source: Flink, FsStateChangelogWriter.  Deviations, each a repair:
-- a failed set is kept and sent again, so one bad hour does not poison the writer (H10);
+- a failed set is kept and sent again, so the writer stays usable after failed uploads (H10);
 - truncation never moves back, and a close completes every open persist (H11);
-- truncating something an open persist still needs fails that persist, instead of completing it
+- truncating a set that an open persist still needs fails that persist, instead of completing it
   with a handle to a file that is being deleted;
 - the incremental size counts each set once, in the first snapshot that holds it (H11);
 - an upload that ends after the close is released, not deleted: others may share its file (H3).
@@ -20,10 +20,27 @@ Source: Flink, FsStateChangelogWriter.  Deviations, each a repair:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
-from statelog.arguments import instance, whole_number
+from statelog.core.change_log_events import (
+    Action,
+    ChangesCut,
+    Closed,
+    CompletePersist,
+    Confirmed,
+    Event,
+    FailPersist,
+    FlushRequested,
+    HandOver,
+    OfferFiles,
+    PersistRequested,
+    ReleaseSets,
+    StartUpload,
+    Truncated,
+    UploadFailed,
+    UploadSucceeded,
+)
 from statelog.errors import (
     ChangesNotAppendedError,
     ChangesTruncatedError,
@@ -31,207 +48,12 @@ from statelog.errors import (
     WriterClosedError,
     check,
 )
-from statelog.model import (
-    ByteStreamStateHandle,
-    ChangeBatch,
-    FileStateHandle,
-    HandleAndOffset,
-    SequenceNumber,
-    StateChangeSet,
-    StreamStateHandle,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadResult:
-    """
-    Where one change set has become durable.
-
-    Args:
-        log_id: The writer's number within its storage.
-        sqn: The set's position in that writer's log.
-        size_bytes: Summed value bytes of the set.
-        entry: File (or inline bytes), offset, encoded size and checksum.
-        local: The same in the host-local copy, or None without one.
-    """
-
-    log_id: int
-    sqn: SequenceNumber
-    size_bytes: int
-    entry: HandleAndOffset
-    local: HandleAndOffset | None = None
-
-    @classmethod
-    def of(
-        cls,
-        handle: StreamStateHandle,
-        change_set: StateChangeSet,
-        offset: int,
-        *,
-        encoded_bytes: int | None = None,
-        crc32c: int | None = None,
-        local_handle: StreamStateHandle | None = None,
-    ) -> UploadResult:
-        """
-        Return the result for *change_set*, which is in *handle* at a payload offset.
-
-        Args:
-            handle: The file or inline bytes.
-            change_set: The set.
-            offset: Uncompressed payload bytes before it, without the flag byte.
-            encoded_bytes: Its encoded length; with the checksum, readers fetch and verify it alone.
-            crc32c: Checksum over its encoded bytes.
-            local_handle: The host-local copy of the file, or None.
-
-        Raises:
-            UsageError: The offset is negative, or an argument is of another class.
-        """
-        instance(change_set, "change_set", StateChangeSet, "a StateChangeSet")
-        for name, each in (("handle", handle), ("local_handle", local_handle or handle)):
-            instance(each, name, (FileStateHandle, ByteStreamStateHandle), "a stream state handle")
-        entry = HandleAndOffset(
-            handle, whole_number(offset, "offset", low=0), encoded_bytes, crc32c
-        )
-        return cls(
-            log_id=change_set.log_id,
-            sqn=change_set.sqn,
-            size_bytes=change_set.size_bytes,
-            entry=entry,
-            local=None if local_handle is None else replace(entry, handle=local_handle),
-        )
-
-
-# --- events: what happened ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ChangesCut:
-    """The appended changes become the next set; *size_bytes* is the sum of their values."""
-
-    batches: tuple[ChangeBatch, ...]
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PersistRequested:
-    """A checkpoint wants everything at or after *from_sqn* to be durable."""
-
-    persist_id: int
-    from_sqn: int
-
-
-@dataclass(frozen=True, slots=True)
-class FlushRequested:
-    """So much was appended that it shall be uploaded before a checkpoint asks."""
-
-
-@dataclass(frozen=True, slots=True)
-class UploadSucceeded:
-    """These sets are durable."""
-
-    results: tuple[UploadResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UploadFailed:
-    """The upload of these sets has failed for good."""
-
-    sqns: tuple[int, ...]
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A completed checkpoint holds the sets of [from_sqn, to_sqn)."""
-
-    from_sqn: int
-    to_sqn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Truncated:
-    """No checkpoint and no restore needs the sets below *to_sqn* any more."""
-
-    to_sqn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """
-    The writer ends.
-
-    Args:
-        unwanted_from_sqn: Sets at or above it were in no checkpoint; their files can go.  None
-            to keep whatever was handed out.
-    """
-
-    unwanted_from_sqn: int | None = None
-
-
-# --- actions: what the shell shall do -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartUpload:
-    """Hand these sets to the scheduler, as one task."""
-
-    change_sets: tuple[StateChangeSet, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletePersist:
-    """Everything the persist asked for is durable."""
-
-    persist_id: int
-    results: tuple[UploadResult, ...]
-    incremental_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailPersist:
-    """Something the persist asked for cannot become durable now."""
-
-    persist_id: int
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class OfferFiles:
-    """These results are about to leave in a handle."""
-
-    results: tuple[UploadResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """A checkpoint owns the files of these results from now on."""
-
-    results: tuple[UploadResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSets:
-    """This writer no longer needs these sets; a file nobody needs may be deleted."""
-
-    results: tuple[UploadResult, ...]
-
-
-Event = (
-    ChangesCut
-    | PersistRequested
-    | FlushRequested
-    | UploadSucceeded
-    | UploadFailed
-    | Confirmed
-    | Truncated
-    | Closed
-)
-Action = StartUpload | CompletePersist | FailPersist | OfferFiles | HandOver | ReleaseSets
+from statelog.model import ChangeBatch, SequenceNumber, StateChangeSet, UploadResult
 
 
 @dataclass(slots=True)
 class _Persist:
-    """An open persist over [from_sqn, to_sqn): what is there, and how many are missing."""
+    """An open persist over [from_sqn, to_sqn), and its results so far."""
 
     from_sqn: int
     to_sqn: int
@@ -244,7 +66,7 @@ class _Persist:
 
 @dataclass(slots=True)
 class _Uploaded:
-    """A durable set: was it in a snapshot (offered), does a checkpoint own its file (confirmed)."""
+    """A durable set: *offered* once a snapshot names it, *confirmed* once a checkpoint owns it."""
 
     result: UploadResult
     offered: bool = False
@@ -287,7 +109,7 @@ class ChangeLog:
 
     @property
     def pending_bytes(self) -> int:
-        """Value bytes that are cut but not on their way; they count for the flush threshold."""
+        """Value bytes that are cut and not uploading; they count for the flush threshold."""
         return self._pending_bytes
 
     @property
@@ -306,8 +128,8 @@ class ChangeLog:
 
         Raises:
             WriterClosedError: The log has ended.
-            ChangesTruncatedError: *from_sqn* lies below the truncation point.
-            ChangesNotAppendedError: *from_sqn* lies above the next number.
+            ChangesTruncatedError: *from_sqn* is below the truncation point.
+            ChangesNotAppendedError: *from_sqn* is above the next number.
         """
         if self._closed:
             raise WriterClosedError(
@@ -315,14 +137,15 @@ class ChangeLog:
             )
         if from_sqn < self._lowest:
             raise ChangesTruncatedError(
-                f"persist from {from_sqn}: the changes below {self._lowest} are truncated; ask "
-                "from there, after a materialization that covers them",
+                f"persist from {from_sqn}: the changes below {self._lowest} are truncated; persist "
+                f"from {self._lowest}, after a snapshot that covers the older changes",
                 from_sqn=from_sqn,
                 truncated_to_sqn=self._lowest,
             )
         if from_sqn > self._active:
             raise ChangesNotAppendedError(
-                f"persist from {from_sqn}: only changes below {self._active} exist so far",
+                f"persist from {from_sqn}: only changes below {self._active} exist; use a number "
+                "that `next_sequence_number` returned",
                 from_sqn=from_sqn,
                 active_sqn=self._active,
             )
@@ -334,7 +157,7 @@ class ChangeLog:
         Raises:
             UsageError: The event cannot happen now; nothing has changed.
         """
-        del now_ns  # nothing here depends on time; the door is the same for every core object
+        del now_ns  # nothing here depends on time; every core object has this signature
         match event:
             case ChangesCut(batches, size_bytes):
                 return self._cut(batches, size_bytes)
@@ -375,12 +198,12 @@ class ChangeLog:
         persist = _Persist(from_sqn, self._active, ready)
         if persist.complete:
             return [*uploads, *self._complete(persist_id, persist)]
-        # Listed before the upload starts: a direct scheduler completes it inside the call.
+        # Recorded before the upload starts: a direct scheduler completes it inside the call.
         self._persists[persist_id] = persist
         return uploads
 
     def _start_upload(self, from_sqn: int) -> list[Action]:
-        """Send what is not on its way; failed sets get their next chance."""
+        """Upload the sets that are not uploading; failed sets are sent again."""
         sets = []
         for sqn in sorted((*self._not_uploaded, *self._failed)):
             if sqn < from_sqn:
@@ -409,7 +232,7 @@ class ChangeLog:
         for result in results:
             sqn = result.sqn.value
             if self._uploading.pop(sqn, None) is None:
-                late.append(result)  # truncated or closed meanwhile; nobody waits for it
+                late.append(result)  # truncated or closed meanwhile: no persist waits for it
                 continue
             self._uploaded[sqn] = _Uploaded(result)
             for persist in self._persists.values():
@@ -459,7 +282,8 @@ class ChangeLog:
     def _truncate(self, to_sqn: int) -> list[Action]:
         if to_sqn > self._active:
             raise ChangesNotAppendedError(
-                f"truncate to {to_sqn}: only changes below {self._active} exist so far",
+                f"truncate to {to_sqn}: only changes below {self._active} exist; use a number that "
+                "`next_sequence_number` returned",
                 to_sqn=to_sqn,
                 active_sqn=self._active,
             )
@@ -491,7 +315,7 @@ class ChangeLog:
             entry = self._uploaded[sqn]
             wanted = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
             if wanted and not entry.confirmed:
-                kept.append(entry.result)  # a handle names it: whoever has the handle owns it
+                kept.append(entry.result)  # a handle names its file, so the holder owns the file
             released.append(entry.result)
         persists = list(self._persists)
         for places in (self._not_uploaded, self._uploading, self._failed):
@@ -500,7 +324,8 @@ class ChangeLog:
         self._persists.clear()
         self._pending_bytes = 0
         error = WriterClosedError(
-            f"writer {self._log_id} was closed before the changes were durable",
+            f"writer {self._log_id} was closed before the changes were durable; append them to a "
+            "new writer",
             log_id=self._log_id,
         )
         actions: list[Action] = [FailPersist(persist_id, error) for persist_id in persists]
@@ -522,7 +347,7 @@ class ChangeLog:
         expected = [] if self._closed else list(range(self._lowest, self._active))
         check(numbers == expected, f"sets {numbers} instead of {expected}")
         pending = sum(change_set.size_bytes for change_set in self._not_uploaded.values())
-        check(self._pending_bytes == pending, "pending_bytes is off")
+        check(self._pending_bytes == pending, "pending_bytes is wrong")
         for persist_id, persist in self._persists.items():
             missing = set(range(persist.from_sqn, persist.to_sqn)) - set(persist.ready)
             check(bool(missing), f"persist {persist_id} is complete but open")

@@ -1,8 +1,7 @@
 """
-What the checkpoint ledger is told, and what it asks for.
+The events and actions of the checkpoint ledger (`core/checkpoint_ledger.py`).
 
-Events say what happened, actions what shall be done.  The ledger itself is in
-`core.checkpoint_ledger`.
+An event is what happened, an action is what the shell does next.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from statelog.model import (
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
     """
-    A checkpoint and the objects it alone or with others keeps alive.
+    A retained checkpoint and the objects it needs.
 
     Args:
         checkpoint_id: Its number.
-        objects: All objects it needs, its own metadata last; None if it cannot be read, and then
-            nothing can be called garbage while it is retained.
+        objects: All objects it needs, its own metadata last.  None if it cannot be read; then no
+            object counts as garbage while it is retained.
     """
 
     checkpoint_id: int
@@ -39,11 +38,11 @@ class RetainedCheckpoint:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """
-    The past is known.
+    The history of the location was read.
 
     Args:
-        latest: The checkpoint to continue from; None at the very beginning.
-        retained: Checkpoints that count, ascending, *latest* last.
+        latest: The checkpoint to continue from; None for an empty location.
+        retained: Retained checkpoints, ascending, *latest* last.
         leftovers: Checkpoints no longer retained whose clean-up may not have been finished.
     """
 
@@ -54,7 +53,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Triggered:
-    """Tasks that own *ranges* were asked for checkpoint *checkpoint_id*."""
+    """Checkpoint *checkpoint_id* was requested from the tasks that own *ranges*."""
 
     checkpoint_id: int
     ranges: tuple[KeyGroupRange, ...]
@@ -70,7 +69,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Somebody cannot or will not go on with the checkpoint."""
+    """A task or the driver gave up the checkpoint."""
 
     checkpoint_id: int
     reason: str
@@ -78,14 +77,14 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """The engine wants the checkpoint committed; from here on its parts are fixed."""
+    """The engine commits the checkpoint; its parts are fixed from here on."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The metadata object is there, and it is ours."""
+    """The metadata object exists, and this owner wrote it."""
 
     checkpoint: CompletedCheckpoint
     objects: tuple[str, ...]
@@ -93,19 +92,19 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Another owner has taken the location over."""
+    """Another owner has taken over the location."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CleanUpRequested:
-    """The engine has time for clean-up."""
+    """The engine runs the clean-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """These objects are gone."""
+    """These objects were deleted."""
 
     paths: tuple[str, ...]
 
@@ -135,7 +134,7 @@ class WriteMetadata:
         parent_id: The checkpoint it continues.
         materialized: Its snapshots.
         log: Its log handles; those of this checkpoint may be inline.
-        retained: Checkpoints that count from then on, itself included.
+        retained: Checkpoints retained after the commit, itself included.
     """
 
     checkpoint_id: int
@@ -147,7 +146,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObjects:
-    """Delete these objects in this order, then report those that are gone with `Deleted`."""
+    """Delete these objects in this order, then report the deleted ones with `Deleted`."""
 
     paths: tuple[str, ...]
 

@@ -1,11 +1,12 @@
 """
-The coordinator's memory: who has acknowledged, what a commit consists of, what is garbage.
+The checkpoints of one owner: acknowledgements, the parts of a commit, and garbage.
 
-No IO, no clock, no names of objects: the shell tells what happened (`handle(event, now_ns)`) and
-does what the actions say.  An event that must not be is refused with an error and changes nothing.
+No IO, no clock, no names of objects: the shell passes events to `handle(event, now_ns)` and
+performs the returned actions.  An event that is not allowed is refused with an error and changes
+nothing.
 Source: Flink, CheckpointCoordinator, PendingCheckpoint and SharedStateRegistry.  Deviations: one
-checkpoint at a time; garbage is found by counting references of retained checkpoints, and what a
-pending acknowledgement names is never garbage.
+checkpoint at a time; garbage is found by counting references of retained checkpoints, and an
+object that a pending acknowledgement names is never garbage.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ class _Pending:
 
 class CheckpointLedger:
     """
-    Remembers checkpoints for one owner.
+    The checkpoints of one owner.
 
     Invariants:
         1. The references to an object are the retained checkpoints that name it.
         2. No garbage is named by a retained checkpoint.
-        3. The pending checkpoint is younger than the latest one.
+        3. The pending checkpoint is newer than the latest one.
         4. Retained ids ascend and end with the latest one.
         5. A pending checkpoint holds snapshots of its own ranges only, and these are disjoint.
 
@@ -99,16 +100,16 @@ class CheckpointLedger:
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """
-        Take an event in and return what is to be done.
+        Handle an event and return the actions it requires.
 
         Args:
             event: What happened.
             now_ns: Time, nanoseconds of any steady count.
 
         Raises:
-            FencedError: This owner has lost its place; nothing but `Restored` is taken any more.
-            CheckpointError: The event does not fit what is known; nothing has changed.
-            UsageError: The ranges of a trigger overlap or pass the key groups of the job.
+            FencedError: This owner is fenced; only `Restored` is accepted.
+            CheckpointError: The event contradicts the state of the ledger; nothing has changed.
+            UsageError: The ranges of a trigger overlap or exceed the key groups of the job.
         """
         if self._fenced is not None and not isinstance(event, Restored | Fenced):
             raise FencedError(self._fenced)
@@ -169,7 +170,7 @@ class CheckpointLedger:
         if event.checkpoint_id < 0 or (latest and event.checkpoint_id <= latest.checkpoint_id):
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} cannot begin: "
-                + (f"{latest.checkpoint_id} is complete already" if latest else "negative id"),
+                + (f"{latest.checkpoint_id} is already complete" if latest else "negative id"),
                 checkpoint_id=event.checkpoint_id,
                 reason="not_newer",
             )
@@ -180,7 +181,7 @@ class CheckpointLedger:
         for key_groups in ranges:
             if not len(key_groups) or key_groups.end >= self._max_parallelism:
                 raise UsageError(
-                    f"key group range {key_groups} is empty or passes the {self._max_parallelism} "
+                    f"key group range {key_groups} is empty or exceeds the {self._max_parallelism} "
                     "key groups of the job"
                 )
         self._declined.pop(event.checkpoint_id, None)
@@ -209,7 +210,7 @@ class CheckpointLedger:
         if pending.committing:
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} is being committed; the acknowledgement of "
-                f"{snapshot.key_group_range} comes too late",
+                f"{snapshot.key_group_range} is too late",
                 checkpoint_id=event.checkpoint_id,
                 reason="committing",
             )
@@ -308,7 +309,7 @@ class CheckpointLedger:
 
     def _clean_up(self) -> list[Action]:
         if any(objects is None for objects in self._retained.values()):
-            return []  # what the unreadable one needs is unknown, so everything may be needed
+            return []  # the needs of the unreadable one are unknown, so every object may be needed
         awaited = self._named_by_pending()
         paths = tuple(path for path in self._garbage if path not in awaited)
         return [DeleteObjects(paths)] if paths else []
@@ -356,7 +357,7 @@ class CheckpointLedger:
 def _unknown(
     known: Sequence[MaterializedHandle], snapshots: Sequence[TaskStateSnapshot]
 ) -> list[MaterializedHandle]:
-    """Return the snapshots that were acknowledged now for the first time."""
+    """Return the snapshots acknowledged for the first time."""
     return [
         one.materialized
         for one in snapshots

@@ -3,18 +3,18 @@ Who owns an uploaded file, and when it may be deleted.
 
 ::
 
-    task ──> offered ──> checkpoint          a checkpoint owns it: only the checkpoint room deletes
+    task ──> offered ──> checkpoint          a checkpoint owns it: only the checkpoint side deletes
       │         │
       └────┬────┘   last set released
            ▼
         garbage                              delete it
 
-A file holds sets of several writers.  It counts them; each set is released exactly once, by its
-writer.  One confirmed set protects the whole file for ever, because the checkpoint's handle names
-the file, not the set.  A file may have a host-local copy: it goes with a file that is deleted, and
-is let go with one that is handed over.
-Source: Flink, TaskChangelogRegistry.  Deviations: a file confirmed and then released is forgotten
-silently; a discarded file is forgotten too, and takes its copy with it (there, both stay, H6).
+A file contains sets of several writers.  They are counted; each set is released exactly once, by
+its writer.  One confirmed set protects the whole file from then on, because the checkpoint's handle
+names the file, not the set.  A file may have a host-local copy.  The copy is deleted with the file,
+and released when the file is handed over.
+Source: Flink, TaskChangelogRegistry.  Deviations: a file confirmed and then released is no longer
+tracked; nor is a discarded file, whose copy is deleted (in Flink both remain, H6).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FileOwner(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileTracked:
-    """A file was uploaded that holds *num_sets* (> 0) change sets; *copy* is its local copy."""
+    """A file with *num_sets* (> 0) change sets was uploaded; *copy* is its local copy."""
 
     path: str
     num_sets: int
@@ -46,7 +46,7 @@ class FileTracked:
 
 @dataclass(frozen=True, slots=True)
 class FileOffered:
-    """A handle that names the file has left the writer."""
+    """A handle that names the file was returned by the writer."""
 
     path: str
 
@@ -60,35 +60,35 @@ class FileConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class SetReleased:
-    """One set of the file is not needed by its writer any more."""
+    """One set of the file is no longer needed by its writer."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class FileDiscarded:
-    """The file lost its race and is in no result; it goes whatever its count says."""
+    """The file is in no result, because another attempt won; delete it whatever its count."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """Nobody needs the file."""
+    """Delete a file that is no longer needed."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropCopy:
-    """The file goes, and its local copy with it."""
+    """Delete the local copy of a deleted file."""
 
     copy: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCopy:
-    """The task needs the local copy no longer; checkpoints may."""
+    """The task no longer needs the local copy; checkpoints may."""
 
     copy: str
 
@@ -110,9 +110,9 @@ class FileOwnership:
 
     Invariants:
       1. a tracked file has at least one set that is not released;
-      2. no tracked file is garbage: garbage leaves as a `DeleteFile`, once;
+      2. no tracked file is garbage: garbage is returned as a `DeleteFile`, once;
       3. a file of a checkpoint never becomes garbage;
-      4. a local copy is dropped or released once: when its file leaves.
+      4. a local copy is dropped or released once: when its file is no longer tracked.
     """
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ class FileOwnership:
         match event:
             case FileTracked(path, num_sets, copy):
                 if num_sets <= 0:
-                    raise UsageError(f"file {path} must be tracked with at least one set")
+                    raise UsageError(f"file {path} has {num_sets} change sets; it must have some")
                 if path in self._files:
-                    raise UsageError(f"file {path} is tracked already; names are never reused")
+                    raise UsageError(f"file {path} is already tracked; give each file a new name")
                 self._files[path] = _File(FileOwner.TASK, num_sets, copy)
                 return []
             case FileOffered(path):
@@ -188,7 +188,7 @@ class FileOwnership:
 
 
 def _leave(path: str, file: _File) -> list[Action]:
-    """Say what becomes of a file, and of its copy, that is tracked no longer."""
+    """Return the actions for a file, and its copy, that is no longer tracked."""
     if file.owner is FileOwner.CHECKPOINT:
         return [] if file.copy is None else [ReleaseCopy(file.copy)]
     return [DeleteFile(path)] if file.copy is None else [DeleteFile(path), DropCopy(file.copy)]

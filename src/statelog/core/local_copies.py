@@ -1,19 +1,19 @@
 """
-Which host-local copies of changelog files are still of use, and when one can go.
+Which host-local copies of changelog files are still needed, and when to delete one.
 
 ::
 
     written ──> held by the log ────────────┐
-                     │  a checkpoint uses it │ nobody holds it, nobody uses it
+                     │  a checkpoint uses it │ not held, not used
                      ▼                       ▼
                 used by checkpoints ────> deleted
 
-A copy lives as long as the log still has a set of its file, or a checkpoint uses it that is in
-flight or the last confirmed one.  An aborted checkpoint takes back its own use and nothing else.
-Where the remote file itself is deleted, the copy goes at once: there is nothing left to restore.
-Source: Flink, LocalChangelogRegistryImpl.  Deviations: all uses are remembered, not only the last
-one, so that the abort of checkpoint N leaves what N-1 needs (H9); a copy that the log still has is
-not deleted, because the next checkpoint would name it without there being a file.
+A copy is kept as long as the log still has a set of its file, or a checkpoint uses it that is in
+flight or the last confirmed one.  An aborted checkpoint ends its own use and no other.  When the
+remote file is deleted, its copy is deleted too, because no restore can need it.
+Source: Flink, LocalChangelogRegistryImpl.  Deviations: all uses are recorded, not only the last
+one, so that the abort of checkpoint N keeps what N-1 needs (H9); a copy that the log still has is
+not deleted, because the next checkpoint would name a file that does not exist.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CopyWritten:
 
 @dataclass(frozen=True, slots=True)
 class CopyUsed:
-    """A checkpoint names the copy; an unknown copy becomes known."""
+    """A checkpoint names the copy, which is tracked from now on."""
 
     path: str
     checkpoint_id: int
@@ -42,14 +42,14 @@ class CopyUsed:
 
 @dataclass(frozen=True, slots=True)
 class CopyReleased:
-    """The log has no set of the file any more; checkpoints may."""
+    """The log has no more sets of the file; checkpoints may use it."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class CopyDropped:
-    """The remote file is gone, so the copy is of no use to anybody."""
+    """The remote file was deleted, so no restore needs the copy."""
 
     path: str
 
@@ -70,12 +70,12 @@ class CheckpointAborted:
 
 @dataclass(frozen=True, slots=True)
 class CopiesClosed:
-    """Forget everything; files stay for whoever restores on this host."""
+    """Stop tracking; the files are kept for a restore on this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteCopy:
-    """Nobody needs the copy."""
+    """Delete a copy that is no longer needed."""
 
     path: str
 
@@ -94,7 +94,7 @@ Action = DeleteCopy
 
 @dataclass(slots=True)
 class _Copy:
-    """Does the log hold it, and which checkpoints use it."""
+    """Whether the log holds the copy, and which checkpoints use it."""
 
     held: bool
     uses: list[int] = field(default_factory=list)
@@ -110,7 +110,7 @@ class LocalCopies:
 
     Invariants:
       1. every known copy is held by the log or used by a checkpoint;
-      2. a copy is deleted at most once, and is unknown from then on;
+      2. a copy is deleted at most once, and is not tracked from then on;
       3. an abort deletes no copy that a confirmed checkpoint uses;
       4. the uses of a copy are distinct.
     """
@@ -132,7 +132,7 @@ class LocalCopies:
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Note what happened and return which copies to delete."""
-        del now_ns  # nothing here depends on time; the door is the same for every core object
+        del now_ns  # nothing here depends on time; every core object has this signature
         match event:
             case CopyWritten(path):
                 self._copies.setdefault(path, _Copy(held=True)).held = True
@@ -146,7 +146,7 @@ class LocalCopies:
                 released = self._copies.get(path)
                 if released is not None:
                     released.held = False
-                return self._sweep([path])
+                return self._delete_unneeded([path])
             case CopyDropped(path):
                 return [] if self._copies.pop(path, None) is None else [DeleteCopy(path)]
             case CheckpointConfirmed(checkpoint_id):
@@ -165,15 +165,15 @@ class LocalCopies:
 
     def _abort(self, checkpoint_id: int) -> list[Action]:
         if self._confirmed is not None and checkpoint_id <= self._confirmed:
-            return []  # too late: it, or a newer one, is what a restore would take
+            return []  # too late: a restore would use it, or a newer one
         return self._end_uses(lambda use: use == checkpoint_id)
 
     def _end_uses(self, over: Callable[[int], bool]) -> list[Action]:
         for copy in self._copies.values():
             copy.uses = [use for use in copy.uses if not over(use)]
-        return self._sweep(list(self._copies))
+        return self._delete_unneeded(list(self._copies))
 
-    def _sweep(self, paths: list[str]) -> list[Action]:
+    def _delete_unneeded(self, paths: list[str]) -> list[Action]:
         deleted: list[Action] = []
         for path in paths:
             copy = self._copies.get(path)
@@ -190,5 +190,5 @@ class LocalCopies:
             InvariantError: One of the class's invariants is broken.
         """
         for path, copy in self._copies.items():
-            check(copy.needed, f"{path} is kept for nobody")
+            check(copy.needed, f"{path} is kept and not needed")
             check(len(set(copy.uses)) == len(copy.uses), f"{path} is used twice by a checkpoint")

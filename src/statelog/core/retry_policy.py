@@ -1,5 +1,5 @@
 """
-When an upload is tried again, and how long an attempt may take.
+When an upload is retried, and how long an attempt may take.
 
 Source: Flink, RetryPolicy.  Deviation: a retry can back off exponentially, with jitter.
 """
@@ -26,12 +26,12 @@ class RetryKind(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """
-    When to try again; make one with `none`, `fixed` or `exponential`.
+    When to retry; create one with `none`, `fixed` or `exponential`.
 
     Args:
         kind: How the delay grows.
         max_attempts: Attempts including the first, >= 1.
-        timeout_ns: Time after which an attempt gets a rival; None for never.
+        timeout_ns: Time after which a hedged attempt starts; None for never.
         delay_ns: Delay after an error (not after a time-out).
         delay_max_ns: Bound for exponential delays.
     """
@@ -48,7 +48,8 @@ class RetryPolicy:
             raise InvalidOptionsError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if (self.timeout_ns is not None and self.timeout_ns <= 0) or self.delay_ns < 0:
             raise InvalidOptionsError(
-                "a retry policy needs a time-out above zero (or None) and no negative delay"
+                f"a retry policy needs a time-out above zero (or None) and a delay of at least 0, "
+                f"not {self.timeout_ns} ns and {self.delay_ns} ns"
             )
 
     @classmethod
@@ -63,7 +64,7 @@ class RetryPolicy:
         timeout_s: float | None = 1.0,
         delay_after_failure_s: float = 0.5,
     ) -> RetryPolicy:
-        """Return Flink's policy: the same delay after each error, none after a time-out."""
+        """Return Flink's policy: a fixed delay after an error, none after a time-out."""
         return cls(
             kind=RetryKind.FIXED,
             max_attempts=max_attempts,
@@ -79,7 +80,7 @@ class RetryPolicy:
         first_delay_s: float = 0.1,
         delay_max_s: float = 5.0,
     ) -> RetryPolicy:
-        """Return a policy whose delay doubles up to a bound, spread by jitter over its half."""
+        """Return a policy whose delay doubles up to a bound, with jitter."""
         return cls(
             kind=RetryKind.EXPONENTIAL,
             max_attempts=max_attempts,

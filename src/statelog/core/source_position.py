@@ -1,10 +1,10 @@
 """
 How far a query has read its sources, as text that can be compared.
 
-Spark writes the offset of every source into `offsets/<batch>` before it runs a micro-batch.  The
+Spark writes the offset of every source to `offsets/<batch>` before it runs a micro-batch.  The
 offset of a file source is only the number of an entry in the source's own log,
-`sources/<folder>/<entry>`; which files that entry names is decided when it is written.  So a
-position is decisive only together with what the log says of the entries that the batch covers.
+`sources/<folder>/<entry>`; the files of that entry are chosen when it is written.  So a position
+identifies the input only together with the log entries that the batch covers.
 Source: Spark's OffsetSeqLog, FileStreamSourceLog, CompactibleFileStreamLog.
 """
 
@@ -22,22 +22,22 @@ from statelog.errors import CorruptionError, IncompatibleFormatError
 NOTHING_READ: Final = ""
 """The position of a query that has read nothing from any source."""
 NO_ENTRY: Final = -1
-"""What comes before the first entry of a source's log."""
+"""The position before the first entry of a source's log."""
 NO_OFFSET: Final = "-"
-"""What the offset log holds for a source that has not been read."""
+"""The entry of the offset log for a source that has not been read."""
 _VERSION: Final = "v1"
 
 
 class SourceLog(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What a source's own log says of the entries that a micro-batch covers.
+    The entries of a source's own log that a micro-batch covers.
 
     Args:
         source: Place of the source among the query's offsets, from 0.
         folder: Name of its log below `sources/`.
         after: Last entry before the batch; -1 for none.
         upto: Last entry of the batch.
-        digest: Of the files that the entries in between name, with their times; "" if an entry is
+        digest: Digest of the files in the entries between, with their times; "" if an entry is
             missing.
     """
 
@@ -91,7 +91,7 @@ def position_of(offsets: Sequence[str | None]) -> str:
 
 
 def log_entry(offset: str | None) -> int | None:
-    """Return the entry that *offset* names in the source's own log; None if it names none."""
+    """Return the log entry that *offset* names, or None."""
     if offset is None:
         return NO_ENTRY
     try:
@@ -102,10 +102,12 @@ def log_entry(offset: str | None) -> int | None:
 
 def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | None:
     """
-    Return the entries of a source's log between two offsets: after the first, up to the second.
+    Return the entries of a source's log between two offsets.
+
+    They begin after the first offset and end with the second.
 
     Returns:
-        None where the source keeps no such log, or nothing was read.
+        None if the source has no such log, or nothing was read.
     """
     upto, after = log_entry(offset), log_entry(before)
     if offset is None or upto is None or after is None or upto <= after:
@@ -114,7 +116,7 @@ def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | No
 
 
 def files_digest(files: Iterable[FileEntry]) -> str:
-    """Return a digest of files and their times, whatever their order."""
+    """Return a digest of files and their times, independent of their order."""
     return _digest(sorted((file.path, file.timestamp) for file in files))
 
 
@@ -125,7 +127,7 @@ def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntr
     Args:
         data: The file, or its end.
         where: Its name, for errors.
-        whole: Whether *data* is the whole file; otherwise the line that is cut is left out.
+        whole: Whether *data* is the whole file; otherwise its first line, cut, is ignored.
 
     Raises:
         CorruptionError: It is empty or cut short.
@@ -146,7 +148,7 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
 
     Raises:
         CorruptionError: It is empty or cut short.
-        IncompatibleFormatError: Its version is unknown; so it is for sources with names.
+        IncompatibleFormatError: Its version is unknown, as for sources with names.
     """
     lines = data.decode("utf-8", "replace").split("\n")
     _check_version(lines[0].encode(), where)
@@ -158,7 +160,7 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
 def _check_version(line: bytes, where: str) -> None:
     if not line:
         raise CorruptionError(
-            f"{where} is empty: a power failure may have cut it short", path=where
+            f"{where} is empty: a power failure may have truncated it", path=where
         )
     if line.decode("utf-8", "replace") != _VERSION:
         raise IncompatibleFormatError(

@@ -1,9 +1,9 @@
 """
-How many tasks a micro-batch gets: as many as its work is worth, within bounds.
+Choose the number of tasks of a micro-batch from its estimated work, within bounds.
 
-One task needs no shuffle; several share the work but pay for the shuffle and for a Python task
-each.  What a micro-batch will cost is estimated before it runs from the size of its input, where
-that is known, else from the rows of the last ones; what a row costs is learned from what ran.
+One task needs no shuffle; several share the work, and each pays for the shuffle and a Python task.
+The work of a micro-batch is estimated from the size of its input, where that is known, else from
+the rows of the last micro-batches.  The cost of a row is measured on the last micro-batches.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from statelog.errors import UsageError
 
 TASK_WORK_MS = 150.0
-"""Work that pays for one more task: what a shuffle and a second Python task cost, measured with
+"""Work that pays for one more task: the cost of a shuffle and a second Python task, measured with
 `bench/pipeline.py` on two cores."""
 
 _ROW_MS = 0.004
-"""Cost of a row before any was measured: a running total per key, rows included."""
+"""Cost of a row before the first measurement: a running total per key, rows included."""
 
 _INPUT_ROW_BYTES = 16
-"""Bytes of input per row before any was measured."""
+"""Bytes of input per row before the first measurement."""
 
 _REMEMBERED = 3
 _SLOW_INPUT_MS = 300.0
@@ -35,7 +35,7 @@ _SHUFFLED_BATCHES = 100
 @dataclass(frozen=True, slots=True)
 class TaskBounds:
     """
-    Between how many tasks may be chosen.
+    Bounds of the number of tasks.
 
     Args:
         least: 1 to *most*.
@@ -58,12 +58,12 @@ class TaskBounds:
 @dataclass(frozen=True, slots=True)
 class BatchCost:
     """
-    What a micro-batch cost.
+    The cost of a micro-batch.
 
     Args:
         tasks: Its number of tasks.
         rows: Its input rows.
-        input_bytes: Size of its input as it was told before; None if unknown.
+        input_bytes: Size of its input, known before it ran; None if unknown.
         work_ms: Time that all tasks together spent on rows, milliseconds.
         input_ms: Longest time that a task waited for rows, milliseconds.
     """
@@ -79,11 +79,11 @@ class TaskCount:
     """
     Chooses the number of tasks of each micro-batch.
 
-    The last three batches count, and of these the dearest: a large batch after small ones runs on
-    too few tasks once at most, and not at all where the size of the input is known.
+    The most expensive of the last three micro-batches counts.  A burst is under-provisioned for at
+    most one micro-batch, and not at all where the size of the input is known.
 
     Args:
-        bounds: Between how many.
+        bounds: Least and greatest number.
     """
 
     def __init__(self, bounds: TaskBounds) -> None:
@@ -107,11 +107,11 @@ class TaskCount:
         return min(max(wanted, least), self._bounds.most)
 
     def ran(self, cost: BatchCost) -> None:
-        """Take in what a micro-batch cost."""
+        """Record the cost of a micro-batch."""
         self._last.append(cost)
         self._shuffled = max(0, self._shuffled - 1)
-        # Without a shuffle the one task also does what comes before: reading, parsing, filtering.
-        # That is worth more tasks although few rows are left.
+        # Without a shuffle the one task also reads, parses and filters the input.  That is worth
+        # more tasks although few rows are left.
         slow = cost.tasks == 1 and cost.input_ms > max(_SLOW_INPUT_MS, cost.work_ms)
         self._slow_inputs = self._slow_inputs + 1 if slow else 0
         if self._slow_inputs >= _SLOW_INPUTS:
@@ -126,11 +126,11 @@ class TaskCount:
         return input_bytes * max(ratios, default=1 / _INPUT_ROW_BYTES)
 
     def _row_ms(self) -> float:
-        # Of a few rows only the fixed cost would be measured.
+        # For a few rows, only the fixed cost would be measured.
         return max(
-            (cost.work_ms / cost.rows for cost in self._last if cost.rows >= _ROWS_THAT_TELL),
+            (cost.work_ms / cost.rows for cost in self._last if cost.rows >= _MIN_SAMPLE_ROWS),
             default=_ROW_MS,
         )
 
 
-_ROWS_THAT_TELL = 1000
+_MIN_SAMPLE_ROWS = 1000

@@ -1,23 +1,22 @@
 """
-When to upload, how much, and who has to wait: the heart of the batching scheduler.
+Decide when to upload, which tasks together, and which tasks wait.
 
-Tasks come in; those that fit under the limit are admitted, the others wait in the order in which
-they came.  Admitted tasks gather in a queue, and the queue goes out as one batch, which becomes
-one file:
+A task that fits under the limit is admitted; the others wait in their order.  Admitted tasks form a
+queue, and the whole queue is uploaded as one batch, which becomes one file:
 
-- at once, if no upload is running (nothing is gained by waiting for an idle uploader);
-- when it holds `threshold_bytes`;
-- `delay_ns` after its first task came;
+- at once, if no upload is running (waiting for an idle uploader gains nothing);
+- when it has `threshold_bytes`;
+- `delay_ns` after its first task was admitted;
 - when the last running upload ends.
 
 Source: Flink, BatchingStateChangeUploadScheduler and UploadThrottle.  Deviations:
-- the first and the last rule (`fixed_delay` switches them off, as in Flink: there the 10 ms delay
-  is nearly all of the latency of a small persist);
+- the first and the last rule (`fixed_delay` switches them off, as in Flink, where the 10 ms delay
+  is most of the latency of a small persist);
 - the limit is hard: a task is admitted if it fits, or alone; Flink admits any task while less
   than the limit is in flight;
-- the bytes of an upload stay in flight until its last attempt has returned, also after the upload
-  was won by another attempt or given up: a store that hangs cannot fill the memory;
-- waiting tasks are served first come, first served, so a large one is not passed over for ever.
+- the bytes of an upload stay in flight until its last attempt has returned, also after another
+  attempt won the upload or it was given up: a store that hangs cannot fill the memory;
+- waiting tasks are admitted in their order, so a large one is not delayed without bound.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from statelog.errors import InvalidOptionsError, check
 
 @dataclass(frozen=True, slots=True)
 class TaskOffered:
-    """Somebody wants *size_bytes* uploaded."""
+    """A task of *size_bytes* is to be uploaded."""
 
     task_id: int
     size_bytes: int
@@ -38,29 +37,29 @@ class TaskOffered:
 
 @dataclass(frozen=True, slots=True)
 class TaskWithdrawn:
-    """The one who offered the task does not wait for its admission any longer."""
+    """The caller no longer waits for the admission of the task."""
 
     task_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A moment asked for by `SetTimer` has come."""
+    """The time of a `SetTimer` is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerLost:
-    """A moment asked for by `SetTimer` cannot be waited for."""
+    """The timer of a `SetTimer` could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """
-    The upload of a batch has ended, well or badly.
+    The upload of a batch has ended, in success or failure.
 
     Args:
         batch_id: The batch.
-        held: Whether attempts still run that hold its bytes; `BatchReleased` follows then.
+        held: Whether running attempts still hold its bytes; `BatchReleased` follows then.
     """
 
     batch_id: int
@@ -76,12 +75,12 @@ class BatchReleased:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The scheduler ends; nothing new may start."""
+    """The scheduler is closed; no upload may start."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAdmitted:
-    """There is room for the task; whoever offered it may go on."""
+    """The task is in flight; its caller may continue."""
 
     task_id: int
 
@@ -125,16 +124,16 @@ class UploadBatcher:
     Gathers tasks until there is a reason to upload them.
 
     Invariants:
-      1. a task is in exactly one of: waiting for room, queued, one running batch, one batch that
-         has ended and is held by an attempt, gone;
+      1. a task is in exactly one of: waiting, queued, one running batch, one batch that has ended
+         and is held by an attempt, ended;
       2. `in_flight_bytes` is the sum over queue, running and held batches, and at most the limit
          unless one task alone is larger;
       3. tasks wait only while the first of them does not fit;
       4. tasks are queued only while a timer is set for them, or (without `fixed_delay`) an upload
-         is running that will take them along.
+         is running, at whose end they are uploaded.
 
     Args:
-        delay_ns: Longest stay in the queue; 0 uploads each task at once.
+        delay_ns: Longest time in the queue; 0 uploads each task at once.
         threshold_bytes: Queue size that uploads at once; at most *limit_bytes*.
         limit_bytes: Bound on queued and uploading bytes together.
         fixed_delay: Always wait for the delay, as Flink does.
@@ -148,8 +147,9 @@ class UploadBatcher:
     ) -> None:
         if threshold_bytes > limit_bytes:
             raise InvalidOptionsError(
-                f"the batch size threshold ({threshold_bytes} bytes) must not exceed the bytes in "
-                f"flight ({limit_bytes}): the queue could never become large enough"
+                f"the batch size threshold ({threshold_bytes} bytes) exceeds the limit of bytes in "
+                f"flight ({limit_bytes}), so the queue could never reach it; lower the first or "
+                "raise the second"
             )
         self._delay_ns = delay_ns
         self._threshold_bytes = threshold_bytes
@@ -174,12 +174,12 @@ class UploadBatcher:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes admitted and not yet uploaded, and bytes that an attempt holds after the end."""
+        """Bytes admitted and not uploaded, and bytes held by attempts after the end."""
         return self._in_flight_bytes
 
     @property
     def held_batches(self) -> int:
-        """Uploads that have ended while attempts of theirs still run."""
+        """Ended uploads with attempts that still run."""
         return len(self._held)
 
     @property
@@ -189,7 +189,7 @@ class UploadBatcher:
 
     @property
     def waiting_tasks(self) -> int:
-        """Tasks that wait for room."""
+        """Tasks that wait for admission."""
         return len(self._waiting)
 
     def queue_age_ns(self, now_ns: int) -> int:
@@ -202,7 +202,7 @@ class UploadBatcher:
         return len(self._batches)
 
     def is_waiting(self, task_id: int) -> bool:
-        """Return whether the task still waits for room."""
+        """Return whether the task still waits for admission."""
         return task_id in self._waiting
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -215,7 +215,7 @@ class UploadBatcher:
                 self._waiting.pop(task_id, None)
                 actions = self._admit(now_ns)
             case TimerFired():
-                # A timer that outlived its batch is stale, not an error.
+                # A timer of a batch that has started already is stale, not an error.
                 due = self._deadline_ns is not None and now_ns >= self._deadline_ns
                 actions = self._drain(now_ns) if due else []
             case TimerLost():
@@ -287,7 +287,7 @@ class UploadBatcher:
 
     def _release(self, batch_id: int, now_ns: int) -> list[Action]:
         batch = self._held.pop(batch_id, None)
-        if batch is None:  # two threads: the release overtakes the end
+        if batch is None:  # of two threads, the one with the release was first
             self._released_early.add(batch_id)
             return []
         self._in_flight_bytes -= sum(batch.values())
@@ -312,12 +312,14 @@ class UploadBatcher:
         ids = [task_id for group in held for task_id in group]
         check(len(ids) == len(set(ids)), "a task is in two places")
         admitted = [size for group in held[1:] for size in group.values()]
-        check(self._in_flight_bytes == sum(admitted), "in_flight_bytes is off")
+        check(self._in_flight_bytes == sum(admitted), "in_flight_bytes is wrong")
         check(
             self._in_flight_bytes <= self._limit_bytes or sum(1 for size in admitted if size) == 1,
             f"{self._in_flight_bytes} bytes in flight exceed {self._limit_bytes}",
         )
-        check(self._queued_bytes == sum(self._queued.values()), "queued_bytes is off")
+        check(self._queued_bytes == sum(self._queued.values()), "queued_bytes is wrong")
         check((self._deadline_ns is None) == (not self._queued), "queue and timer disagree")
         if self._waiting:
-            check(not self._fits(next(iter(self._waiting.values()))), "a task waits beside room")
+            check(
+                not self._fits(next(iter(self._waiting.values()))), "a task waits although it fits"
+            )

@@ -1,22 +1,21 @@
 """
-One upload, its attempts, its winner and its losers.
+One upload and its attempts: retries, hedged attempts, and the end.
 
-An attempt that takes too long is not cancelled (nothing can cancel a put); another one is started
-beside it, under another name.  The first success wins, whoever it is; files of the others are
-discarded.  The upload fails when no attempt is allowed any more and none of those that were
-started can still be expected: each has failed or timed out.
+An attempt that takes too long is not cancelled, because a put cannot be cancelled; a hedged attempt
+starts under another name.  The first success wins; files of the others are discarded.  The upload
+fails when no further attempt is allowed and every started one has failed or timed out.
 
 Source: Flink, RetryingExecutor and RetryPolicy.  Deviations:
-- the uploader only raises; failing the tasks is decided here and nowhere else, so a retry after an
-  error helps (H2);
+- the uploader only raises; only this module decides that an upload has failed, so a retry after an
+  error can succeed (H2);
 - every kind of error ends in `UploadGivenUp`, also one that is not an `OSError` (H5);
-- the last attempt gets its whole time-out and the failure names every attempt.  As in Flink the
+- the last attempt has its whole time-out, and the failure names every attempt.  As in Flink the
   upload fails when that time-out is over although attempts may still be running: a caller waits a
   bounded time, the changes are still in the writer, and a late file is discarded;
 - an attempt holds its thread and the upload's bytes until it returns, also after the upload ended,
-  and the upload says when the last one has returned;
-- where every thread hangs, an upload that waits for one fails after the time that all its attempts
-  would have had.
+  and `UploadReleased` follows when the last one has returned;
+- where every thread hangs, an upload that waits for a thread fails after the time-outs of all its
+  attempts together.
 """
 
 from __future__ import annotations
@@ -26,169 +25,27 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from statelog.core.retry_policy import RetryPolicy
+from statelog.core.upload_retry_events import (
+    Action,
+    AttemptFailed,
+    AttemptStarted,
+    AttemptSucceeded,
+    Cancelled,
+    DiscardAttempt,
+    Event,
+    SetTimer,
+    StartAttempt,
+    ThreadBack,
+    ThreadsHang,
+    ThreadStuck,
+    TimerFired,
+    TimerLost,
+    UploadGivenUp,
+    UploadReleased,
+    UploadRequested,
+    UploadWon,
+)
 from statelog.errors import check
-
-
-@dataclass(frozen=True, slots=True)
-class UploadRequested:
-    """The upload shall begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
-    """The attempt has a thread; its time-out runs from here."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptSucceeded:
-    """The attempt's file is durable."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
-    """
-    The attempt raised.
-
-    Args:
-        attempt: Its number.
-        error: What it raised.
-        retryable: Whether another attempt could fare better.
-        jitter: A fraction in [0, 1) to spread the delay.
-    """
-
-    attempt: int
-    error: BaseException
-    retryable: bool = True
-    jitter: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    """
-    A moment asked for by `SetTimer` has come.
-
-    Args:
-        threads_hang: Whether every thread that could run an attempt hangs.
-    """
-
-    threads_hang: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TimerLost:
-    """The moment *at_ns*, asked for by `SetTimer`, cannot be waited for."""
-
-    at_ns: int
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadsHang:
-    """Every thread that could run an attempt hangs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The scheduler is closing; no attempt counts any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartAttempt:
-    """Run an attempt on a pool thread."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Send `TimerFired` at this moment."""
-
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadStuck:
-    """The attempt holds its thread for longer than it should; work on with another one."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadBack:
-    """An attempt reported as stuck has come back."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class UploadWon:
-    """
-    The upload has succeeded through *attempt*; *total_attempts* were made.
-
-    Args:
-        attempt: The winner.
-        total_attempts: Attempts started, the winner included.
-        attempts_out: Attempts that have a thread and have not returned; `UploadReleased` follows
-            when the last of them returns.
-    """
-
-    attempt: int
-    total_attempts: int
-    attempts_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UploadGivenUp:
-    """
-    The upload has failed; *story* tells each attempt, *error* is the last one's (or None).
-
-    Args:
-        error: What the last attempt raised.
-        story: What became of each attempt.
-        attempts_out: As for `UploadWon`.
-    """
-
-    error: BaseException | None
-    story: str
-    attempts_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UploadReleased:
-    """The upload had ended, and its last attempt has returned: no thread holds its bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardAttempt:
-    """The attempt succeeded too late; its file goes."""
-
-    attempt: int
-
-
-Event = (
-    UploadRequested
-    | AttemptStarted
-    | AttemptSucceeded
-    | AttemptFailed
-    | TimerFired
-    | TimerLost
-    | ThreadsHang
-    | Cancelled
-)
-Action = (
-    StartAttempt
-    | SetTimer
-    | ThreadStuck
-    | ThreadBack
-    | UploadWon
-    | UploadGivenUp
-    | UploadReleased
-    | DiscardAttempt
-)
 
 
 class _State(enum.Enum):
@@ -232,12 +89,12 @@ class UploadRetry:
 
     @property
     def done(self) -> bool:
-        """Whether the upload has ended; attempts may still be on their way back."""
+        """Whether the upload has ended; attempts may still be running."""
         return self._done
 
     @property
     def attempts_out(self) -> int:
-        """Attempts that have a thread and have not come back."""
+        """Attempts that have a thread and have not returned."""
         return sum(attempt.state in _WITH_THREAD for attempt in self._attempts.values())
 
     @property
@@ -253,14 +110,14 @@ class UploadRetry:
             case AttemptStarted(attempt):
                 return self._started(attempt, now_ns)
             case AttemptSucceeded(attempt):
-                return self._succeeded(attempt)
+                return self._attempt_succeeded(attempt)
             case AttemptFailed():
-                return self._failed(event, now_ns)
+                return self._attempt_failed(event, now_ns)
             case TimerFired(threads_hang):
                 return self._on_timer(now_ns, threads_hang)
             case TimerLost(at_ns, error):
-                # An attempt's time-out is not needed to end the upload; a retry's moment is.
-                alone = at_ns == self._retry_at_ns and not self._on_their_way()
+                # The timer of a time-out is not needed to end the upload; that of a retry is.
+                alone = at_ns == self._retry_at_ns and not self._any_active()
                 return self._give_up(error) if alone else []
             case ThreadsHang():
                 return self._starve(now_ns)
@@ -285,13 +142,13 @@ class UploadRetry:
         attempt.deadline_ns = now_ns + self._policy.timeout_ns
         return [SetTimer(attempt.deadline_ns)]
 
-    def _come_back(self, number: int, state: _State) -> list[Action]:
+    def _return_thread(self, number: int, state: _State) -> list[Action]:
         attempt = self._attempts[number]
         attempt.state, attempt.deadline_ns = state, None
         return [ThreadBack(number)] if attempt.timed_out else []
 
-    def _succeeded(self, number: int) -> list[Action]:
-        actions = self._come_back(number, _State.SUCCEEDED)
+    def _attempt_succeeded(self, number: int) -> list[Action]:
+        actions = self._return_thread(number, _State.SUCCEEDED)
         if self._done:
             return [*actions, *self._released(), DiscardAttempt(number)]
         return [*actions, UploadWon(number, len(self._attempts), self._end())]
@@ -310,39 +167,39 @@ class UploadRetry:
         self._held = False
         return [UploadReleased()]
 
-    def _failed(self, event: AttemptFailed, now_ns: int) -> list[Action]:
+    def _attempt_failed(self, event: AttemptFailed, now_ns: int) -> list[Action]:
         attempt = self._attempts[event.attempt]
         attempt.error = event.error
         timed_out = attempt.timed_out
-        actions = self._come_back(event.attempt, _State.FAILED)
+        actions = self._return_thread(event.attempt, _State.FAILED)
         if self._done:
             return actions + self._released()
         if not timed_out and event.retryable and self._may_retry():
             delay_ns = self._policy.delay_after_error_ns(event.attempt, event.jitter)
-            if isinstance(event.error, TimeoutError):  # the store has waited already, as in Flink
+            if isinstance(event.error, TimeoutError):  # as in Flink: the store has already waited
                 delay_ns = 0
             if delay_ns == 0:
                 return [*actions, *self._start()]
             self._retry_at_ns = now_ns + delay_ns
             return [*actions, SetTimer(self._retry_at_ns)]
-        # An attempt that timed out has its rival already; its error starts no other.
-        return actions + ([] if self._hope() else self._give_up(event.error))
+        # An attempt that timed out has a hedged attempt already; its error starts no other.
+        return actions + ([] if self._may_succeed() else self._give_up(event.error))
 
     def _may_retry(self) -> bool:
         return len(self._attempts) < self._policy.max_attempts and self._retry_at_ns is None
 
-    def _hope(self) -> bool:
-        """Return whether an attempt is due, on its way, or running within its time."""
-        return self._retry_at_ns is not None or self._on_their_way()
+    def _may_succeed(self) -> bool:
+        """Return whether an attempt is due, submitted, or running within its time-out."""
+        return self._retry_at_ns is not None or self._any_active()
 
-    def _on_their_way(self) -> bool:
+    def _any_active(self) -> bool:
         return any(
             attempt.state in (_State.SUBMITTED, _State.RUNNING)
             for attempt in self._attempts.values()
         )
 
     def _starve(self, now_ns: int) -> list[Action]:
-        """Bound the wait for a thread where no thread can come free by itself."""
+        """Bound the wait for a thread while every thread hangs."""
         states = {attempt.state for attempt in self._attempts.values()}
         waits_for_thread = _State.SUBMITTED in states and _State.RUNNING not in states
         if self._done or not waits_for_thread or self._starved_at_ns is not None:
@@ -370,16 +227,16 @@ class UploadRetry:
                     continue
                 if self._may_retry():
                     actions += self._start()
-                elif not self._hope():
+                elif not self._may_succeed():
                     actions += self._give_up(None)
         return actions
 
     def _give_up(self, error: BaseException | None) -> list[Action]:
         if self._done:
             return []
-        return [UploadGivenUp(error, self._story(), self._end())]
+        return [UploadGivenUp(error, self._describe_attempts(), self._end())]
 
-    def _story(self) -> str:
+    def _describe_attempts(self) -> str:
         parts = []
         for number, attempt in self._attempts.items():
             text = attempt.state.value
@@ -397,7 +254,7 @@ class UploadRetry:
         """
         check(len(self._attempts) <= self._policy.max_attempts, "too many attempts")
         if self._attempts and not self._done:
-            check(self._hope(), "the upload waits for nothing")
+            check(self._may_succeed(), "the upload waits for nothing")
         if self._done:
             check(self._retry_at_ns is None, "a retry is due after the end")
             check(self._held == (self.attempts_out > 0), "a thread is out and not waited for")

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from statelog.core.materialization_policy import MaterializationPolicy
+from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state
 from statelog.spark.query.progress import BatchProgress
 
@@ -223,7 +223,7 @@ def start_job(
         inlineBytes=config.inline_bytes,
         stateBackend=config.state_backend,
         localDirectory=config.local_directory,
-        snapshotPolicy=MaterializationPolicy(max_log_handles=config.max_log_handles),
+        snapshotPolicy=SnapshotPolicy(max_log_handles=config.max_log_handles),
         onProgress=on_progress,
     )
     return (

@@ -1,4 +1,4 @@
-"""Pieces of bytes: joined, and their checksum."""
+"""Buffers: joined, and their checksum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
+Buffers = Buffer | Sequence[Buffer]
+"""Content in one buffer, or in several that are written one after another."""
+
+
+def pieces_of(content: Buffers) -> Sequence[Buffer]:
+    """Return *content* as a sequence of buffers."""
+    return [content] if isinstance(content, Buffer) else content
 
 
 def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
@@ -19,12 +26,12 @@ def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
     return crc
 
 
-def joined(pieces: Sequence[Buffer | bytearray]) -> memoryview:
+def joined(pieces: Sequence[Buffer]) -> memoryview:
     """
     Return *pieces* one after another, in one buffer.
 
-    For upload threads: the buffer comes from Arrow's memory pool, which keeps its pages.  What
-    such a thread takes from the system comes in fresh pages, and they cost more than the copy.
+    For upload threads: the buffer is from Arrow's memory pool, which keeps its pages.  Fresh pages
+    from the system cost more than the copy.
     """
     whole = memoryview(pa.allocate_buffer(sum(len(piece) for piece in pieces))).cast("B")
     position = 0

@@ -1,8 +1,7 @@
 """
-Change sets of few changes as bytes, one change at a time.
+Encode and decode change sets of few changes, one change at a time.
 
-Columns cost more than they save where there are few changes.  The layout is that of
-`change_set.py`.
+For few changes, columns cost more than they save.  The layout is in `change_set_layout.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _INT: Final = struct.Struct(">i")
 _GROUP: Final = struct.Struct(">ii")
 _INT_SIZE: Final = _INT.size
 _FEW_CHANGES: Final = 16
-"""Up to this many changes are decoded one by one sooner than in columns."""
+"""Up to this many changes are decoded faster one by one than in columns."""
 _FEW_CHANGES_BYTES: Final = 65_536
 
 
@@ -44,9 +43,9 @@ def encode_rows(batches: Iterable[ChangeBatch]) -> tuple[bytes, GroupIndex]:
 
 def decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None:
     """
-    Return a set of few changes and the position behind it, or None if it has more of them.
+    Decode a set of few changes; return it and its end.
 
-    Whatever looks odd is left to the careful way, which says what is wrong.
+    The result is None for a larger set.  A set that looks damaged is None too: the general decoder reports what is wrong with it.
     """
     limit = len(view)
     position = offset + _INT_SIZE

@@ -1,5 +1,5 @@
 """
-The bytes of one change set to changes, in columns or one by one; see `change_set_layout`.
+Decode one change set, in columns or one by one; the layout is in `change_set_layout`.
 
 Every length is checked before it is used, and decoding ends exactly at the size of the set.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +17,18 @@ import pyarrow.compute as pc
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import Buffer
 from statelog.format.change_rows import decode_rows
-from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
+from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
+from statelog.model.state_change import INT32_MAX
 
 
 def _check_columns(batches: Sequence[ChangeBatch]) -> None:
     for batch in batches:
         if len(batch.key_groups) != len(batch.values):
             raise InvariantError(
-                f"{len(batch.key_groups)} key groups beside {len(batch.values)} values in a "
-                "change set; nothing is written"
+                f"a change set has {len(batch.key_groups)} key groups and {len(batch.values)} "
+                "values; nothing is written"
             )
 
 
@@ -71,7 +71,7 @@ def decode_change_set(
 
 
 def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
-    """Decode any set, and say what is wrong with a damaged one."""
+    """Decode any set; raise an error that describes the damage."""
     position = offset
     (num_groups,) = _unpack(INT, view, position, where, "the number of groups")
     position += INT_SIZE
@@ -79,7 +79,7 @@ def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
         _damaged(where, offset, f"{num_groups} groups cannot fit")
     key_groups: list[int] = []
     counts: list[int] = []
-    parts: list[pa.Array[Any]] = []
+    parts: list[pa.Array] = []
     for _ in range(num_groups):
         count, key_group = _unpack(GROUP, view, position, where, "a group header")
         start = position + GROUP.size
@@ -109,11 +109,11 @@ def group_index(batch: ChangeBatch) -> GroupIndex:
 
 def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:
     """
-    Decode a set whose values all have one length, or return None if they do not seem to.
+    Decode a set whose values all have one length; None for any other set.
 
-    The walk over the groups trusts the first length; afterwards every length is compared with it
-    at once.  If all agree, each change was where the walk thought it was.  Whatever looks odd is
-    left to the careful way, which says what is wrong.
+    The walk over the groups assumes the first length; afterwards every length is compared with it
+    at once.  If all are equal, each change was where the walk assumed it.  A set that looks damaged
+    is None too: the general decoder reports what is wrong with it.
     """
     limit = len(view)
     if offset < 0 or offset + INT_SIZE + GROUP.size + INT_SIZE > limit:
@@ -150,7 +150,7 @@ def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | Non
     return DecodedChangeSet(ChangeBatch(column, values), position)
 
 
-def _concat(parts: list[pa.Array[Any]]) -> pa.Array[Any]:
+def _concat(parts: list[pa.Array]) -> pa.Array:
     if len(parts) == 1:
         return parts[0]
     if sum(part.nbytes for part in parts) > INT32_MAX:
@@ -158,9 +158,7 @@ def _concat(parts: list[pa.Array[Any]]) -> pa.Array[Any]:
     return pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
 
 
-def _decode_group(
-    view: memoryview, start: int, count: int, where: str
-) -> tuple[pa.Array[Any], int]:
+def _decode_group(view: memoryview, start: int, count: int, where: str) -> tuple[pa.Array, int]:
     """Return the values of one group and the position behind it."""
     if count == 0:
         return pa.array([], pa.binary()), start
@@ -169,7 +167,7 @@ def _decode_group(
     end = start + stride * count
     if first > 0 and end <= len(view):
         rows = np.frombuffer(view[start:end], dtype=np.uint8).reshape(count, stride)
-        # If every length at this stride equals the first, each is where the one before it says.
+        # If every length at this stride equals the first, the stride was right for each of them.
         lengths = np.ascontiguousarray(rows[:, :INT_SIZE]).view(">i4").reshape(count)
         if (lengths == first).all():
             data = np.ascontiguousarray(rows[:, INT_SIZE:]).reshape(-1)
@@ -183,7 +181,7 @@ def _decode_group(
 
 def _decode_varied_group(
     view: memoryview, start: int, count: int, where: str
-) -> tuple[pa.Array[Any], int]:
+) -> tuple[pa.Array, int]:
     limit = len(view)
     unpack = INT.unpack_from
     positions = [start]
@@ -210,7 +208,7 @@ def _decode_varied_group(
 
 
 def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:
-    """Refuse a set whose changes end before or behind the end that is recorded for it."""
+    """Refuse a set whose end is not the recorded one."""
     if size_bytes is not None and end != offset + size_bytes:
         _damaged(
             where,
@@ -221,7 +219,7 @@ def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> Non
 
 def _unpack(
     layout: struct.Struct, view: memoryview, position: int, where: str, what: str
-) -> tuple[Any, ...]:
+) -> tuple[int, ...]:
     if position < 0 or position + layout.size > len(view):
         _damaged(where, position, f"the payload ends ({len(view)} bytes) inside {what}")
     return layout.unpack_from(view, position)

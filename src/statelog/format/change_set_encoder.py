@@ -1,5 +1,5 @@
 """
-One change set to bytes, in columns; the layout is in `change_set_layout`.
+Encode one change set, in columns; the layout is in `change_set_layout`.
 
 Small groups of values of one length are scattered into one array; large groups are joined.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,10 @@ from statelog.errors import InvariantError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_rows import encode_rows
 from statelog.format.change_set_decoder import _check_columns
-from statelog.format.change_set_layout import GROUP, INT, INT32_MAX, INT_SIZE
+from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
 from statelog.format.group_index import GroupIndex
 from statelog.model import ChangeBatch, StateChangeSet
-from statelog.model.state_change import ChangeRows
+from statelog.model.state_change import INT32_MAX, ChangeRows
 
 _SMALL_GROUP_BYTES: Final = 4096
 """Below this average, a step for each group costs more than one more pass over the values."""
@@ -109,9 +109,9 @@ def encode_change_set(
 
 
 def _encode_small_groups(
-    values: pa.Array[Any], present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
+    values: pa.Array, present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
 ) -> EncodedChangeSet:
-    """Encode with group headers and lengths as one column before the values: no step per group."""
+    """Encode with headers and lengths as one column: no step for each group."""
     lengths, sums = _lengths(values)
     counts = np.diff(starts)
     ordinals = np.arange(len(present))
@@ -140,57 +140,57 @@ def _encode_small_rows(
     present: npt.NDArray[np.int32],
     starts: npt.NDArray[np.int64],
 ) -> EncodedChangeSet:
-    """Encode rows of one length, a multiple of four: headers go between them, word by word."""
+    """Encode rows of one length, a multiple of four, with headers between them."""
     rows = np.frombuffer(body, dtype=">i4")
     row_words = 1 + length // INT_SIZE
     counts = np.diff(starts)
     at_header = starts[:-1] * row_words + 2 * np.arange(len(present))
-    room = pa.allocate_buffer((len(rows) + 2 * len(present)) * INT_SIZE)
-    words = np.frombuffer(room, dtype=">i4")
+    buffer = pa.allocate_buffer((len(rows) + 2 * len(present)) * INT_SIZE)
+    words = np.frombuffer(buffer, dtype=">i4")
     is_row = np.ones(len(words), dtype=bool)
     is_row[at_header] = is_row[at_header + 1] = False
     words[is_row] = rows
     words[at_header] = counts
     words[at_header + 1] = present
     index = GroupIndex.of(present, counts, counts * row_words * INT_SIZE + GROUP.size)
-    pieces: list[Buffer] = [INT.pack(len(present)), memoryview(room).cast("B")]
-    return _finish(pieces, INT_SIZE + len(room), index)
+    pieces: list[Buffer] = [INT.pack(len(present)), memoryview(buffer).cast("B")]
+    return _finish(pieces, INT_SIZE + len(buffer), index)
 
 
 def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
     written = sum(map(len, pieces))
     if written != size:
-        raise InvariantError(f"a change set of {size} bytes has {written}; nothing is written")
+        raise InvariantError(
+            f"a change set of {size} bytes was encoded in {written}; nothing is written"
+        )
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 
-def _offsets(values: pa.Array[Any]) -> npt.NDArray[Any]:
+def _offsets(values: pa.Array) -> npt.NDArray[np.generic]:
     wide = pa.types.is_large_binary(values.type)
     offsets = np.frombuffer(values.buffers()[1], dtype=np.int64 if wide else np.int32)
     return offsets[values.offset : values.offset + len(values) + 1]
 
 
-def _value_bytes(values: pa.Array[Any]) -> int:
+def _value_bytes(values: pa.Array) -> int:
     offsets = _offsets(values)
     return int(offsets[-1]) - int(offsets[0])
 
 
-def _lengths(values: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the length of each value, and the summed lengths before each and after the last."""
+def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the length of each value, and their running sums."""
     offsets = _offsets(values).astype(np.int64)
     return np.diff(offsets), offsets - offsets[0]
 
 
-def _common_length(arrays: Sequence[pa.Array[Any]]) -> int:
-    """Return the length that all values have, or 0 if they differ (or are empty)."""
+def _common_length(arrays: Sequence[pa.Array]) -> int:
+    """Return the common length of all values, or 0."""
     first = int(np.diff(_offsets(arrays[0])[:2])[0])
     same = all((np.diff(_offsets(values)) == first).all() for values in arrays)
     return first if same else 0
 
 
-def _in_order(
-    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None
-) -> pa.Array[Any]:
+def _in_order(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None) -> pa.Array:
     """Return all values as one array, in *order*."""
     wide = any(pa.types.is_large_binary(array.type) for array in arrays)
     if wide or sum(_value_bytes(array) for array in arrays) > INT32_MAX:
@@ -200,17 +200,17 @@ def _in_order(
 
 
 def _scattered(
-    arrays: Sequence[pa.Array[Any]], order: npt.NDArray[np.int64] | None, length: int
+    arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, length: int
 ) -> memoryview:
     """
     Return values of one length, in *order*, each with its length before it.
 
-    Every value is copied once, from where the caller left it to where it is written from.
+    Every value is copied once, from the caller's array to the buffer that is written.
     """
     total = sum(len(array) for array in arrays)
     # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
-    room = pa.allocate_buffer(total * (INT_SIZE + length))
-    body = np.frombuffer(room, dtype=np.uint8).reshape(total, INT_SIZE + length)
+    buffer = pa.allocate_buffer(total * (INT_SIZE + length))
+    body = np.frombuffer(buffer, dtype=np.uint8).reshape(total, INT_SIZE + length)
     body[:, :INT_SIZE] = np.frombuffer(INT.pack(length), dtype=np.uint8)
     row = 0
     if order is not None:
@@ -225,8 +225,8 @@ def _scattered(
     return memoryview(body.reshape(-1).data)
 
 
-def _woven(prefixes: pa.Array[Any], values: pa.Array[Any], size_bytes: int) -> memoryview:
-    """Return prefix and value of every row, one after another, *size_bytes* in all."""
+def _woven(prefixes: pa.Array, values: pa.Array, size_bytes: int) -> memoryview:
+    """Return prefix and value of every row, one after another."""
     wide = pa.types.is_large_binary(values.type) or size_bytes > INT32_MAX
     kind = pa.large_binary() if wide else pa.binary()
     woven = pc.binary_join_element_wise(

@@ -20,4 +20,3 @@ from typing import Final
 INT: Final = struct.Struct(">i")
 GROUP: Final = struct.Struct(">ii")
 INT_SIZE: Final = INT.size
-INT32_MAX: Final = 2**31 - 1

@@ -1,10 +1,10 @@
 """
 `_metadata`: one changelog file that is also the checkpoint.
 
-The payload holds the change sets that tasks handed over inline; the trailer section `CKPT` says
-what the checkpoint consists of (format/checkpoint_record.py); further sections belong to callers.
+The payload contains the change sets that tasks handed over inline.  The trailer section `CKPT`
+lists the parts of the checkpoint (format/checkpoint_record.py); further sections belong to callers.
 So one put-if-absent makes the log and the checkpoint durable at once.
-The page for people is docs/formats/checkpoint_metadata.md.
+The format is documented in docs/formats/checkpoint_metadata.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MetadataFile:
 
     Args:
         buffers: The file, in pieces to be written one after another.
-        record: What it says; log handles that were inline now point into the file.
+        record: Its record; log handles that were inline now refer to the file.
         record_size_bytes: Length of the section `CKPT`.
     """
 
@@ -73,13 +73,13 @@ def write_metadata(
     sections: Mapping[bytes, bytes] | None = None,
 ) -> MetadataFile:
     """
-    Put a checkpoint and the change sets its log carries inline into one file.
+    Write a checkpoint and its inline change sets as one file.
 
     Args:
-        record: The checkpoint; its log handles may be inline, each holding a changelog file (flag
-            byte, payload and, if there, a trailer).
+        record: The checkpoint; its log handles may be inline, each with a changelog file (flag
+            byte, payload and, if present, a trailer).
         path: Name the file will have.
-        compress: Snappy-frame the payload, unless the sections pass what a framed file can hold.
+        compress: Snappy-frame the payload, unless the sections exceed the limit of a framed file.
         sections: More trailer sections by their four-byte tag.
 
     Raises:
@@ -89,8 +89,10 @@ def write_metadata(
     extra = dict(sections or {})
     for tag in extra:
         if len(tag) != 4 or tag in RESERVED_TAGS:
-            raise UsageError(f"section tag {tag!r} is reserved or not four bytes long")
-    moved = _Mover()
+            raise UsageError(
+                f"section tag {tag!r} is reserved or not four bytes long; choose another"
+            )
+    moved = _InlineSetRelocator()
     for handle in record.checkpoint.log:
         for entry in handle.handles_and_offsets:
             moved.take(entry)
@@ -104,12 +106,12 @@ def write_metadata(
             buffers = moved.writer(compress=True).finish(extra)
             return MetadataFile(tuple(buffers), record, len(body))
         except UsageError:
-            pass  # the index of the sets is what passes the limit: plain then
+            pass  # the index of the sets exceeds the limit, so the file is written plain
     return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), record, len(body))
 
 
-class _Mover:
-    """Collects inline change sets and remembers where each goes."""
+class _InlineSetRelocator:
+    """Collects inline change sets and their offsets in the new file."""
 
     def __init__(self) -> None:
         self._segments: dict[str, tuple[Segment, dict[int, SetEntry]]] = {}
@@ -117,7 +119,7 @@ class _Mover:
         self._size = 0
 
     def take(self, entry: HandleAndOffset) -> None:
-        """Copy the set of an inline entry; entries in files stay where they are."""
+        """Copy the set of an inline entry; entries in files are left alone."""
         if not isinstance(entry.handle, ByteStreamStateHandle):
             return
         name = entry.handle.name
@@ -131,7 +133,7 @@ class _Mover:
         self._size += encoded.size_bytes
 
     def moved(self, handle: ChangelogStateHandle, path: str) -> ChangelogStateHandle:
-        """Return *handle* with its inline entries pointing into the file at *path*."""
+        """Return *handle* with inline entries replaced by offsets in *path*."""
         if not any(isinstance(e.handle, ByteStreamStateHandle) for e in handle.handles_and_offsets):
             return handle
         file = FileStateHandle(path, self._size)
@@ -165,8 +167,8 @@ def _inline_set(
         or (indexed is not None and indexed.crc32c != crc)
     ):
         raise CorruptionError(
-            f"inline change set {segment.where} at offset {entry.offset} is not the one that was "
-            "acknowledged: its size or checksum differs",
+            f"damaged inline change set {segment.where} at offset {entry.offset}: its size or "
+            "checksum differs from the acknowledgement",
             path=segment.where,
             offset=entry.offset,
         )

@@ -1,5 +1,5 @@
 """
-The checkpoint record: what the section `CKPT` of a `_metadata` object says.
+The checkpoint record: the section `CKPT` of a `_metadata` object.
 
 ::
 
@@ -8,8 +8,8 @@ The checkpoint record: what the section `CKPT` of a `_metadata` object says.
     record         := JSON, `record_length` bytes of it once uncompressed
 
 The record is laid out in columns with a table of files, because hundreds of log handles repeat
-the same few names and numbers.  The page for people is docs/formats/checkpoint_metadata.md.
-Source: Flink, MetadataV6Serializer, for what has to be said.  The bytes are our own.
+the same few names and numbers.  The format is documented in docs/formats/checkpoint_metadata.md.
+Source: Flink, MetadataV6Serializer, for the content.  The bytes are our own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,7 @@ from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
+    JsonObject,
     KeyGroupRange,
     MaterializedHandle,
     StreamStateHandle,
@@ -49,11 +50,12 @@ _DEFAULT_STORAGE: Final = "filesystem"
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """
-    What the section `CKPT` says.
+    The content of the section `CKPT`.
 
     Args:
         checkpoint: The checkpoint.
-        attempt: Random name of the attempt that wrote it; tells a lost answer from a lost race.
+        attempt: Random name of the attempt that wrote it; distinguishes a lost answer from a lost
+            race.
     """
 
     checkpoint: CompletedCheckpoint
@@ -105,23 +107,26 @@ class _Record(msgspec.Struct, omit_defaults=True):
     snapshots: _Snapshots
     log: _Log
     parent: int | None = None
-    properties: dict[str, Any] = {}
+    properties: JsonObject = {}
 
 
 _decoder: Final = msgspec.json.Decoder(_Record)
+
+
+_FileKey = tuple[str, int, int | None] | tuple[str, bytes]
 
 
 class _FileTable:
     """Numbers stream handles while a record is written."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._numbers: dict[_FileKey, int] = {}
         self.handles: list[StreamStateHandle] = []
 
     def number_of(self, handle: StreamStateHandle) -> int:
-        # Equality of handles is their name; here nothing may be lost, so all fields count.
+        # Handles with equal names are equal; here no field may be lost, so all fields count.
         if isinstance(handle, FileStateHandle):
-            key: tuple[Any, ...] = (handle.path, handle.size_bytes, handle.crc32c)
+            key: _FileKey = (handle.path, handle.size_bytes, handle.crc32c)
         else:
             key = (handle.name, handle.data)
         number = self._numbers.setdefault(key, len(self.handles))
@@ -245,7 +250,7 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
 
 
 def _decompressed(body: Buffer, length: int) -> bytes:
-    """Return *length* bytes, and one more if there are; a forged length allocates nothing."""
+    """Return *length* bytes, and one more if present; a forged length allocates nothing."""
     pieces: list[bytes] = []
     left = length + 1
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
@@ -316,7 +321,7 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
             )
         )
     if position != len(entries):
-        raise ValueError(f"{position} log entries are counted, {len(entries)} are there")
+        raise ValueError(f"{position} log entries are counted, {len(entries)} are stored")
     return handles
 
 

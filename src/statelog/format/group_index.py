@@ -1,5 +1,5 @@
 """
-The groups of one change set, as the trailer's index holds them: key group, changes, bytes.
+The groups of one change set in the trailer's index: key group, changes, bytes.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, overload
+from typing import Final, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,9 @@ class GroupIndex(Sequence[GroupEntry]):
     @classmethod
     def of(
         cls,
-        key_groups: npt.NDArray[Any],
-        counts: npt.NDArray[Any],
-        sizes_bytes: npt.NDArray[Any],
+        key_groups: npt.NDArray[np.generic],
+        counts: npt.NDArray[np.generic],
+        sizes_bytes: npt.NDArray[np.generic],
     ) -> Self:
         """Return the index with these columns."""
         rows = np.empty(len(key_groups), _ENTRY)

@@ -1,5 +1,5 @@
 """
-A changelog file: Flink's bytes, then what Flink's reader never looks at.
+A changelog file: Flink's bytes, then a trailer that Flink's reader does not read.
 
 ::
 
@@ -18,7 +18,7 @@ without the flag, as Flink's handles do.  The trailer's checksum covers the sect
 (with the checksum itself as zero).  A file without the footer's last eight bytes is a plain file
 of Flink: readable, but with nothing to verify beyond its structure and Snappy's checksums.
 
-The page for people is docs/formats/segment.md.
+The format is documented in docs/formats/segment.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FRAMES: Final = struct.Struct(">II")
 _NO_GROUP_INDEX: Final = 0xFFFFFFFF
 _SKIPPABLE_HEADER_SIZE: Final = 4
 _TRAILER_REST: Final = 4096
-"""Room for the footer, the heads of the sections, and small sections beside the index."""
+"""Bytes reserved for the footer, the heads of the sections, and small sections."""
 _FEW_PIECES: Final = 512
 _TINY_BYTES: Final = 4096
 _PLAIN_INDEX_MAX: Final = 2**31
@@ -84,7 +84,7 @@ class SetEntry:
 
 class SegmentWriter:
     """
-    Puts change sets together into one file; keeps the bytes in memory.
+    Writes change sets into one file, which is kept in memory.
 
     Args:
         compress: Snappy-frame the payload.
@@ -109,7 +109,7 @@ class SegmentWriter:
         return len(self._sets)
 
     def has_room_for(self, encoded: EncodedChangeSet) -> bool:
-        """Return whether the trailer can name one more set; a file without sets always has room."""
+        """Return whether the trailer can hold one more set; an empty file always can."""
         if not self._sets:
             return True
         index = _SET.size * (len(self._sets) + 1)
@@ -120,11 +120,11 @@ class SegmentWriter:
         return index + groups + _TRAILER_REST <= _PLAIN_INDEX_MAX
 
     def add(self, change_set: StateChangeSet | Sequence[ChangeBatch]) -> SetEntry:
-        """Append one change set and return where it lies."""
+        """Append one change set and return its place."""
         return self.add_encoded(encode_change_set(change_set))
 
     def add_encoded(self, encoded: EncodedChangeSet) -> SetEntry:
-        """Append a change set that is encoded already and return where it lies."""
+        """Append an encoded change set and return its place."""
         entry = SetEntry(self._size, encoded.size_bytes, encoded.crc32c, encoded.groups)
         self._payload.extend(encoded.buffers)
         self._payload_crc = (
@@ -143,7 +143,7 @@ class SegmentWriter:
             sections: More trailer sections by their four-byte tag.
 
         Raises:
-            UsageError: The trailer of a framed file would pass 16 MiB.
+            UsageError: The trailer of a framed file would exceed 16 MiB.
         """
         extra = dict(sections or {})
         if not self._compress:
@@ -159,8 +159,8 @@ class SegmentWriter:
             if len(trailer) <= MAX_CHUNK_LENGTH:
                 return [b"\x01", *framed.buffers, skippable_chunk(trailer)]
         raise UsageError(
-            f"a trailer of {len(trailer)} bytes does not fit a Snappy-framed file (16 MiB); write "
-            "the file plain, or put less beside the changes"
+            f"a trailer of {len(trailer)} bytes exceeds the limit of a Snappy-framed file (16 MiB); "
+            "write the file plain, or store less in its sections"
         )
 
     def _trailer(self, sections: Mapping[bytes, bytes]) -> bytes:
@@ -211,7 +211,7 @@ def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
 @dataclass(frozen=True, slots=True)
 class Trailer:
     """
-    What stands behind the payload of a file of ours.
+    The trailer of a file, behind its payload.
 
     Args:
         payload_length: Uncompressed payload bytes.
@@ -231,7 +231,7 @@ class Trailer:
 
 def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
     """
-    Return the trailer of a file, or None for a file that statelog did not write.
+    Return the trailer of a file; None without one.
 
     Args:
         data: The whole file, or its tail from any position at or before the trailer (then `start`
@@ -275,7 +275,7 @@ def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
     if _FRAMES_TAG in sections:
         header = skippable_chunk(b"")[:1] + (length + FOOTER.size).to_bytes(3, "little")
         start -= _SKIPPABLE_HEADER_SIZE
-        # No checksum covers these four bytes, and Flink stumbles over them if they are wrong.
+        # No checksum covers these four bytes, and Flink's reader fails if they are wrong.
         if start >= 0 and bytes(view[start : start + _SKIPPABLE_HEADER_SIZE]) != header:
             raise _damaged(where, "the trailer's chunk header is wrong")
     return Trailer(payload_length, payload_crc, sets, sections, start)
@@ -299,7 +299,7 @@ class Segment:
     where: str
 
     def set_offsets(self) -> list[int]:
-        """Return the offsets of all change sets in file order (walking a foreign file)."""
+        """Return the offsets of all change sets in file order."""
         return [offset for offset, _ in self.set_ranges()]
 
     def sets_by_offset(self) -> dict[int, SetEntry]:
@@ -307,7 +307,7 @@ class Segment:
         return {} if self.trailer is None else {one.offset: one for one in self.trailer.sets}
 
     def set_ranges(self) -> list[tuple[int, int]]:
-        """Return offset and encoded length of all change sets, likewise."""
+        """Return offset and encoded length of all change sets; decodes a file without index."""
         if self.trailer is not None:
             return [(entry.offset, entry.size_bytes) for entry in self.trailer.sets]
         ranges = []
@@ -325,7 +325,7 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
 
     Raises:
         IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged, torn, or no changelog file.
+        CorruptionError: It is damaged, torn, or not a changelog file.
     """
     view = memoryview(data)
     if len(view) == 0:

@@ -6,11 +6,11 @@ The Snappy framing format, as Flink writes and reads it.
     stream := ff 06 00 00 "sNaPpY"  chunk*
     chunk  := type:1  length:3 (little-endian, of what follows)  data
     type   := 00 compressed | 01 stored       data = masked CRC-32C:4 (little-endian), block
-              80..fd skippable                data is for others
+              80..fd skippable                data of other programs
 
-A block holds 65536 uncompressed bytes (the last one fewer); it is stored when compression leaves
-more than 0.85 of it.  The checksum is over the uncompressed block.  Flink does not verify it; we
-do.  Source: the framing format's description, and xerial's SnappyFramedOutputStream.
+A block contains 65536 uncompressed bytes (the last one fewer); it is stored when compression leaves
+more than 0.85 of it.  The checksum is over the uncompressed block.  Flink does not verify it;
+statelog does.  Source: the framing format's description, and xerial's SnappyFramedOutputStream.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def masked_crc32c(block: bytes | memoryview) -> int:
 
 
 def skippable_chunk(data: bytes) -> bytes:
-    """Return *data* as a chunk that every reader of the format passes over."""
+    """Return *data* as a chunk that every reader of the format skips."""
     return bytes((SKIPPABLE_CHUNK,)) + len(data).to_bytes(3, "little") + data
 
 
@@ -118,7 +118,7 @@ def decompress_frames(
             if bytes(view[position:end]) != STREAM_IDENTIFIER:
                 _damaged(where, position, "this is no Snappy stream identifier")
         elif kind < SKIPPABLE_CHUNK:
-            _damaged(where, position, f"chunk type 0x{kind:02x} may not be skipped")
+            _damaged(where, position, f"unknown chunk type 0x{kind:02x}, which must not be skipped")
         position = end
     return payload
 

@@ -1,10 +1,9 @@
-"""Values: what the other rooms talk about.  No IO, no clock, no threads."""
+"""Values that the other packages exchange.  No IO, no clock, no threads."""
 
 from statelog.model.checkpoint import (
     OBJECTS_PROPERTY,
     ChangelogStateBackendHandle,
     CompletedCheckpoint,
-    Json,
     MaterializedHandle,
     TaskStateSnapshot,
     live_log,
@@ -17,6 +16,7 @@ from statelog.model.handles import (
     HandleAndOffset,
     StreamStateHandle,
 )
+from statelog.model.json_types import Json, JsonObject
 from statelog.model.key_group import (
     DEFAULT_MAX_PARALLELISM,
     METADATA_KEY_GROUP,
@@ -27,6 +27,7 @@ from statelog.model.key_group import (
 from statelog.model.sequence_number import SequenceNumber, SequenceNumberRange
 from statelog.model.snapshot import SnapshotResult
 from statelog.model.state_change import ChangeBatch, StateChange, StateChangeSet
+from statelog.model.upload_result import UploadResult
 
 __all__ = [
     "DEFAULT_MAX_PARALLELISM",
@@ -40,6 +41,7 @@ __all__ = [
     "FileStateHandle",
     "HandleAndOffset",
     "Json",
+    "JsonObject",
     "KeyGroupRange",
     "MaterializedHandle",
     "SequenceNumber",
@@ -49,6 +51,7 @@ __all__ = [
     "StateChangeSet",
     "StreamStateHandle",
     "TaskStateSnapshot",
+    "UploadResult",
     "key_group_range_for_operator",
     "live_log",
     "live_snapshots",

@@ -1,11 +1,11 @@
 """
 Checkpoints as values: what tasks acknowledge, what is kept, and what tasks restore from.
 
-A checkpoint is a list of log positions and, beside it, snapshots that make parts of the log
-unnecessary.  The rule for every key group alone: its state is the newest snapshot that covers it,
-and then every log handle that covers it and is younger than that snapshot, in order.  Ranges of
-log and snapshots may differ (tasks come and go), so the rule is applied per key group, and handles
-are narrowed to the runs of key groups for which they still count.
+A checkpoint is a list of log positions, and snapshots that make parts of the log unnecessary.  The
+state of a key group is the newest snapshot that covers it, and then every log handle that covers it
+and is newer than that snapshot, in order.  Ranges of log and snapshots may differ, because the
+number of tasks may change.  So the rule is applied per key group, and handles are narrowed to the
+runs of key groups for which they still count.
 Source: Flink, ChangelogStateBackendHandle and CompletedCheckpoint.  Deviations: a task acknowledges
 only the log that is new since the last checkpoint, and the coordinator keeps the list; covering is
 decided per key group instead of per task, so that rescaling never replays old over new.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +25,14 @@ from statelog.model.handles import (
     FileStateHandle,
     StreamStateHandle,
 )
+from statelog.model.json_types import Json
 from statelog.model.key_group import KeyGroupRange
 
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 _Int64Array = npt.NDArray[np.int64]
 _NO_SNAPSHOT = -1
 
 OBJECTS_PROPERTY = "statelog.objects"
-"""Property with a list of object paths that live and die with the checkpoint (staged output)."""
+"""Property with a list of object paths that are deleted with the checkpoint (staged output)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class TaskStateSnapshot:
     Args:
         key_group_range: The key groups of the task.
         log: Its changes since the last completed checkpoint; None if there are none.
-        materialized: A snapshot it has finished since, or None.
+        materialized: A snapshot that the task has finished since, or None.
     """
 
     key_group_range: KeyGroupRange
@@ -81,7 +80,7 @@ class TaskStateSnapshot:
 @dataclass(frozen=True, slots=True)
 class ChangelogStateBackendHandle:
     """
-    What one task restores from: load the snapshots, then replay the log, both in this order.
+    What one task restores from: the snapshots, then the log, both in this order.
 
     Readers drop the key groups outside the range of each single handle.  No key group is in two
     snapshots, and none is in a log handle that its snapshot contains already.
@@ -109,12 +108,12 @@ class CompletedCheckpoint:
         parent_id: The checkpoint it continues; None for the first.
         created_at_ms: When it was built, milliseconds since 1970 (UTC).
         epoch: Claim under which it was committed, >= 1.
-        owner_id: Who committed it.
+        owner_id: The owner that committed it.
         max_parallelism: Number of key groups of the job.
         materialized: Snapshots, ascending by checkpoint.
         log: Log handles, ascending by checkpoint; each has the id of the checkpoint that made it.
         retained: Checkpoints that count when this one is the newest, ascending, itself included.
-        properties: Whatever the engine wants to remember, in JSON.
+        properties: What the engine stores with it, in JSON.
     """
 
     checkpoint_id: int
@@ -132,16 +131,16 @@ class CompletedCheckpoint:
         """
         Return what a task that owns *key_group_range* restores from.
 
-        A handle that counts for some key groups of the range only is narrowed to them, and comes
+        A handle that counts for some key groups of the range only is narrowed to them.  It appears
         more than once if they are not contiguous.
 
         Raises:
-            UsageError: The range passes the key groups of the job.
+            UsageError: The range exceeds the key groups of the job.
         """
         if key_group_range.end >= self.max_parallelism:
             raise UsageError(
-                f"key groups {key_group_range} pass the {self.max_parallelism} key groups of "
-                f"checkpoint {self.checkpoint_id}"
+                f"key groups {key_group_range} exceed the {self.max_parallelism} key groups of "
+                f"checkpoint {self.checkpoint_id}; use the number the job began with"
             )
         winner, covered = _coverage(self.materialized, self.max_parallelism)
         materialized = tuple(
@@ -179,7 +178,7 @@ def live_snapshots(
     snapshots: Iterable[MaterializedHandle], max_parallelism: int
 ) -> tuple[MaterializedHandle, ...]:
     """
-    Return those that some key group still needs, ascending by checkpoint.
+    Return the snapshots that some key group still needs, ascending by checkpoint.
 
     Of two snapshots of one checkpoint, the later in *snapshots* counts.
     """
@@ -209,14 +208,14 @@ def live_log(
 def covered_checkpoints(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> npt.NDArray[np.int64]:
-    """Return by key group the checkpoint up to which a snapshot contains it; -1 without one."""
+    """Return by key group the checkpoint its snapshot contains; -1 without one."""
     return _coverage(snapshots, max_parallelism)[1]
 
 
 def _coverage(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> tuple[_Int64Array, _Int64Array]:
-    """Return per key group the index of its snapshot, and the checkpoint up to which that goes."""
+    """Return per key group the index of its snapshot, and the checkpoint it contains."""
     winner = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
     covered = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
     for index, snapshot in enumerate(snapshots):

@@ -1,8 +1,8 @@
 """
-Handles: how a checkpoint names bytes.
+Handles: how a checkpoint refers to bytes.
 
-A handle is small, immutable, and has a JSON form, because it travels from workers to the driver
-and lives on in checkpoint metadata.  Paths are relative to the root of the store, so that a state
+A handle is small, immutable, and has a JSON form, because workers send it to the driver and
+checkpoint metadata stores it.  Paths are relative to the root of the store, so that a state
 location can be copied or mounted elsewhere.
 Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle and
 ChangelogStateHandleStreamImpl.  Deviations: relative paths; each entry also carries the size and
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
 
 HANDLE_JSON_VERSION = 1
@@ -45,7 +45,7 @@ class FileStateHandle:
         if self.crc32c is not None:
             _check_count(self, "crc32c", 0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {"file": self.path, "size": self.size_bytes, "crc32c": self.crc32c}
 
@@ -72,13 +72,13 @@ class ByteStreamStateHandle:
         """Length of the data."""
         return len(self.data)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form; the bytes become base64."""
         return {"inline": self.name, "data": base64.b64encode(self.data).decode("ascii")}
 
 
 def _check_count(value: object, name: str, low: int) -> None:
-    """Make the field *name* of a handle a plain `int` >= *low*; raises `UsageError`."""
+    """Make the field *name* a plain `int` >= *low*; raises `UsageError`."""
     count = getattr(value, name)
     if count.__class__ is not int or count < low:
         object.__setattr__(value, name, whole_number(count, name, low=low))
@@ -87,7 +87,7 @@ def _check_count(value: object, name: str, low: int) -> None:
 StreamStateHandle = FileStateHandle | ByteStreamStateHandle
 
 
-def stream_handle_from_json(value: dict[str, Any]) -> StreamStateHandle:
+def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
     """
     Build a stream handle from its JSON form.
 
@@ -105,7 +105,7 @@ def stream_handle_from_json(value: dict[str, Any]) -> StreamStateHandle:
 @dataclass(frozen=True, slots=True)
 class HandleAndOffset:
     """
-    Where one change set lies.
+    Where one change set is stored.
 
     Args:
         handle: The file (or inline bytes) that holds the set.
@@ -120,7 +120,7 @@ class HandleAndOffset:
     crc32c: int | None = None
 
     def __post_init__(self) -> None:
-        # There is one for each change set: without a call where all is well.
+        # There is one for each change set, so a valid entry costs no call.
         kind, offset = self.handle.__class__, self.offset
         if kind is not FileStateHandle and kind is not ByteStreamStateHandle:
             raise refused("handle", "a FileStateHandle or ByteStreamStateHandle", self.handle)
@@ -132,7 +132,7 @@ class HandleAndOffset:
         if crc is not None and (crc.__class__ is not int or crc < 0):
             _check_count(self, "crc32c", 0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "handle": self.handle.to_json(),
@@ -142,7 +142,7 @@ class HandleAndOffset:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> HandleAndOffset:
+    def from_json(cls, value: JsonObject) -> HandleAndOffset:
         """Build an entry from its JSON form; raises `CorruptionError` if it is none."""
         try:
             handle = stream_handle_from_json(value["handle"])
@@ -162,7 +162,7 @@ class ChangelogStateHandle:
         size_bytes: Summed value bytes of all sets; -1 if unknown.
         incremental_size_bytes: The part of it that this checkpoint newly uploaded.
         state_handle_id: Unique name of this handle.
-        checkpoint_id: The checkpoint that asked for it; 0 if none did.
+        checkpoint_id: The checkpoint of the persist; 0 for none.
         storage_identifier: Which storage can read it; always "filesystem".
     """
 
@@ -187,14 +187,14 @@ class ChangelogStateHandle:
 
     def intersection(self, key_group_range: KeyGroupRange) -> ChangelogStateHandle | None:
         """
-        Return the handle as a task that owns *key_group_range* sees it, or None without overlap.
+        Return the handle for a task that owns *key_group_range*.
 
-        The entries stay whole; readers drop foreign key groups.
+        The result is None without overlap.  The entries stay whole; readers drop foreign key groups.
         """
         overlap = self.key_group_range.intersection(key_group_range)
         return replace(self, key_group_range=overlap) if len(overlap) else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form, readable by every later version."""
         return {
             "version": HANDLE_JSON_VERSION,
@@ -208,7 +208,7 @@ class ChangelogStateHandle:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ChangelogStateHandle:
+    def from_json(cls, value: JsonObject) -> ChangelogStateHandle:
         """
         Build a handle from its JSON form.
 

@@ -1,8 +1,8 @@
 """
 Key groups: the shards of the key space, and the ranges of them that tasks own.
 
-The number of key groups of a job is fixed for life (its *maximum parallelism*); the number of
-tasks is not, because a task owns a contiguous range of groups.
+The number of key groups of a job never changes (its *maximum parallelism*).  The number of tasks
+may change, because a task owns a contiguous range of groups.
 Source: Flink, KeyGroupRange and KeyGroupRangeAssignment.
 """
 
@@ -18,7 +18,7 @@ METADATA_KEY_GROUP = -1
 """Key group of a metadata change (Flink's constant)."""
 
 DEFAULT_MAX_PARALLELISM = 128
-"""Key groups of a job unless it says otherwise."""
+"""Default number of key groups of a job."""
 
 MAX_PARALLELISM_LIMIT = 32768
 """Flink's upper bound for the number of key groups."""
@@ -57,7 +57,7 @@ class KeyGroupRange:
 
     @classmethod
     def of(cls, start: int, end: int) -> KeyGroupRange:
-        """Return [start, end], or the empty range if *start* lies above *end*."""
+        """Return [start, end], or the empty range if *start* is above *end*."""
         start, end = whole_number(start, "start"), whole_number(end, "end")
         return cls(start, end) if start <= end else cls.empty()
 
@@ -112,7 +112,7 @@ def key_group_range_for_operator(
 
 
 def split_key_groups(max_parallelism: int, parallelism: int) -> tuple[KeyGroupRange, ...]:
-    """Return the ranges of all *parallelism* tasks, in order; together they cover every group."""
+    """Return the ranges of all tasks, in order; together they cover every group."""
     parallelism = whole_number(parallelism, "parallelism", low=1)
     return tuple(
         key_group_range_for_operator(max_parallelism, parallelism, index)

@@ -40,10 +40,10 @@ class SequenceNumber:
     @classmethod
     def of(cls, value: int | SequenceNumber) -> SequenceNumber:
         """
-        Return the number *value*, which may be one already.
+        Return *value* as a sequence number.
 
         Raises:
-            UsageError: *value* is no whole number, or outside 0..2**63-1.
+            UsageError: *value* is not a whole number, or outside 0..2**63-1.
         """
         return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
@@ -71,7 +71,7 @@ class SequenceNumberRange:
         to_sqn: Number after the last one, or a plain integer.
 
     Raises:
-        UsageError: *to_sqn* is below *from_sqn*, or one of them is no sequence number.
+        UsageError: *to_sqn* is below *from_sqn*, or one of them is not a sequence number.
     """
 
     from_sqn: SequenceNumber

@@ -1,5 +1,5 @@
 """
-The result of a snapshot: the part the coordinator owns, and the local copy if there is one.
+The result of a snapshot: the handle that the coordinator owns, and its local copy.
 
 Source: Flink, SnapshotResult.
 """
@@ -32,4 +32,6 @@ class SnapshotResult(Generic[HandleT]):
 
     def __post_init__(self) -> None:
         if self.task_local is not None and self.job_manager_owned is None:
-            raise UsageError("a task-local snapshot needs the job-manager-owned one beside it")
+            raise UsageError(
+                "a task-local snapshot needs a job-manager-owned one; give both, or neither"
+            )

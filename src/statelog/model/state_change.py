@@ -2,7 +2,7 @@
 Changes of state: one by one, and in columns.
 
 A record has no number of its own; a *change set* has one.  Between the append and the file,
-changes travel as columns: an integer array of key groups beside an Arrow binary array of values.
+changes travel as columns: an integer array of key groups and an Arrow binary array of values.
 Source: Flink, StateChange and StateChangeSet (row-wise there).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ from statelog.model.key_group import METADATA_KEY_GROUP
 from statelog.model.sequence_number import SequenceNumber
 
 Int32Array = npt.NDArray[np.int32]
-_KEY_GROUP_MAX: Final = 2**31 - 1
-_BINARY_MAX_BYTES: Final = 2**31 - 1
+INT32_MAX: Final = 2**31 - 1
+"""Largest key group, longest value, and end of an Arrow `binary` array: 32 bits, signed."""
 
 
 class StateChange(NamedTuple):
@@ -35,7 +35,7 @@ class StateChange(NamedTuple):
     @classmethod
     def of_data_change(cls, key_group: int, value: bytes) -> StateChange:
         """Return a change of a key group, which is at least 0; raises `UsageError`."""
-        key_group = whole_number(key_group, "key_group", low=0, high=_KEY_GROUP_MAX)
+        key_group = whole_number(key_group, "key_group", low=0, high=INT32_MAX)
         return cls(key_group, instance(value, "value", bytes, "bytes"))
 
     @classmethod
@@ -55,7 +55,7 @@ class ChangeBatch:
     """
 
     key_groups: Int32Array
-    values: pa.Array[Any]
+    values: pa.Array
 
     def __len__(self) -> int:
         return len(self.key_groups)
@@ -72,9 +72,9 @@ class ChangeBatch:
 
 class ChangeRows(ChangeBatch):
     """
-    A batch of few changes, kept as rows: as columns, one change takes more than a kilobyte.
+    A batch of few changes, kept as rows.
 
-    Its columns are made anew at each access.
+    As columns, one change takes more than a kilobyte.  Each access to a column builds it again.
 
     Args:
         rows_key_groups: One for each value.
@@ -96,7 +96,7 @@ class ChangeRows(ChangeBatch):
         return np.array(self.rows_key_groups, np.int32)
 
     @property
-    def values(self) -> pa.Array[Any]:
+    def values(self) -> pa.Array:
         """The column of values, see `ChangeBatch`."""
         return pa.array(self.rows_values, pa.binary())
 
@@ -137,16 +137,16 @@ class StateChangeSet:
         changes: Iterable[StateChange | tuple[int, bytes]],
     ) -> StateChangeSet:
         """
-        Return the set of *changes*, which are pairs of a key group (-1: metadata) and bytes.
+        Return the set of *changes*: pairs of a key group (-1: metadata) and bytes.
 
         Raises:
-            UsageError: A number is out of its range, or a change is no such pair.
+            UsageError: A number is out of its range, or a change is not such a pair.
         """
         if not isinstance(changes, Iterable):
             raise refused("changes", "changes, one after another", changes)
         pairs = [_checked_pair(each) for each in changes]
         size_bytes = sum(len(value) for _, value in pairs)
-        kind = pa.large_binary() if size_bytes > _BINARY_MAX_BYTES else pa.binary()
+        kind = pa.large_binary() if size_bytes > INT32_MAX else pa.binary()
         batch = ChangeBatch(
             np.array([key_group for key_group, _ in pairs], np.int32),
             pa.array([value for _, value in pairs], kind),
@@ -167,14 +167,16 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
     if not isinstance(change, tuple) or len(change) != 2:
         raise refused("each of changes", "a pair of a key group and bytes", change)
     low = METADATA_KEY_GROUP
-    key_group = whole_number(change[0], "a key group", low=low, high=_KEY_GROUP_MAX)
+    key_group = whole_number(change[0], "a key group", low=low, high=INT32_MAX)
     value: bytes = instance(change[1], "the value of a change", bytes, "bytes")
-    if len(value) > _BINARY_MAX_BYTES:
-        raise UsageError(f"a change of {len(value):,} bytes is too long; split it")
+    if len(value) > INT32_MAX:
+        raise UsageError(
+            f"a change of {len(value):,} bytes is longer than {INT32_MAX:,} bytes; split the value"
+        )
     return key_group, value
 
 
-def value_bytes(values: pa.Array[Any]) -> int:
+def value_bytes(values: pa.Array) -> int:
     """Return the summed lengths of a `binary` or `large_binary` array, in constant time."""
     if len(values) == 0:
         return 0

@@ -1,11 +1,11 @@
-"""Options: typed values, one table of their keys, and `load_options`, which puts them together."""
+"""Options: typed values, one table of their keys, and `load_options`."""
 
 from statelog.options.sections import (
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
-    MaterializationOptions,
     Options,
+    SnapshotPolicy,
     StreamOptions,
 )
 from statelog.options.sources import load_options
@@ -19,7 +19,7 @@ __all__ = [
     "ChangelogOptions",
     "CheckpointOptions",
     "LocalRecoveryOptions",
-    "MaterializationOptions",
+    "SnapshotPolicy",
     "Options",
     "StreamOptions",
     "load_options",

@@ -1,22 +1,26 @@
 """
 Options as values: plain, typed, with their units in the name or the type.
 
-One class for each part of the house that takes options.  The keys under which they are set are in
-`table.py`; the defaults are those of Flink 2.3.0 unless a field says otherwise.
+There is one class for each component that takes options.  Their keys are in `table.py`.  The
+defaults are those of Flink 2.3.0 unless a field says otherwise.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from statelog import arguments
 from statelog.errors import InvalidOptionsError
-from statelog.options.table import ForeignKey, OptionSpec, find_option
+from statelog.options.table import ForeignKey, OptionSpec, OptionValue, find_option
 from statelog.options.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RETRY_POLICIES: Final = ("none", "fixed", "exponential")
 INLINE_THRESHOLD_MAX_BYTES: Final = MIB
@@ -30,27 +34,27 @@ class ChangelogOptions:
     Args:
         base_path: Root of the changelog files, where it is not given in code.
         compression_enabled: Snappy-frame the files.
-        preemptive_persist_threshold_bytes: Changes a writer holds (cut or not) before it uploads
-            them without being asked; 0 uploads every append.
+        preemptive_persist_threshold_bytes: Bytes of changes (cut or not) at which a writer uploads
+            them before a checkpoint requests it; 0 uploads every append.
         batch_persist_delay: Longest time an upload waits for others to share its file.
         batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at
             once.
         batch_fixed_delay: Wait for the delay even if no upload is running, as Flink does.
-        upload_buffer_size_bytes: Flink's stream buffer.  Accepted for its sake and without
+        upload_buffer_size_bytes: Flink's stream buffer.  Accepted for compatibility, without
             effect: a file is put whole, so there is no stream to buffer.
-        upload_num_threads: Uploads at the same time.
-        discard_num_threads: Deletions at the same time.
+        upload_num_threads: Concurrent uploads.
+        discard_num_threads: Concurrent deletions.
         upload_max_in_flight_bytes: Bytes queued or uploading, of all writers; above it callers
             wait.
         upload_retry_policy: "fixed", "exponential" or "none".
-        upload_timeout: Age at which an attempt gets a rival; zero for never.
+        upload_timeout: Age of an attempt at which a hedged attempt starts; zero for never.
         upload_max_attempts: Attempts of one upload, the first included.
         upload_next_attempt_delay: Delay after an error; for "exponential" the first one.
         backpressure_timeout: Longest wait for upload capacity.
-        download_local_cache_idle_timeout: Life of a downloaded file after its last use, where a
-            storage is given directories to keep such files in.
-        download_local_cache_max_bytes: Bound of those files together; the least recently used go
-            first, and 0 keeps none.
+        download_local_cache_idle_timeout: Time after its last use at which a downloaded file is
+            deleted, where a storage has cache directories.
+        download_local_cache_max_bytes: Bound of those files together; the least recently used are
+            deleted first, and 0 keeps none.
 
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
@@ -88,20 +92,20 @@ class ChangelogOptions:
         if threshold > limit:
             raise InvalidOptionsError(
                 f"batch_persist_size_threshold_bytes ({threshold}) exceeds "
-                f"upload_max_in_flight_bytes ({limit}): so many bytes could never wait; lower the "
-                "one or raise the other",
+                f"upload_max_in_flight_bytes ({limit}), so the queue could never reach it; lower "
+                "the first or raise the second",
                 fields=("batch_persist_size_threshold_bytes", "upload_max_in_flight_bytes"),
             )
         policy = self.upload_retry_policy
         object.__setattr__(self, "upload_retry_policy", policy.lower())
         if self.upload_retry_policy not in RETRY_POLICIES:
             raise InvalidOptionsError(
-                f"unknown retry policy {policy!r}; known: {', '.join(RETRY_POLICIES)}",
+                f"unknown retry policy {policy!r}; use one of {', '.join(RETRY_POLICIES)}",
                 fields=("upload_retry_policy",),
             )
 
     @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> ChangelogOptions:
+    def from_mapping(cls, settings: Mapping[str, object]) -> ChangelogOptions:
         """
         Build options from text settings.
 
@@ -111,18 +115,20 @@ class ChangelogOptions:
         number meaning milliseconds.
 
         Raises:
-            InvalidOptionsError: A key is unknown or given twice, or a value cannot be understood.
+            InvalidOptionsError: A key is unknown or given twice, or a value is invalid.
         """
         wanted = "a mapping of keys to values"
         arguments.instance(settings, "settings", Mapping, wanted, error=InvalidOptionsError)
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {}  # by field; each class checks its own
         for key, value in settings.items():
             spec = find_option(key, "changelog")
             if isinstance(spec, ForeignKey):
                 check_foreign(spec, key, value)
                 continue
             if spec.field in values:
-                raise InvalidOptionsError(f"option {key!r} sets {spec.key} a second time", key=key)
+                raise InvalidOptionsError(
+                    f"option {key!r} sets {spec.key} a second time; leave one out", key=key
+                )
             values[spec.field] = spec.kind.parse(value, key)
         return cls(**values)
 
@@ -133,12 +139,12 @@ class CheckpointOptions:
     Settings of a `CheckpointCoordinator`.
 
     Args:
-        retained: How many of the newest checkpoints can be restored; >= 1.
-        compress_metadata: Snappy-frame the change sets inside `_metadata`.  Where what stands
-            beside them passes 16 MiB, the file is written plain all the same.
-        min_age_of_orphans: A sweep leaves younger objects alone, because a checkpoint under way may
-            need them.  Must exceed the longest time from the upload of a change set to the commit
-            of its checkpoint.
+        retained: Number of newest checkpoints that can be restored; >= 1.
+        compress_metadata: Snappy-frame the change sets inside `_metadata`.  If the record and the
+            staged output exceed 16 MiB, the file is written plain.
+        min_age_of_orphans: Garbage collection keeps younger objects, because a checkpoint under way
+            may need them.  Must exceed the longest time from the upload of a change set to the
+            commit of its checkpoint.
 
     Raises:
         InvalidOptionsError: A value is out of range.
@@ -157,7 +163,7 @@ class CheckpointOptions:
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """
-    Settings of an `FsCheckpointStreamFactory`.
+    Settings of an `FsCheckpointStreamFactory`; its `from_options` reads them.
 
     Args:
         data_inline_threshold_bytes: State up to this size stays in its handle; 0 to 1 MiB.
@@ -175,22 +181,24 @@ class StreamOptions:
         _check_signs(self)
         if self.data_inline_threshold_bytes > INLINE_THRESHOLD_MAX_BYTES:
             raise InvalidOptionsError(
-                f"data_inline_threshold_bytes is {self.data_inline_threshold_bytes}; at most "
-                f"{INLINE_THRESHOLD_MAX_BYTES} may stay in a handle",
+                f"data_inline_threshold_bytes is {self.data_inline_threshold_bytes}; it must be at "
+                f"most {INLINE_THRESHOLD_MAX_BYTES}",
                 fields=("data_inline_threshold_bytes",),
             )
 
 
 @dataclass(frozen=True, slots=True)
-class MaterializationOptions:
+class SnapshotPolicy:
     """
-    When a snapshot is due; `MaterializationPolicy.of` makes the policy.
+    Bounds of the log, and of what one micro-batch writes in snapshots.
 
     Args:
         log_to_snapshot_ratio: The log may grow to this many times the size of the state; > 0.
-        min_log_bytes: A smaller log is never due by size.
+        min_log_bytes: A smaller log never makes a snapshot due by its size.
         max_log_handles: Checkpoints whose log one key group may have to replay; >= 1.
         slice_bytes: Size of the snapshot that one micro-batch writes; >= 1.
+        max_slices: A state larger than this many slices is cut into larger slices, so that the
+            log is covered in time; >= 1.
 
     Raises:
         InvalidOptionsError: A value is out of range.
@@ -200,11 +208,12 @@ class MaterializationOptions:
     min_log_bytes: int = 16 * MIB
     max_log_handles: int = 250
     slice_bytes: int = 4 * MIB
+    max_slices: int = 64
 
     def __post_init__(self) -> None:
         _check_types(self)
         _check_signs(self)
-        _check_at_least_one(self, "max_log_handles", "slice_bytes")
+        _check_at_least_one(self, "max_log_handles", "slice_bytes", "max_slices")
         if not self.log_to_snapshot_ratio > 0:
             raise InvalidOptionsError(
                 f"log_to_snapshot_ratio is {self.log_to_snapshot_ratio}; it must be above 0",
@@ -217,8 +226,10 @@ class LocalRecoveryOptions:
     """
     Whether files are copied to local disk, and where.
 
+    `FsStateChangelogStorage.from_options` and `LocalRecoveryConfig.of` read them.
+
     Args:
-        backup: Write local copies; None to do as *recovery* says.
+        backup: Write local copies; None to use the value of *recovery*.
         recovery: Read local copies.
         directories: Directories of this host.
 
@@ -245,7 +256,7 @@ _SECTION_CLASSES: Final[Mapping[str, type]] = {
     "changelog": ChangelogOptions,
     "checkpoint": CheckpointOptions,
     "stream": StreamOptions,
-    "materialization": MaterializationOptions,
+    "snapshot": SnapshotPolicy,
     "local_recovery": LocalRecoveryOptions,
 }
 
@@ -257,7 +268,7 @@ class Options:
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     stream: StreamOptions = field(default_factory=StreamOptions)
-    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
+    snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     local_recovery: LocalRecoveryOptions = field(default_factory=LocalRecoveryOptions)
 
     def __post_init__(self) -> None:
@@ -265,18 +276,28 @@ class Options:
             section, wanted = getattr(self, name), kind.__name__
             arguments.instance(section, name, kind, wanted, error=InvalidOptionsError)
 
+    @property
+    def materialization(self) -> SnapshotPolicy:
+        """Return `snapshot` by its former name."""
+        warnings.warn(
+            "Options.materialization is now Options.snapshot", DeprecationWarning, stacklevel=2
+        )
+        return self.snapshot
 
-def default_of(spec: OptionSpec) -> Any:
+
+def default_of(spec: OptionSpec) -> OptionValue | None:
     """Return the default of an option."""
-    return getattr(getattr(Options(), spec.section.replace("-", "_")), spec.field)
+    section = getattr(Options(), spec.section.replace("-", "_"))
+    found: OptionValue | None = getattr(section, spec.field)
+    return found
 
 
-def check_foreign(foreign: ForeignKey, key: str, value: Any) -> None:
+def check_foreign(foreign: ForeignKey, key: str, value: object) -> None:
     """
-    Look at a setting of Flink's that is no option here.
+    Check a setting of Flink's that has no option here.
 
     Raises:
-        InvalidOptionsError: It asks for what statelog cannot give.
+        InvalidOptionsError: statelog does not support its value.
     """
     parsed = foreign.kind.parse(value, key)
     if foreign.allowed is not None and parsed != foreign.allowed:
@@ -287,7 +308,7 @@ def check_foreign(foreign: ForeignKey, key: str, value: Any) -> None:
         )
 
 
-_CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
+_CHECKS: Final[Mapping[str, Callable[..., object]]] = {
     "int": arguments.whole_number,
     "float": arguments.number,
     "bool": arguments.switch,
@@ -297,11 +318,11 @@ _CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
     "dt.timedelta": arguments.duration,
     "tuple[str, ...]": arguments.paths,
 }
-"""What makes sure that a field of an option class is of the type it declares."""
+"""By declared type: the check of a field of an option class."""
 
 
-def _check_types(options: Any) -> None:
-    """Put each field into its plain type, or refuse it."""
+def _check_types(options: DataclassInstance) -> None:
+    """Convert each field to its plain type, or refuse it."""
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
         if value is None and str(each.type).endswith("| None"):
@@ -310,12 +331,12 @@ def _check_types(options: Any) -> None:
         object.__setattr__(options, each.name, found)
 
 
-def _check_signs(options: Any) -> None:
+def _check_signs(options: DataclassInstance) -> None:
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
         if isinstance(value, dt.timedelta) and value < dt.timedelta(0):
             raise InvalidOptionsError(
-                f"{each.name} is {value}; a duration is never negative", fields=(each.name,)
+                f"{each.name} is {value}; it must not be negative", fields=(each.name,)
             )
         if isinstance(value, int) and value < 0:
             raise InvalidOptionsError(
@@ -323,7 +344,7 @@ def _check_signs(options: Any) -> None:
             )
 
 
-def _check_at_least_one(options: Any, *names: str) -> None:
+def _check_at_least_one(options: DataclassInstance, *names: str) -> None:
     for name in names:
         if getattr(options, name) < 1:
             raise InvalidOptionsError(

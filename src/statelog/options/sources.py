@@ -1,16 +1,16 @@
 """
-Options out of the places where people write them, put together in one function.
+Load options from all places where they can be set.
 
-Precedence, the first one counts: what the code says, Spark's configuration, the environment, a
-YAML file, the defaults.  Every error says where its value came from.
+Precedence, highest first: the code, Spark's configuration, the environment, a YAML file, the
+defaults.  Every error names the place of its value.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -20,24 +20,34 @@ from statelog.options.sections import (
     ChangelogOptions,
     CheckpointOptions,
     LocalRecoveryOptions,
-    MaterializationOptions,
     Options,
+    SnapshotPolicy,
     StreamOptions,
     check_foreign,
 )
-from statelog.options.table import OPTIONS, SECTIONS, ForeignKey, OptionSpec, find_option
+from statelog.options.table import (
+    OPTIONS,
+    RENAMED_SECTIONS,
+    SECTIONS,
+    ForeignKey,
+    OptionSpec,
+    OptionValue,
+    find_option,
+    variable_of,
+)
 
 _VARIABLE_PREFIX: Final = "STATELOG_"
 _SPARK_PREFIX: Final = "spark.statelog."
 _ROOT: Final = "statelog"
-_NEAR: Final = 0.75
+_SUGGESTION_CUTOFF: Final = 0.75
 
-_Found = dict[str, tuple[OptionSpec, Any, str]]
-"""By key: the option, its value, and where that came from."""
+SectionT = TypeVar("SectionT")
+_Found = dict[str, tuple[OptionSpec, OptionValue, str]]
+"""By key: the option, its value, and the place where it is set."""
 
 
 def load_options(
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     *,
     spark_conf: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -45,24 +55,24 @@ def load_options(
     yaml_text: str | None = None,
 ) -> Options:
     """
-    Put the options together.
+    Load the options of all sections.
 
     Args:
-        settings: What the code says; above all else.  Keys in any spelling (`docs/options.md`).
+        settings: Settings of the code, which have the highest precedence.  Keys in any spelling
+            (`docs/options.md`).
         spark_conf: Spark's configuration, such as `SparkConf.getAll()`; only keys that begin with
-            `spark.statelog.` are looked at.
-        environ: The environment; None for this process's, {} for none.  Variables are called
+            `spark.statelog.` are read.
+        environ: The environment; None for this process's, {} for none.  Variables are named
             `STATELOG_<SECTION>_<NAME>`.
         yaml_file: A YAML file, nested or flat, with or without a root `statelog`.
-        yaml_text: The same as text; not beside a file.
+        yaml_text: The same as text; not together with a file.
 
     Returns:
         Every section, complete.
 
     Raises:
-        InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
-            understood or is out of range, or values contradict each other; the message names the
-            place.
+        InvalidOptionsError: A key is unknown or is set twice in one place, a value is invalid or
+            out of range, or values contradict each other; the message names the place.
     """
     if settings is not None:
         wanted = "a mapping of keys to values"
@@ -82,13 +92,13 @@ def load_options(
         changelog=_section(ChangelogOptions, "changelog", found),
         checkpoint=_section(CheckpointOptions, "checkpoint", found),
         stream=_section(StreamOptions, "stream", found),
-        materialization=_section(MaterializationOptions, "materialization", found),
+        snapshot=_section(SnapshotPolicy, "snapshot", found),
         local_recovery=_section(LocalRecoveryOptions, "local-recovery", found),
     )
 
 
-def _read(entries: Iterable[tuple[str, Any, str]]) -> _Found:
-    """Understand the settings of one place, none of which may be there twice."""
+def _read(entries: Iterable[tuple[str, object, str]]) -> _Found:
+    """Parse the settings of one place; none may be set twice there."""
     found: _Found = {}
     for key, value, origin in entries:
         try:
@@ -101,7 +111,7 @@ def _read(entries: Iterable[tuple[str, Any, str]]) -> _Found:
             raise InvalidOptionsError(f"{origin}: {error}", **error.facts, origin=origin) from None
         if spec.key in found:
             raise InvalidOptionsError(
-                f"{origin}: {spec.key} is set by {found[spec.key][2]} already; leave one out",
+                f"{origin}: {spec.key} is already set by {found[spec.key][2]}; leave one out",
                 key=key,
                 origin=origin,
             )
@@ -109,7 +119,7 @@ def _read(entries: Iterable[tuple[str, Any, str]]) -> _Found:
     return found
 
 
-def _section(kind: Any, name: str, found: _Found) -> Any:
+def _section(kind: Callable[..., SectionT], name: str, found: _Found) -> SectionT:
     chosen = {
         spec.field: (value, origin)
         for spec, value, origin in found.values()
@@ -131,33 +141,38 @@ def _section(kind: Any, name: str, found: _Found) -> Any:
 
 def _from_spark(
     conf: Mapping[str, str] | Iterable[tuple[str, str]],
-) -> Iterator[tuple[str, Any, str]]:
+) -> Iterator[tuple[str, object, str]]:
     pairs = conf.items() if isinstance(conf, Mapping) else conf
     for key, value in pairs:
         if key.startswith(_SPARK_PREFIX):
             yield key.removeprefix(_SPARK_PREFIX), value, f"Spark's configuration {key!r}"
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield our variables; others of our prefix are let be unless they look like a slip."""
-    variables = {spec.variable: spec for spec in OPTIONS}
-    sections = tuple(f"{_VARIABLE_PREFIX}{_upper(section)}_" for section in SECTIONS)
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    """Yield our variables; refuse others of our prefix that look like a misspelling."""
+    variables = {spec.variable: spec.key for spec in OPTIONS}
+    for old, new in RENAMED_SECTIONS.items():
+        for spec in OPTIONS:
+            if spec.section == new:
+                old_key = f"{old}.{spec.name}"
+                variables[variable_of(old_key)] = old_key  # `find_option` reports the old name
+    sections = tuple(variable_of(f"{section}.") for section in SECTIONS)
     for name, value in environ.items():
         if not name.startswith(_VARIABLE_PREFIX):
             continue
         origin = f"environment variable {name}"
         if name in variables:
-            yield variables[name].key, value, origin
+            yield variables[name], value, origin
             continue
-        near = difflib.get_close_matches(name, variables, n=1, cutoff=_NEAR)
+        near = difflib.get_close_matches(name, variables, n=1, cutoff=_SUGGESTION_CUTOFF)
         if near or name.startswith(sections):
-            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all"
+            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all variables"
             raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)
 
 
 def _from_yaml(
     file: str | os.PathLike[str] | None, text: str | None
-) -> Iterator[tuple[str, Any, str]]:
+) -> Iterator[tuple[str, object, str]]:
     if file is None and text is None:
         return
     place = "the YAML text" if file is None else f"YAML file {os.fspath(file)}"
@@ -170,7 +185,7 @@ def _from_yaml(
     document = _decode_yaml(text or "", place)
     if not isinstance(document, dict):
         raise InvalidOptionsError(
-            f"{place} must hold keys and values, not {type(document).__name__}", origin=place
+            f"{place} must contain keys and values, not {type(document).__name__}", origin=place
         )
     if set(document) == {_ROOT} and isinstance(document[_ROOT], dict):
         document = document[_ROOT]
@@ -178,26 +193,22 @@ def _from_yaml(
         yield key.removeprefix(f"{_ROOT}."), value, f"{place}, key {key!r}"
 
 
-def _decode_yaml(text: str, place: str) -> Any:
+def _decode_yaml(text: str, place: str) -> object:
     try:
-        document = msgspec.yaml.decode(text)
+        document: object = msgspec.yaml.decode(text)
     except ImportError as error:
         raise InvalidOptionsError(
             f"{place} needs PyYAML: install statelog[cli]", origin=place
         ) from error
     except msgspec.DecodeError as error:
-        raise InvalidOptionsError(f"{place} is no YAML: {error}", origin=place) from error
+        raise InvalidOptionsError(f"{place} is not valid YAML: {error}", origin=place) from error
     return {} if document is None else document
 
 
-def _flat(document: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(document: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _flat(value, f"{name}.")
         else:
             yield name, value
-
-
-def _upper(section: str) -> str:
-    return section.replace("-", "_").upper()

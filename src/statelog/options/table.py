@@ -1,19 +1,21 @@
 """
 The table of all options: their keys in every spelling, their units and their meaning.
 
-A key of ours is `<section>.<name>`.  Flink's keys stand beside it, the present one first and the
-deprecated ones after it.  Keys of Flink's that mean nothing here are known by name too, so that a
-setting which cannot be had is refused and one without effect is not taken for a slip.
+A key of ours is `<section>.<name>`.  Flink's keys follow it, the present one first, then the
+deprecated ones.  Keys of Flink's without an option here are listed too: an unsupported setting is
+refused, and one without effect is not reported as a misspelling.
 Source: Flink 2.3.0, FsStateChangelogOptions, StateChangelogOptions, CheckpointingOptions.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import enum
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from statelog.errors import InvalidOptionsError
 from statelog.options import units
@@ -23,8 +25,12 @@ _CHANGELOG: Final = ("state.changelog.", "state.backend.changelog.")
 _EXECUTION: Final = "execution.checkpointing."
 
 
+OptionValue: TypeAlias = bool | int | float | str | dt.timedelta | tuple[str, ...]
+"""What an option can be set to."""
+
+
 class OptionKind(enum.Enum):
-    """What a value is, and how it is written."""
+    """The kind of a value, and how it is written."""
 
     SIZE = "size"
     COUNT = "count"
@@ -34,17 +40,17 @@ class OptionKind(enum.Enum):
     TEXT = "text"
     PATHS = "paths"
 
-    def parse(self, value: Any, key: str) -> Any:
+    def parse(self, value: object, key: str) -> OptionValue:
         """
         Return *value* in the type of this kind.
 
         Raises:
-            InvalidOptionsError: It cannot be understood.
+            InvalidOptionsError: It is not of this kind.
         """
         return _PARSERS[self](value, key=key)
 
 
-_PARSERS: Final[Mapping[OptionKind, Callable[..., Any]]] = {
+_PARSERS: Final[Mapping[OptionKind, Callable[..., OptionValue]]] = {
     OptionKind.SIZE: units.parse_size,
     OptionKind.COUNT: units.parse_count,
     OptionKind.RATIO: units.parse_ratio,
@@ -61,13 +67,13 @@ class OptionSpec:
     One row of the table.
 
     Args:
-        section: Which of the option classes has it.
-        field: Its name there.
+        section: The section it belongs to.
+        field: Its name in the option class of the section.
         name: Its name in a key, after the section.
-        kind: What its value is.
+        kind: The kind of its value.
         flink_keys: Flink's keys, the present one first.
         description: What it does, in a sentence.
-        effect: Whether anything depends on it.
+        effect: Whether statelog reads it.
     """
 
     section: str
@@ -86,7 +92,7 @@ class OptionSpec:
     @property
     def variable(self) -> str:
         """The environment variable."""
-        return "STATELOG_" + self.key.replace(".", "_").replace("-", "_").upper()
+        return variable_of(self.key)
 
     @property
     def spark_key(self) -> str:
@@ -101,14 +107,14 @@ class ForeignKey:
 
     Args:
         keys: Its spellings.
-        kind: What its value is.
-        allowed: The one value that statelog can give; None if any is fine, without effect.
-        reason: Why.
+        kind: The kind of its value.
+        allowed: The one value that statelog supports; None to accept any, without effect.
+        reason: Why the key has no option.
     """
 
     keys: tuple[str, ...]
     kind: OptionKind
-    allowed: Any
+    allowed: OptionValue | None
     reason: str
 
 
@@ -126,16 +132,16 @@ OPTIONS: Final = (
         "preemptive_persist_threshold_bytes",
         "preemptive-persist-threshold",
         OptionKind.SIZE,
-        "Bytes a writer holds before it uploads them without being asked; 0 uploads every append.",
+        "Bytes that a writer holds before it uploads them ahead of a checkpoint; 0 uploads every append.",
     ),
     _dfs("batch_persist_delay", "batch.persist-delay", OptionKind.DURATION, "Longest time an upload waits for others to share its file."),
     _dfs("batch_persist_size_threshold_bytes", "batch.persist-size-threshold", OptionKind.SIZE, "Waiting bytes, of all writers, that are uploaded at once; at most `changelog.upload.max-in-flight`."),
     _dfs("upload_buffer_size_bytes", "upload.buffer-size", OptionKind.SIZE, "Flink's stream buffer; a file is put whole, so there is no stream to buffer.", False),
-    _dfs("upload_num_threads", "upload.num-threads", OptionKind.COUNT, "Uploads at the same time."),
-    _dfs("discard_num_threads", "discard.num-threads", OptionKind.COUNT, "Deletions at the same time."),
+    _dfs("upload_num_threads", "upload.num-threads", OptionKind.COUNT, "Concurrent uploads."),
+    _dfs("discard_num_threads", "discard.num-threads", OptionKind.COUNT, "Concurrent deletions."),
     _dfs("upload_max_in_flight_bytes", "upload.max-in-flight", OptionKind.SIZE, "Bytes queued or uploading, of all writers; above it callers wait."),
     _dfs("upload_retry_policy", "upload.retry-policy", OptionKind.TEXT, "`fixed`, `none`, or (not in Flink) `exponential`."),
-    _dfs("upload_timeout", "upload.timeout", OptionKind.DURATION, "Age at which an attempt gets a rival; 0 for never."),
+    _dfs("upload_timeout", "upload.timeout", OptionKind.DURATION, "Age of an attempt at which a hedged attempt starts; 0 for never."),
     _dfs("upload_max_attempts", "upload.max-attempts", OptionKind.COUNT, "Attempts of one upload, the first included."),
     _dfs("upload_next_attempt_delay", "upload.next-attempt-delay", OptionKind.DURATION, "Delay after an error; for `exponential` the first one."),
     OptionSpec(
@@ -144,14 +150,14 @@ OPTIONS: Final = (
         "download.local-cache.idle-timeout",
         OptionKind.DURATION,
         tuple(f"{prefix}download.local-cache.idle-timeout-ms" for prefix in _DFS),
-        "Life of a downloaded file after its last use, where a storage keeps such files on local disk.",
+        "Time after its last use at which a downloaded file is deleted from local disk.",
     ),
-    OptionSpec("changelog", "download_local_cache_max_bytes", "download.local-cache.max-size", OptionKind.SIZE, (), "Bytes of downloaded files that a storage keeps on local disk at most; larger files pass through."),
+    OptionSpec("changelog", "download_local_cache_max_bytes", "download.local-cache.max-size", OptionKind.SIZE, (), "Bound of the downloaded files on local disk; larger files are not kept."),
     OptionSpec("changelog", "batch_fixed_delay", "batch.fixed-delay", OptionKind.SWITCH, (), "Wait for the delay even if no upload is running, as Flink does."),
     OptionSpec("changelog", "backpressure_timeout", "backpressure-timeout", OptionKind.DURATION, (), "Longest wait of a caller for upload capacity."),
     OptionSpec("checkpoint", "retained", "retained", OptionKind.COUNT, (f"{_EXECUTION}num-retained", "state.checkpoints.num-retained"), "Completed checkpoints that can be restored."),
     OptionSpec("checkpoint", "compress_metadata", "compress-metadata", OptionKind.SWITCH, (), "Snappy-frame the change sets inside `_metadata`."),
-    OptionSpec("checkpoint", "min_age_of_orphans", "min-age-of-orphans", OptionKind.DURATION, (), "A sweep leaves younger objects alone; must exceed the time from an upload to the commit of its checkpoint."),
+    OptionSpec("checkpoint", "min_age_of_orphans", "min-age-of-orphans", OptionKind.DURATION, (), "Garbage collection keeps younger objects; must exceed the time from an upload to the commit of its checkpoint."),
     OptionSpec(
         "stream",
         "data_inline_threshold_bytes",
@@ -169,28 +175,32 @@ OPTIONS: Final = (
         "Flink's stream buffer, raised to the threshold; an object is put whole here.",
         False,
     ),
-    OptionSpec("materialization", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
-    OptionSpec("materialization", "min_log_bytes", "min-log-size", OptionKind.SIZE, (), "A smaller log is never due by size."),
-    OptionSpec("materialization", "max_log_handles", "max-log-handles", OptionKind.COUNT, (), "Checkpoints whose log one key group may have to replay, whatever its size."),
-    OptionSpec("materialization", "slice_bytes", "slice-size", OptionKind.SIZE, (), "Size of the snapshot that one micro-batch writes; a state of more than 64 such slices is cut into larger ones."),
-    OptionSpec("local-recovery", "backup", "backup", OptionKind.SWITCH, (f"{_EXECUTION}local-backup.enabled",), "Write local copies of uploaded files; as `local-recovery.recovery` unless set."),
-    OptionSpec("local-recovery", "recovery", "recovery", OptionKind.SWITCH, ("execution.state-recovery.from-local", "state.backend.local-recovery"), "Read local copies where there are some."),
+    OptionSpec("snapshot", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
+    OptionSpec("snapshot", "min_log_bytes", "min-log-size", OptionKind.SIZE, (), "A smaller log never makes a snapshot due by its size."),
+    OptionSpec("snapshot", "max_log_handles", "max-log-handles", OptionKind.COUNT, (), "Checkpoints whose log one key group may have to replay, whatever its size."),
+    OptionSpec("snapshot", "slice_bytes", "slice-size", OptionKind.SIZE, (), "Size of the snapshot that one micro-batch writes; see `snapshot.max-slices`."),
+    OptionSpec("snapshot", "max_slices", "max-slices", OptionKind.COUNT, (), "Slices of a state at most; a state too large for so many is cut into larger slices."),
+    OptionSpec("local-recovery", "backup", "backup", OptionKind.SWITCH, (f"{_EXECUTION}local-backup.enabled",), "Write local copies of uploaded files; by default the value of `local-recovery.recovery`."),
+    OptionSpec("local-recovery", "recovery", "recovery", OptionKind.SWITCH, ("execution.state-recovery.from-local", "state.backend.local-recovery"), "Read local copies where they exist."),
     OptionSpec("local-recovery", "directories", "directories", OptionKind.PATHS, (f"{_EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"), "Directories of this host for local copies."),
 )  # fmt: skip
 """Every option."""
+
+RENAMED_SECTIONS: Final = {"materialization": "snapshot"}
+"""Old names of sections, accepted for one version, and the present ones."""
 
 SECTIONS: Final = tuple(dict.fromkeys(spec.section for spec in OPTIONS))
 
 FOREIGN: Final = (
     ForeignKey(tuple(f"{prefix}enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "statelog is the changelog"),
     ForeignKey(tuple(f"{prefix}storage" for prefix in _CHANGELOG), OptionKind.TEXT, "filesystem", "for tests in memory, open a location such as memory://test"),
-    ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows for ever; raise the bounds of the section materialization instead"),
+    ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows without bound; raise the bounds in the section `snapshot` instead"),
     ForeignKey(tuple(f"{prefix}periodic-materialize.interval" for prefix in _CHANGELOG), OptionKind.DURATION, None, "snapshots are written when the log has grown, not by the clock"),
-    ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a snapshot that fails fails its micro-batch, which Spark repeats"),
+    ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a failed snapshot fails no micro-batch and is tried again later"),
     ForeignKey((f"{_EXECUTION}max-concurrent-checkpoints",), OptionKind.COUNT, 1, "micro-batches commit one after another"),
-    ForeignKey((f"{_EXECUTION}file-merging.enabled",), OptionKind.SWITCH, None, "tasks of a batch share one file anyway"),
+    ForeignKey((f"{_EXECUTION}file-merging.enabled",), OptionKind.SWITCH, None, "tasks of a batch always share one file"),
 )  # fmt: skip
-"""Flink's keys that are understood without being options."""
+"""Flink's keys that are accepted without being options."""
 
 _FOREIGN_KEYS: Final = {key: foreign for foreign in FOREIGN for key in foreign.keys}
 _PREFIXED: Final = {key: spec for spec in OPTIONS for key in (spec.key, *spec.flink_keys)} | {
@@ -200,16 +210,17 @@ _PREFIXED: Final = {key: spec for spec in OPTIONS for key in (spec.key, *spec.fl
 
 def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey:
     """
-    Return what *key* names, in any of its spellings.
+    Return the option that *key* names, in any of its spellings.
 
     Args:
-        key: Our key, Flink's, or (where it is clear) a name or field without the section.
-        section: Look at this section only; None for all of them.
+        key: Our key, Flink's, or (where it is unambiguous) a name or field without the section.
+        section: Search this section only; None for all of them.
 
     Raises:
-        InvalidOptionsError: Nothing is called so; the message names the nearest key.
+        InvalidOptionsError: There is no such key; the message names the nearest one.
     """
     specs = [spec for spec in OPTIONS if section in (None, spec.section)]
+    key = _present_key(key)
     plain = _plain(key)
     exact = _PREFIXED.get(key)
     if exact is not None and exact in specs:
@@ -225,8 +236,27 @@ def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey
         if (found := known.get(plain.removeprefix(prefix))) is not None:
             return found
     near = difflib.get_close_matches(plain, known, n=1)
-    hint = f"; did you mean {known[near[0]].key!r}?" if near else "; docs/options.md lists all"
+    hint = f"; did you mean {known[near[0]].key!r}?" if near else "; docs/options.md lists all keys"
     raise InvalidOptionsError(f"unknown option {key!r}{hint}", key=key)
+
+
+def _present_key(key: str) -> str:
+    """Return *key* with the present name of its section."""
+    for old, new in RENAMED_SECTIONS.items():
+        if _plain(key).startswith(f"{old}_"):
+            present = new + key.strip()[len(old) :]
+            warnings.warn(
+                f"option {key!r} is now {present!r}; the old key is accepted for one more version",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            return present
+    return key
+
+
+def variable_of(key: str) -> str:
+    """Return the environment variable of a key of ours."""
+    return "STATELOG_" + _plain(key).upper()
 
 
 def _plain(key: str) -> str:

@@ -1,11 +1,11 @@
-"""Values of options from text: sizes in binary units, durations, switches, lists of paths."""
+"""Parse values of options: sizes in binary units, durations, switches, lists of paths."""
 
 from __future__ import annotations
 
 import datetime as dt
 import os
 import re
-from typing import Any, Final
+from typing import Final
 
 from statelog.errors import InvalidOptionsError
 
@@ -33,13 +33,13 @@ _ISO_DURATION: Final = re.compile(
 )
 
 
-def _refuse(key: str, value: Any, wanted: str) -> InvalidOptionsError:
+def _refuse(key: str, value: object, wanted: str) -> InvalidOptionsError:
     return InvalidOptionsError(f"option {key!r} is {value!r}; it must be {wanted}", key=key)
 
 
-def parse_size(value: Any, *, key: str = "size") -> int:
+def parse_size(value: object, *, key: str = "size") -> int:
     """
-    Return a number of bytes from a number or from text such as "5 mb" (binary units).
+    Return a number of bytes; text such as "5 mb" has binary units.
 
     Raises:
         InvalidOptionsError: *value* is neither.
@@ -52,12 +52,12 @@ def parse_size(value: Any, *, key: str = "size") -> int:
     return int(match[1]) * _SIZE_UNITS[match[2].lower()]
 
 
-def parse_count(value: Any, *, key: str = "count") -> int:
+def parse_count(value: object, *, key: str = "count") -> int:
     """
-    Return a plain number.
+    Return a whole number.
 
     Raises:
-        InvalidOptionsError: *value* is no whole number.
+        InvalidOptionsError: *value* is not a whole number.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -66,12 +66,12 @@ def parse_count(value: Any, *, key: str = "count") -> int:
     raise _refuse(key, value, "a whole number")
 
 
-def parse_ratio(value: Any, *, key: str = "ratio") -> float:
+def parse_ratio(value: object, *, key: str = "ratio") -> float:
     """
     Return a number that may have a fraction.
 
     Raises:
-        InvalidOptionsError: *value* is no finite number.
+        InvalidOptionsError: *value* is not a finite number.
     """
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
@@ -83,7 +83,7 @@ def parse_ratio(value: Any, *, key: str = "ratio") -> float:
     raise _refuse(key, value, "a number such as 1.5")
 
 
-def parse_duration(value: Any, *, key: str = "duration") -> dt.timedelta:
+def parse_duration(value: object, *, key: str = "duration") -> dt.timedelta:
     """
     Return a duration from a `timedelta`, milliseconds, "10 ms" or "PT0.01S".
 
@@ -106,7 +106,7 @@ def parse_duration(value: Any, *, key: str = "duration") -> dt.timedelta:
     raise _refuse(key, value, "a duration such as '10 ms' or 'PT0.01S'")
 
 
-def parse_bool(value: Any, *, key: str = "switch") -> bool:
+def parse_bool(value: object, *, key: str = "switch") -> bool:
     """
     Return a switch from `bool` or from "true" and "false".
 
@@ -119,33 +119,35 @@ def parse_bool(value: Any, *, key: str = "switch") -> bool:
     return text == "true"
 
 
-def parse_text(value: Any, *, key: str = "text") -> str:
+def parse_text(value: object, *, key: str = "text") -> str:
     """
-    Return text, without blanks around it.
+    Return text, stripped.
 
     Raises:
-        InvalidOptionsError: *value* is no text, or empty.
+        InvalidOptionsError: *value* is not text, or empty.
     """
     if not isinstance(value, str) or not value.strip():
         raise _refuse(key, value, "text")
     return value.strip()
 
 
-def parse_paths(value: Any, *, key: str = "paths") -> tuple[str, ...]:
+def parse_paths(value: object, *, key: str = "paths") -> tuple[str, ...]:
     """
-    Return paths from a list, or from text with commas (or the system's separator) between them.
+    Return paths from a list, or from text.
+
+    In text, paths are separated by commas or by the system's path separator.
 
     Raises:
-        InvalidOptionsError: *value* is neither, or a path in it is no text.
+        InvalidOptionsError: *value* is neither, or a path in it is not text.
     """
     parts = value.replace(os.pathsep, ",").split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise _refuse(key, value, "paths with commas between them")
+        raise _refuse(key, value, "paths separated by commas")
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def describe(value: Any) -> str:
-    """Return *value* as it may be written in a setting."""
+def describe(value: object) -> str:
+    """Return *value* as text for a setting."""
     match value:
         case None:
             return "none"
@@ -164,7 +166,7 @@ def describe(value: Any) -> str:
 
 
 def describe_size(value: int) -> str:
-    """Return a number of bytes as it may be written in a setting."""
+    """Return a number of bytes as text for a setting."""
     for unit, length in (("mb", MIB), ("kb", KIB)):
         if value and value % length == 0:
             return f"{value // length} {unit}"

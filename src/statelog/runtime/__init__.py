@@ -1,1 +1,1 @@
-"""The outside world in one room: clocks, timers, pools, locks, and the Java that Spark needs."""
+"""Clocks, ids, timers, pools, locks, signals and forks: all that depends on the process."""

@@ -1,4 +1,4 @@
-"""Time, as statelog asks for it: one monotonic count of nanoseconds, passed in everywhere."""
+"""Clocks: a monotonic count of nanoseconds, passed in wherever time matters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time.  May be asked from several threads at once."""
+    """A monotonic clock.  Thread: any."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since an arbitrary fixed point; never goes backwards."""
+        """Return nanoseconds since an arbitrary fixed point; never decreases."""
         ...
 
 
@@ -18,12 +18,12 @@ class SystemClock:
     """The monotonic clock of this machine."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since an arbitrary fixed point; never goes backwards."""
+        """Return nanoseconds since an arbitrary fixed point; never decreases."""
         return time.monotonic_ns()
 
 
 def wall_clock_seconds() -> float:
-    """Return seconds since 1970 (UTC), for comparing with the age of local files."""
+    """Return seconds since 1970 (UTC), to compare with times of local files."""
     return time.time()
 
 

@@ -1,4 +1,4 @@
-"""Close several parts, each of them though another one fails."""
+"""Close several parts, each of them even if another one fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _log = logging.getLogger("statelog")
 
 def close_all(*closes: Callable[[], object]) -> None:
     """
-    Call every one of *closes*, in order, and raise the first error at the end.
+    Call all *closes*, in order, then raise the first error.
 
     Later errors are logged.  An interrupt (Ctrl-C) is raised in preference to an error, after the
     other parts are closed.
@@ -33,8 +33,8 @@ def close_after(error: BaseException | None, close: Callable[[], object]) -> Non
     """
     Call *close* at the end of a `with` block that ended with *error*.
 
-    An error of *close* is raised where the block ended well.  Where the block failed, it is added
-    to that error as a note: the first error says what went wrong.
+    An error of *close* is raised if the block succeeded.  If the block failed, it is added to the
+    block's error as a note, because the first error explains the failure.
     """
     if error is None:
         close()

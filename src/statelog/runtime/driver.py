@@ -1,8 +1,8 @@
 """
-The parts of the outside world that one storage uses, in one value.
+The clock, ids, lock, timers and pools of one storage, in one value.
 
-A simulation hands over a virtual clock, seeded ids and a pool without threads; everything above
-this room stays the same.
+A simulation passes a virtual clock, seeded ids and pools without threads; the packages above do not
+change.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Runtime:
     Clock, ids, lock, timers and pools of one storage.
 
     Args:
-        clock: Tells the time.
+        clock: The clock.
         ids: Makes file names and jitter.
         lock: The storage's one lock.
-        timers: Call back later.
+        timers: Run callbacks at given times.
         upload_pool: Runs uploads.
         discard_pool: Runs deletions.
         callback_pool: Runs callbacks of users, which may block; nothing else.
@@ -50,7 +50,7 @@ class Runtime:
 
     def close(self, timeout_s: float) -> None:
         """
-        Stop timers and pools; running work gets *timeout_s* to end.
+        Stop timers and pools; running work has *timeout_s* to end.
 
         Blocks: At most *timeout_s* for each pool.
         """
@@ -63,7 +63,7 @@ class Runtime:
 
 
 def system_runtime(*, upload_threads: int = 5, discard_threads: int = 1) -> Runtime:
-    """Return the real thing; threads start when there is work for them, not before."""
+    """Return a runtime of real clocks and threads, which start on demand."""
     clock = SystemClock()
     return Runtime(
         clock=clock,

@@ -1,9 +1,9 @@
 """
 Named places where a crash test kills the process.
 
-`STATELOG_FAIL_POINTS="after-upload:3"` sends SIGKILL to the process at the third time it comes to
-`after-upload`; several are separated by commas.  Unarmed, a fail point is one look into an empty
-dict.
+`STATELOG_FAIL_POINTS="after-upload:3"` sends SIGKILL to the process when it reaches `after-upload`
+for the third time; several points are separated by commas.  An unarmed fail point costs one lookup
+in an empty dict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _counting = threading.Lock()
 
 def parse_fail_points(text: str) -> dict[str, int]:
     """
-    Return how many hits each named point has left.
+    Return the remaining hits of each named point.
 
     Args:
         text: "name:count[,name:count...]", each count >= 1.
@@ -35,7 +35,7 @@ def parse_fail_points(text: str) -> dict[str, int]:
         name, separator, count = part.partition(":")
         if not name or not separator or not count.isdigit() or int(count) < 1:
             raise InvalidOptionsError(
-                f"{VARIABLE}={text!r}: {part!r} is not of the form name:count with count >= 1"
+                f"{VARIABLE}={text!r}: {part!r} is not valid; write name:count with count >= 1"
             )
         armed[name] = int(count)
     return armed
@@ -45,7 +45,7 @@ _armed: Final = parse_fail_points(os.environ.get(VARIABLE, ""))
 
 
 def fail_point(name: str) -> None:
-    """Kill this process if *name* is armed and this is the hit it waits for."""
+    """Kill this process if *name* is armed and its count is reached."""
     if name in _armed:
         with _counting:
             _armed[name] -= 1

@@ -1,8 +1,8 @@
 """
-Forks: objects with locks and threads belong to the process that made them.
+Forks: an object with locks and threads belongs to the process that created it.
 
-A child inherits locks that threads of its parent hold, and none of these threads: whatever waits
-there waits for ever.  So every such object remembers its process and refuses any other.
+A child process inherits locks that threads of its parent hold, but not these threads, so a wait in
+the child would never end.  Every such object records its process and refuses any other.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _PRUNE_AT: Final = 64
 
 
 class Inheritable(Protocol):
-    """An object that must know when a child has inherited it."""
+    """An object that is notified in a forked child."""
 
     def after_fork(self) -> None:
-        """Take note, in the child, before anything else runs there."""
+        """Handle the fork, in the child, before other code runs there."""
         ...
 
 
 class _Lineage:
-    """How many forks lie between the first process and this one, and what a child inherits."""
+    """The number of forks since the first process, and the objects that a child inherits."""
 
     def __init__(self) -> None:
         self.generation = 0
         self.pids = [os.getpid()]
         self._lock = threading.Lock()
-        # No `WeakSet`: its callbacks would swallow what a signal handler raises inside them.
+        # Not a `WeakSet`: its callbacks would swallow exceptions of signal handlers.
         self._inheritable: list[weakref.ref[Inheritable]] = []
         self._prune_at = _PRUNE_AT
 
@@ -46,7 +46,7 @@ class _Lineage:
     def in_child(self) -> None:
         self.generation += 1
         self.pids.append(os.getpid())
-        self._lock = threading.Lock()  # a thread that is not here may hold the old one
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
         for each in list(self._inheritable):
             if (inheritable := each()) is not None:
                 inheritable.after_fork()
@@ -58,7 +58,7 @@ os.register_at_fork(after_in_child=LINEAGE.in_child)
 
 class OwningProcess:
     """
-    The process that made an object.
+    The process that created an object.
 
     Args:
         what: The object's name in messages, such as "the changelog storage".
@@ -82,7 +82,7 @@ class OwningProcess:
 
 
 def inherited_error(what: str, generation: int) -> StoreError:
-    """Return the error that refuses *what*, made in a process *generation* forks after the first."""
+    """Return the error that refuses *what*, inherited over a fork."""
     return StoreError(
         f"{what} belongs to process {LINEAGE.pids[generation]} and cannot be used in process "
         f"{os.getpid()}, which inherited it over a fork without its threads; open a new storage "
@@ -91,6 +91,6 @@ def inherited_error(what: str, generation: int) -> StoreError:
     )
 
 
-def tell_after_fork(inheritable: Inheritable) -> None:
-    """Call `after_fork` of *inheritable* in every child, as long as it is alive."""
+def notify_after_fork(inheritable: Inheritable) -> None:
+    """Call `after_fork` of *inheritable* in every forked child."""
     LINEAGE.add(inheritable)

@@ -1,4 +1,4 @@
-"""Names and randomness, as statelog asks for them."""
+"""Sources of unique names and of randomness."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class IdSource(Protocol):
-    """Makes unique names and random fractions.  May be asked from several threads at once."""
+    """Makes unique names and random fractions.  Thread: any."""
 
     def new_id(self) -> str:
         """Return a name that no other process ever returns; usable as a file name."""
         ...
 
     def fraction(self) -> float:
-        """Return a number in [0, 1) for spreading retries."""
+        """Return a number in [0, 1) that spreads retries."""
         ...
 
 

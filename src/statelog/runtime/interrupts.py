@@ -1,15 +1,15 @@
 """
-Interrupts: an exception of a signal handler reaches the main thread between steps, not inside one.
+Interrupts: an exception of a signal handler is raised between steps, not inside one.
 
 Python runs signal handlers on the main thread, between any two calls; Ctrl-C raises there.  An
-exception in the middle of a step would leave a lock held, a core half changed, or a decision that
-was made and never carried out.  So a call that must not be torn apart is marked with
-`uninterrupted`: while it runs, every signal that has a Python handler gets a stand-in, which only
-notes the signal.  At its end the handlers come back and run for what was noted.  Where such a call
-waits or works for long, it lets handlers run (`interruptible`) and is ready for their exceptions.
+exception in the middle of a step could leave a lock held, a core half changed, or actions not
+performed.  So a call that must complete is marked with `uninterrupted`: while it runs, every signal
+with a Python handler has a deferring handler, which only records the signal.  At the end of the
+call the original handlers are restored and run for the recorded signals.  Where such a call waits
+or works for long, it lets handlers run (`interruptible`) and handles their exceptions.
 
-Only the main thread runs handlers, so other threads pay for a comparison.  On the main thread the
-outermost call pays some microseconds; `append` is no such call.
+Only the main thread runs handlers, so on other threads a step costs a comparison.  On the main
+thread the outermost call costs some microseconds; `append` is not such a call.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from _signal import signal as _setsignal
 from collections.abc import Callable
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, TypeVarTuple
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 PATIENCE_S: Final = 5.0
-"""A step that takes longer is presumed to hang: signals come through to it after this time."""
+"""A step that takes longer is considered hung: after this time its signals are handled at once."""
 
 _COMMON: Final = "SIGINT SIGTERM SIGHUP SIGQUIT SIGALRM SIGVTALRM SIGPROF SIGUSR1 SIGUSR2 SIGABRT SIGCHLD SIGPIPE"
 _UNHANDLED: Final = "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL"
@@ -46,36 +47,38 @@ _OFTEN: Final = sorted(_numbers(_COMMON))
 _SELDOM: Final = sorted(
     {int(each) for each in signal.valid_signals()} - _numbers(_COMMON) - _numbers(_UNHANDLED)
 )
-"""Who handles these is looked up in every 64th step: there are many, and few programs handle any."""
+"""Their handlers are looked up in every 64th step: there are many, and few programs set any."""
 
 _SIGNALS: Final = [*_OFTEN, *_SELDOM]
 _SELDOM_EVERY: Final = 64
 _NEVER: Final = float("inf")
 
 
-class _StandIn:
-    """In the place of a handler: notes the signal during a step, calls the handler outside."""
+class _DeferringHandler:
+    """Records a signal during a step; calls the original handler outside of steps."""
 
     __slots__ = ("_main", "handler")
 
-    def __init__(self, main: MainThread, handler: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(
+        self, main: MainThread, handler: Callable[[int, FrameType | None], object]
+    ) -> None:
         self._main = main
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._main.note(number):
+        if not self._main.record(number):
             self.handler(number, frame)
 
 
 class MainThread:
     """
-    The steps of the main thread, and the signals that came during them.
+    The steps of the main thread, and the signals recorded during them.
 
-    The process has one, as it has one table of signal handlers.  A stand-in that an interrupt at
-    the edge of a step leaves behind does no harm: it calls its handler, and the next step takes it
-    away.
+    There is one for the process, as there is one table of signal handlers.  An interrupt at the
+    edge of a step may leave a deferring handler installed.  It then calls the original handler, and
+    the next step removes it.
 
-    `thread_id` and `depth` are read and counted by `runtime/lock.py` too, which is entered often.
+    `runtime/lock.py` also reads and counts `thread_id` and `depth`, because it is entered often.
     """
 
     def __init__(self) -> None:
@@ -83,15 +86,15 @@ class MainThread:
         self.depth = 0
         self._open = 0
         self._since_s = _NEVER
-        self._noted: list[int] = []
-        self._seen: list[Any] = []
-        self._seldom: list[Any] = []
+        self._recorded: list[int] = []
+        self._seen: list[object] = []
+        self._seldom: list[object] = []
         self._steps = 0
-        self._stand_ins: list[tuple[int, _StandIn]] = []
+        self._deferring: list[tuple[int, _DeferringHandler]] = []
         self._installed = False
 
     def begin(self) -> None:
-        """Begin a step, maybe inside another one; each needs its `end`.  Thread: any."""
+        """Begin a step, possibly inside another one; each needs its `end`.  Thread: any."""
         if get_ident() != self.thread_id:
             return
         if not self.depth:
@@ -105,7 +108,7 @@ class MainThread:
         self.depth += 1
 
     def end(self) -> None:
-        """End a step; behind the outermost one the handlers of noted signals run.  Thread: any."""
+        """End a step; after the outermost one, handle recorded signals.  Thread: any."""
         if get_ident() != self.thread_id:
             return
         if self.depth > 1:
@@ -115,24 +118,24 @@ class MainThread:
         try:
             if not self._open:
                 self._uninstall()
-        except BaseException:  # from a handler that was back already
+        except BaseException:  # from a handler that was already restored
             self._uninstall()
             raise
         finally:
-            if self._noted:
+            if self._recorded:
                 self._deliver()
 
-    def let_in(self, work: Callable[..., T], *args: Any) -> T:
-        """Do *work* with handlers let in, in the middle of a step or outside.  Thread: any."""
+    def run_interruptible(self, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        """Run *work* with signals handled at once, inside a step or outside.  Thread: any."""
         if get_ident() != self.thread_id or not self.depth:
             return work(*args)
         depth = self.depth
         self._open += 1
         try:
             self.depth = 0
-            if self._noted:
+            if self._recorded:
                 self._deliver()
-            result = work(*args)  # kept first: what a signal raises behind the call is inside, too
+            result = work(*args)  # assigned inside, because a signal may raise after the call
         finally:
             self._since_s = _NEVER
             self.depth = depth
@@ -141,21 +144,21 @@ class MainThread:
             del work, args  # the traceback of an error holds this frame
         return result
 
-    def note(self, number: int) -> bool:
-        """Note a signal that comes during a step; return False if its handler shall run now."""
+    def record(self, number: int) -> bool:
+        """Record a signal during a step; return False if its handler must run now."""
         if not self.depth or time.monotonic() - self._since_s > PATIENCE_S:
             return False
-        if number not in self._noted:
-            self._noted.append(number)
+        if number not in self._recorded:
+            self._recorded.append(number)
         return True
 
     def start_in_child(self) -> None:
-        """Forget the steps of a main thread that a fork has left behind."""
+        """Reset the steps in a forked child."""
         thread_id = get_ident()
-        if thread_id != self.thread_id:  # another thread has forked, and is the main one now
+        if thread_id != self.thread_id:  # another thread forked, and is now the main thread
             self.thread_id = thread_id
             self.depth = self._open = 0
-            self._noted.clear()
+            self._recorded.clear()
             self._uninstall()
 
     def _install(self) -> None:
@@ -164,31 +167,36 @@ class MainThread:
         self._steps += 1
         handlers = [*map(_getsignal, _OFTEN), *self._seldom]
         if handlers != self._seen:
-            self._stand_ins = [
-                (number, handler if isinstance(handler, _StandIn) else _StandIn(self, handler))
+            self._deferring = [
+                (
+                    number,
+                    handler
+                    if isinstance(handler, _DeferringHandler)
+                    else _DeferringHandler(self, handler),
+                )
                 for number, handler in zip(_SIGNALS, handlers, strict=True)
                 if callable(handler)
             ]
             self._seen = handlers
         try:
-            for number, stand_in in self._stand_ins:
-                _setsignal(number, stand_in)
+            for number, deferring in self._deferring:
+                _setsignal(number, deferring)
         except ValueError:
-            return  # an interpreter inside another one: no handler runs here
-        self._installed = True  # last: an interrupted installation is begun anew
+            return  # a subinterpreter: no handler runs here
+        self._installed = True  # last: an interrupted installation is repeated
 
     def _uninstall(self) -> None:
-        self._installed = False  # first: where this is interrupted, the next step installs all
-        for number, stand_in in self._stand_ins:
-            if _getsignal(number) is stand_in:
-                _setsignal(number, stand_in.handler)
+        self._installed = False  # first: if this is interrupted, the next step installs all
+        for number, deferring in self._deferring:
+            if _getsignal(number) is deferring:
+                _setsignal(number, deferring.handler)
 
     def _deliver(self) -> None:
-        number = self._noted.pop(0)
+        number = self._recorded.pop(0)
         try:
             signal.raise_signal(number)
         finally:
-            if self._noted:
+            if self._recorded:
                 self._deliver()
 
 
@@ -198,9 +206,9 @@ os.register_at_fork(after_in_child=MAIN_THREAD.start_in_child)
 
 def uninterrupted(step: Callable[P, T]) -> Callable[P, T]:
     """
-    Make a function a step of the main thread: exceptions of signal handlers come after it.
+    Make a function a step: exceptions of signal handlers are raised after it.
 
-    What it returns is lost where one comes; the object it works on is whole.
+    Such an exception replaces the return value; the state of the object is consistent.
     """
 
     @functools.wraps(step)
@@ -216,6 +224,6 @@ def uninterrupted(step: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def interruptible(work: Callable[..., T], *args: Any) -> T:
-    """Do a piece of *work* inside of a step that signal handlers may interrupt, and return it."""
-    return MAIN_THREAD.let_in(work, *args)
+def interruptible(work: Callable[[*Arguments], T], *args: *Arguments) -> T:
+    """Return the result of *work*, which signal handlers may interrupt."""
+    return MAIN_THREAD.run_interruptible(work, *args)

@@ -1,9 +1,9 @@
 """
 The one lock of a storage.
 
-The lock law: under it run `core.handle` and the shell's own bookkeeping, nothing else.  Stores,
-callbacks, futures, logs and metrics come after it.  The only wait is `wait_for`, which gives the
-lock up while it waits.
+Under the lock run `core.handle` and the shell's own bookkeeping, nothing else.  Calls to stores,
+callbacks, futures, logs and metrics follow after its release.  The only wait is `wait_for`, which
+releases the lock while it waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statelog.runtime.interrupts import MAIN_THREAD, interruptible
 
 
 class Lock(Protocol):
-    """A lock that can be waited at."""
+    """A lock with a condition to wait for."""
 
     def __enter__(self) -> object: ...
 
@@ -34,14 +34,14 @@ class Lock(Protocol):
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None) -> bool:
         """
-        Give the lock up until *predicate* holds, and return whether it does.
+        Release the lock until *predicate* holds; return whether it does.
 
         Must be called with the lock held; *predicate* runs with the lock held.
         """
         ...
 
     def notify_all(self) -> None:
-        """Make every waiter look at its predicate again.  Must be called with the lock held."""
+        """Make every waiter check its predicate again.  Must be called with the lock held."""
         ...
 
 
@@ -49,13 +49,13 @@ class ThreadLock:
     """
     A `Lock` between threads.
 
-    It cannot be taken twice by one thread, so that calling out under it shows at once.  While the
-    main thread holds it, exceptions of signal handlers wait; they come when it is given up, and
-    out of a wait, which then holds the lock again.  A child of the process that made it is
-    refused, as a thread that does not exist there may hold it.
+    One thread cannot acquire it twice, so that a callback under the lock is found at once.  While
+    the main thread holds it, exceptions of signal handlers are deferred.  They are raised when it
+    is released, and out of a wait, which then holds the lock again.  A forked child is refused,
+    because a thread that does not exist there may hold the lock.
 
     Args:
-        reentrant: One thread may take it more than once, and must not wait then.
+        reentrant: One thread may acquire it more than once, and must not wait then.
     """
 
     __slots__ = ("_generation", "_lock", "_waiters")
@@ -66,7 +66,7 @@ class ThreadLock:
         self._waiters: deque[threading.Lock] = deque()
 
     def __enter__(self) -> object:
-        # As `acquire`, whose steps are written out because this runs very often.
+        # The steps of `acquire`, inlined because this runs very often.
         if self._generation != LINEAGE.generation:
             return self.acquire()
         if get_ident() != MAIN_THREAD.thread_id:
@@ -95,7 +95,7 @@ class ThreadLock:
 
     def acquire(self) -> bool:
         """
-        Take the lock, and return True.
+        Acquire the lock and return True.
 
         Raises:
             StoreError: This process inherited the lock over a fork.
@@ -105,16 +105,16 @@ class ThreadLock:
         MAIN_THREAD.begin()
         try:
             return self._lock.acquire()
-        except BaseException:  # a signal to a main thread that has waited for too long
+        except BaseException:  # a signal on a main thread that has waited beyond the patience
             MAIN_THREAD.end()
             raise
 
     def release(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         self.__exit__(None, None, None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Give the lock up until a notification, and return whether there was one in time."""
+        """Release the lock until a notification; return whether there was one in time."""
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
@@ -134,7 +134,7 @@ class ThreadLock:
         return woken
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Give the lock up until *predicate* holds, and return whether it does."""
+        """Release the lock until *predicate* holds; return whether it does."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not predicate():
             left_s = None if until_s is None else until_s - time.monotonic()
@@ -144,11 +144,11 @@ class ThreadLock:
         return True
 
     def notify(self, n: int = 1) -> None:
-        """Wake *n* of those who wait, if there are so many."""
+        """Wake up to *n* waiting threads."""
         while n > 0 and self._waiters:
             self._waiters.popleft().release()
             n -= 1
 
     def notify_all(self) -> None:
-        """Make every waiter look at its predicate again."""
+        """Make every waiter check its predicate again."""
         self.notify(len(self._waiters))

@@ -1,12 +1,12 @@
 """
-Pools: blocking work on a few threads, started when there is work.
+Pools: blocking work on a few threads, started on demand.
 
-A pool can be told that one of its threads hangs (`widen`); it then works on with a spare one, of
-which it has a fixed number.  When all of them hang too, `starved` tells, and work waits.
-What work or a callback raises, of whatever kind, ends no thread of a pool.  A thread that the system
-refuses is asked for again with the next work; only a pool without any thread fails its work.
-Source: Flink's ChangelogBlockingExecutor.  Deviation: there, hung calls take their threads away
-for good, and an attempt that never starts never times out.
+If a thread of a pool hangs, `add_spare_thread` lets the pool use one of a fixed number of spare
+threads.  If all of them hang too, `starved` is true, and work waits.  An exception of work or of a
+callback, of any kind, ends no thread of a pool.  If the system refuses a thread, the pool asks again
+with the next work; only a pool without any thread fails its work.
+Source: Flink's ChangelogBlockingExecutor.  Deviation: in Flink a hung call occupies its thread
+without end, and an attempt that never starts never times out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statelog.runtime.lock import ThreadLock
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
-_Job = tuple[Callable[[], Any], Done]
+_Job = tuple[Callable[[], object], Done]
 _log = logging.getLogger("statelog")
 
 SPARE_THREADS: Final = 8
@@ -40,61 +40,61 @@ class Pool(Protocol):
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]
     ) -> None:
         """
-        Run *work*, then *done* with its result or its error (whatever kind of error it is).
+        Run *work*, then *done* with its result or its error of any kind.
 
         *done* is called exactly once, on the same thread, unless *work* never returns.  On a
-        closed pool it is called at once with `ClosedError`, and with `UnavailableError` where the
+        closed pool it is called at once with `ClosedError`, and with `UnavailableError` if the
         pool has no thread and the system refuses one.
         """
         ...
 
-    def widen(self) -> None:
-        """Note that a thread hangs, and let a spare one work, if there is one."""
+    def add_spare_thread(self) -> None:
+        """Count a hung thread, and use a spare one, if there is one."""
         ...
 
     def starved(self) -> bool:
-        """Return whether work waits while every thread, spare ones included, hangs."""
+        """Return whether work waits and every thread, spare ones included, hangs."""
         ...
 
-    def narrow(self) -> None:
-        """Take one `widen` back: the thread has come back."""
+    def remove_spare_thread(self) -> None:
+        """Undo one `add_spare_thread`: the hung thread has returned."""
         ...
 
-    def help(self, until: Callable[[], bool]) -> None:
+    def run_pending(self, until: Callable[[], bool]) -> None:
         """
-        Run work that no thread has taken yet on the calling thread, until *until* holds.
+        Run pending work on the calling thread, until *until* holds.
 
-        Returns as soon as no work waits.  What interrupts the caller (Ctrl-C) ends that work and
+        Returns as soon as no work waits.  An interrupt of the caller (Ctrl-C) ends that work and
         is raised.
         """
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Refuse new work, fail waiting work, and give running work *timeout_s* to end."""
+        """Refuse new work, fail waiting work, and wait *timeout_s* for running work."""
         ...
 
 
-class HelpedFuture(Future[T]):
+class CallerRunsFuture(Future[T]):
     """
-    A future whose waiter does the waiting work itself, if it is there before a pool thread.
+    A future whose waiting thread runs pending work of a pool.
 
-    Waking a thread and being woken by it takes longer than a small upload to local disk.  Only
-    `result` and `exception` without a time-out help: with one, they must not be held up by work.
+    Waking a thread and waiting for it takes longer than a small upload to local disk.  Only
+    `result` and `exception` without a time-out run work: with one, work must not delay them.
 
     Args:
-        pool: Whose work to do; None to wait as any future does.
+        pool: The pool whose work to run; None to wait as any future does.
         callbacks: Runs the callbacks added before the end; None for the thread that ends it.
     """
 
     def __init__(self, pool: Pool | None, callbacks: Pool | None = None) -> None:
         super().__init__()
-        # The standard library's own condition stays locked where a signal handler raises.
+        # The standard library's condition stays locked if a signal handler raises.
         self._condition: Any = ThreadLock(reentrant=True)
         self._pool = pool
         self._callbacks = callbacks
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call *fn* with this future once it has ended; at once, and here, if it has already."""
+        """Call *fn* with this future at its end, or at once after it."""
         callbacks = self._callbacks
         if callbacks is None or self.done():
             super().add_done_callback(fn)
@@ -103,22 +103,22 @@ class HelpedFuture(Future[T]):
 
     @uninterrupted
     def result(self, timeout: float | None = None) -> T:
-        """Return the result, or raise the error; see the class for what a waiter does."""
-        self._lend_a_hand(timeout)
+        """Return the result, or raise the error; may run pending work."""
+        self._run_pending(timeout)
         return super().result(timeout)
 
     @uninterrupted
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, None for a success; see the class for what a waiter does."""
-        self._lend_a_hand(timeout)
+        """Return the error, None for a success; may run pending work."""
+        self._run_pending(timeout)
         return super().exception(timeout)
 
-    def _lend_a_hand(self, timeout: float | None) -> None:
+    def _run_pending(self, timeout: float | None) -> None:
         if timeout is None and self._pool is not None and not self._has_ended():
-            self._pool.help(self._has_ended)
+            self._pool.run_pending(self._has_ended)
 
     def _has_ended(self) -> bool:
-        """As `done`, without the lock: it is asked between any two pieces of work."""
+        """Return `done()`, without the lock: it is read between any two pieces of work."""
         return self._state not in (PENDING, RUNNING)
 
 
@@ -127,9 +127,9 @@ class ThreadPool:
     A `Pool` of daemon threads.
 
     Args:
-        num_threads: Threads at most while none hangs.
-        name: What the threads are called.
-        spare_threads: Threads at most that work beside those that hang.
+        num_threads: Limit of threads while none hangs.
+        name: Prefix of the names of its threads.
+        spare_threads: Limit of threads that replace hung ones.
     """
 
     def __init__(self, num_threads: int, name: str, spare_threads: int = SPARE_THREADS) -> None:
@@ -157,36 +157,36 @@ class ThreadPool:
             closed = self._closed
             if not closed:
                 self._jobs.append((work, done))
-                refused = self._staff()
+                refused = self._assign()
         if closed:
             self._refuse([(work, done)], self._closed_error())
         elif refused:
             self._refuse(refused, self._no_thread_error())
 
-    def widen(self) -> None:
-        """Note that a thread hangs, and let a spare one work, if there is one."""
+    def add_spare_thread(self) -> None:
+        """Count a hung thread, and use a spare one, if there is one."""
         with self._changed:
             self._hung += 1
-            refused = self._staff()
+            refused = self._assign()
         self._refuse(refused, self._no_thread_error())
 
-    def narrow(self) -> None:
-        """Take one `widen` back."""
+    def remove_spare_thread(self) -> None:
+        """Undo one `add_spare_thread`."""
         with self._changed:
             self._hung -= 1
 
     def starved(self) -> bool:
-        """Return whether work waits while every thread, spare ones included, hangs."""
+        """Return whether work waits and every thread, spare ones included, hangs."""
         with self._changed:
             if not self._jobs or self._idle or self._threads > self._hung:
                 return False
-            refused = self._staff()  # the system may have a thread again
+            refused = self._assign()  # the system may have a thread again
             starved = bool(self._jobs) and 0 < self._threads <= self._hung
         self._refuse(refused, self._no_thread_error())
         return starved
 
     def close(self, timeout_s: float) -> None:
-        """Refuse new work, fail waiting work, and give running work *timeout_s* to end."""
+        """Refuse new work, fail waiting work, and wait *timeout_s* for running work."""
         with self._changed:
             self._closed = True
             waiting = list(self._jobs)
@@ -197,8 +197,8 @@ class ThreadPool:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
     @uninterrupted
-    def help(self, until: Callable[[], bool]) -> None:
-        """Run work that no thread has taken yet on the calling thread, until *until* holds."""
+    def run_pending(self, until: Callable[[], bool]) -> None:
+        """Run pending work on the calling thread, until *until* holds."""
         while not until():
             with self._changed:
                 if not self._jobs:
@@ -207,13 +207,13 @@ class ThreadPool:
             try:
                 interrupt = _perform(partial(interruptible, work), done)
             except Exception:
-                _log.exception("%s: a callback failed; its waiter goes on", self._name)
+                _log.exception("%s: a callback failed; the waiting thread continues", self._name)
                 continue
             if interrupt is not None:
                 raise interrupt
 
-    def _staff(self) -> list[_Job]:
-        """Let a thread take the newest job; return jobs that no thread takes.  Under the lock."""
+    def _assign(self) -> list[_Job]:
+        """Assign the newest job to a thread; return jobs that no thread runs.  Under the lock."""
         if self._idle >= len(self._jobs):
             self._changed.notify()
         elif self._threads < self._limit and self._jobs:
@@ -229,7 +229,7 @@ class ThreadPool:
         return []
 
     def _without_thread(self) -> list[_Job]:
-        """Leave the jobs to the threads there are, or return them.  Under the lock."""
+        """Leave the jobs to running threads, or return them.  Under the lock."""
         if self._threads:
             return []
         refused = list(self._jobs)
@@ -256,9 +256,9 @@ class ThreadPool:
         while (job := self._take()) is not None:
             try:
                 _perform(*job)
-            except BaseException:  # the pool counts this thread: nothing may end it
-                _log.exception("%s: a callback failed; its thread goes on", self._name)
-            del job  # an idle thread keeps nothing alive
+            except BaseException:  # the pool counts this thread, so it must not end
+                _log.exception("%s: a callback failed; its thread continues", self._name)
+            del job  # an idle thread must not keep objects alive
 
     def _take(self) -> _Job | None:
         with self._changed:
@@ -276,9 +276,9 @@ class ThreadPool:
             return None
 
 
-def _perform(work: Callable[[], Any], done: Done) -> BaseException | None:
-    """Run *work*, tell *done*, and return what interrupted it: Ctrl-C, not an error."""
-    result: Any = None
+def _perform(work: Callable[[], object], done: Done) -> BaseException | None:
+    """Run *work*, call *done*, and return an interrupt such as Ctrl-C, or None."""
+    result: object = None
     error: BaseException | None = None
     try:
         result = work()
@@ -293,9 +293,9 @@ def _perform(work: Callable[[], Any], done: Done) -> BaseException | None:
 
 def call_later(pool: Pool, function: Callable[[T], object], argument: T) -> None:
     """
-    Call *function* on a thread of *pool*, exactly once, also where the pool closes before.
+    Call *function* exactly once, on a thread of *pool*.
 
-    On a closed pool, and on one without a thread, it is called at once, here.  What it raises is
+    On a closed pool, and on one without a thread, it is called at once, here.  Its exceptions are
     logged.
     """
 

@@ -16,21 +16,21 @@ _log = logging.getLogger("statelog")
 
 
 class Timer(Protocol):
-    """A callback that waits for its moment."""
+    """A scheduled callback."""
 
     def cancel(self) -> None:
-        """Make sure that the callback is not started any more; it may be running already."""
+        """Prevent the callback from being started; it may be running already."""
         ...
 
 
 class Timers(Protocol):
-    """Calls back at given moments."""
+    """Runs callbacks at given times."""
 
     def schedule(self, at_ns: int, callback: Callable[[], None]) -> Timer:
         """
         Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock.
 
-        What it raises is logged; it must not block, and must not call code of users.
+        Its exceptions are logged; it must not block, and must not call code of users.
 
         Raises:
             UnavailableError: There is no timers' thread and the system refuses one.  The timer is
@@ -39,7 +39,7 @@ class Timers(Protocol):
         ...
 
     def close(self) -> None:
-        """Forget all timers.  Later ones are accepted and never fire.  May be called twice."""
+        """Drop all timers.  Later ones are accepted and never fire.  May be called twice."""
         ...
 
 
@@ -55,7 +55,7 @@ class _Entry:
         return (self.at_ns, self.order) < (other.at_ns, other.order)
 
     def cancel(self) -> None:
-        """Make sure that the callback is not started any more."""
+        """Prevent the callback from being started."""
         self.callback = None
 
 
@@ -64,7 +64,7 @@ class ThreadTimers:
     `Timers` on one daemon thread, which starts with the first timer.
 
     Args:
-        clock: Tells when a timer is due.
+        clock: The clock of the times of timers.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -90,7 +90,7 @@ class ThreadTimers:
         return entry
 
     def close(self) -> None:
-        """Forget all timers."""
+        """Drop all timers."""
         with self._changed:
             self._closed = True
             self._heap.clear()
@@ -114,8 +114,8 @@ class ThreadTimers:
             if callback is not None:
                 try:
                     callback()
-                except BaseException:  # without this thread there are no time-outs any more
-                    _log.exception("a timer's callback failed; the other timers go on")
+                except BaseException:  # without this thread there are no more time-outs
+                    _log.exception("a timer's callback failed; the other timers continue")
 
     def _next(self) -> _Entry | None:
         with self._changed:

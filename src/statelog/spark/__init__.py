@@ -1,6 +1,9 @@
 """statelog on Spark: stateful streaming whose state lives in the changelog.  Needs PySpark."""
 
-from statelog.core.materialization_policy import MaterializationPolicy
+import warnings
+from typing import TYPE_CHECKING
+
+from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.enable import disable, enable
 from statelog.spark.from_spark import from_spark, spark_state
@@ -13,8 +16,8 @@ from statelog.state.objects.aggregates import AggregateFunction
 __all__ = [
     "AggregateFunction",
     "BatchProgress",
-    "MaterializationPolicy",
     "OperatorSettings",
+    "SnapshotPolicy",
     "StatefulStream",
     "StatefulStreamWriter",
     "disable",
@@ -24,3 +27,18 @@ __all__ = [
     "transform_with_state",
     "transform_with_state_in_pandas",
 ]
+
+if TYPE_CHECKING:
+    MaterializationPolicy = SnapshotPolicy
+else:
+
+    def __getattr__(name: str) -> type[SnapshotPolicy]:
+        """Return a public class by its former name, with a warning."""
+        if name == "MaterializationPolicy":
+            warnings.warn(
+                "statelog.spark.MaterializationPolicy is now statelog.spark.SnapshotPolicy",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return SnapshotPolicy
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The seam to object stores: local disk, memory, S3, GCS, Azure.  Every path is made here."""
+"""The interface to object stores: local disk, memory, S3, GCS, Azure.  All paths are made here."""
 
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.cached import CachedStore

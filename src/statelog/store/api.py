@@ -1,8 +1,8 @@
 """
-What statelog asks of a store, and what it promises itself of the answers.
+The operations that statelog needs of a store, and their guarantees.
 
 Names are relative to the root of the store, with "/" between parts.  Objects are immutable: a
-name is written once and never reused, so there is no overwrite in this seam.
+name is written once and never reused, so there is no operation that overwrites.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-Buffer = bytes | bytearray | memoryview
-Buffers = Buffer | Sequence[Buffer]
-"""The content of an object: one buffer, or several that are written one after another."""
+from statelog.format.buffers import Buffer, Buffers
+
+__all__ = ["Buffer", "Buffers", "ObjectInfo", "ObjectStore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ObjectInfo:
     Args:
         path: Name relative to the root of the store.
         size_bytes: Length of the object.
-        last_modified: When the store saw it last written (UTC).
+        last_modified: Time of the last write by the store's clock (UTC).
     """
 
     path: str
@@ -35,10 +35,12 @@ class ObjectInfo:
 
 class ObjectStore(Protocol):
     """
-    An object store.  Methods may be called from several threads at once, and they block.
+    An object store.
 
     An implementation must not return from a put before the object is durable, must show an object
     whole or not at all, and must let exactly one of several concurrent `put_if_absent` calls win.
+
+    Blocks: For the store.   Thread: any; all methods may be called concurrently.
     """
 
     @property
@@ -55,7 +57,7 @@ class ObjectStore(Protocol):
         Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable.
 
         The error may also mean that another request for the name is under way (S3's 409), or that
-        an own request succeeded and its answer was lost; see `put_or_find`.
+        an earlier request of the caller succeeded and its answer was lost; see `put_or_find`.
         """
         ...
 
@@ -80,5 +82,5 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; names that do not exist are fine."""
+        """Delete the objects; ignore names that do not exist."""
         ...

@@ -1,8 +1,8 @@
 """
-A store that remembers what it read last.
+A store that caches the objects read last.
 
-Objects never change, so a copy is as good as the object.  Tasks of one worker read the same
-micro-batch's object several times within seconds; this spares the second request.
+Objects never change, so a cached copy is always valid.  Tasks of one worker read the object of a
+micro-batch several times within seconds; the cache saves the repeated requests.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
+from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 
 
 class CachedStore:
     """
-    An `ObjectStore` that keeps whole objects it read, least recently used dropped first.
+    An `ObjectStore` that keeps objects it read whole, and evicts the least recently used.
 
     `objects_put` and `bytes_put` count what was written through it.
 
     Args:
-        store: Where everything really is.
-        max_bytes: Upper bound of what is kept; larger objects pass through.
+        store: The store to cache.
+        max_bytes: Bound of the kept objects; larger objects are not kept.
 
     Thread: one at a time.
     """
@@ -40,7 +41,7 @@ class CachedStore:
         return self._store.url
 
     def get(self, path: str) -> memoryview:
-        """Return the whole object, from memory if it was read lately."""
+        """Return the whole object, from memory if it is cached."""
         data = self._objects.get(path)
         if data is not None:
             self._objects.move_to_end(path)
@@ -55,7 +56,7 @@ class CachedStore:
         return data
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return part of the object, from memory if it was read whole lately."""
+        """Return part of the object, from memory if the object is cached."""
         data = self._objects.get(path)
         if data is not None:
             return data[start : start + length]
@@ -73,10 +74,7 @@ class CachedStore:
 
     def _count(self, data: Buffers) -> None:
         self.objects_put += 1
-        if isinstance(data, bytes | bytearray | memoryview):
-            self.bytes_put += len(data)
-        else:
-            self.bytes_put += sum(map(len, data))
+        self.bytes_put += sum(map(len, pieces_of(data)))
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object."""

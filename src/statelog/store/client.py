@@ -1,8 +1,8 @@
 """
-Clients of obstore, made from a URL and options.
+Make clients of obstore from a URL and options.
 
 Options are obstore's, in one flat table: of the store, of its HTTP client, of its retries.  They
-are checked before obstore sees them, because it ends the thread on some keys it does not expect.
+are checked before they reach obstore, because some unknown keys make it end the thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import datetime as dt
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat
 
 import obstore.exceptions as obstore_errors
 import obstore.store
@@ -19,6 +19,8 @@ import obstore.store
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.store.explain import one_line
 from statelog.store.location import StoreKind, kind_of, local_path
+
+Client = obstore.store.ObjectStore
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -46,7 +48,7 @@ _STORE_KEYS: Final = {
         "use_azure_cli use_emulator use_fabric_endpoint"
     ),
 }
-"""What a store may be told; the bucket is in the URL."""
+"""Options of a store; the bucket is part of the URL."""
 
 _CLIENT_KEYS: Final = _words(
     "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
@@ -62,7 +64,7 @@ _PREFIXES: Final = {
     StoreKind.GCS: ("google_",),
     StoreKind.AZURE: ("azure_storage_", "azure_"),
 }
-"""Obstore names options and environment variables with and without these."""
+"""Prefixes of options and environment variables, which obstore accepts with and without them."""
 
 _ENDPOINTS: Final = {
     StoreKind.S3: ("endpoint_url_s3", "endpoint_url", "endpoint"),
@@ -70,36 +72,36 @@ _ENDPOINTS: Final = {
     StoreKind.AZURE: ("endpoint",),
 }
 
-_memory_stores: dict[str, Any] = {}
+_memory_stores: dict[str, Client] = {}
 """Memory stores of this process by URL, so that two openings of one URL see the same objects."""
 
 
-def check_options(url: str, options: Mapping[str, Any]) -> None:
+def check_options(url: str, options: Mapping[str, object]) -> None:
     """
-    Refuse options that the store at *url* does not know.
+    Refuse unknown options of the store at *url*.
 
     Raises:
-        InvalidOptionsError: A key is unknown, or a retry option is no number.
+        InvalidOptionsError: A key is unknown, or a retry option is not a number.
     """
     _arguments(url, options)
 
 
-def make_client(url: str, options: Mapping[str, Any], fsync: bool) -> Any:
+def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
     """
     Return obstore's client for a normalized URL; no server is contacted.
 
     Raises:
         InvalidOptionsError: A key is unknown.
-        StoreError: The root cannot be made, or an option has a value obstore refuses.
+        StoreError: The root cannot be created, or obstore refuses the value of an option.
 
-    Blocks: On local disk, if the root has to be made.
+    Blocks: On local disk, if the root must be created.
     """
     arguments = _arguments(url, options)
     try:
         root = local_path(url)
         if root is not None:
             _make_root(root, fsync)
-            # Empty folders go with their last object, as if this were an object store.
+            # Empty folders are deleted with their last object, as in an object store.
             return obstore.store.LocalStore(root, automatic_cleanup=True)
         if kind_of(url) is StoreKind.MEMORY:
             return _memory_stores.setdefault(url, obstore.store.MemoryStore())
@@ -110,14 +112,14 @@ def make_client(url: str, options: Mapping[str, Any], fsync: bool) -> Any:
         ) from error
 
 
-def _arguments(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Sort the flat options into the arguments of obstore."""
     kind = kind_of(url)
     if kind not in _STORE_KEYS:
         if options:
             raise InvalidOptionsError(
-                f"{url} takes no store options, but got {', '.join(sorted(options))}; they belong "
-                "to s3://, gs:// and az:// stores"
+                f"{url} has no store options, but got {', '.join(sorted(options))}; they apply to "
+                "s3://, gs:// and az:// stores"
             )
         return {}
     arguments: dict[str, Any] = {}
@@ -157,39 +159,40 @@ def _plain(kind: StoreKind, key: str) -> str:
     return lower
 
 
-def _number(key: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
+def _number(key: str, value: object) -> float:
+    number = -1.0
+    if isinstance(value, str | SupportsFloat):
+        try:
+            number = float(value)
+        except ValueError:
+            pass  # refused below
     if number < 0:
         unit = "seconds" if key == "retry_timeout" else "attempts"
-        raise InvalidOptionsError(f"store option {key} is a number of {unit}, not {value!r}")
+        raise InvalidOptionsError(f"store option {key} must be a number of {unit}, not {value!r}")
     return number
 
 
 def _unknown_key(kind: StoreKind, given: str) -> str:
     known = [*_STORE_KEYS[kind], *_CLIENT_KEYS, *_RETRY_KEYS, _CREDENTIAL_PROVIDER]
     if given.lower().startswith(("fs.", "spark.hadoop.")):
-        hint = "options named like Hadoop's do not reach this store"
+        hint = "Hadoop's options do not apply to this store"
     elif "bucket" in given.lower() or "container" in given.lower():
         hint = "the bucket or container is part of the URL"
     else:
         near = difflib.get_close_matches(_plain(kind, given), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"{kind.value}:// stores know"
-    return f"unknown store option {given!r}; {hint}" + (
-        f" {', '.join(sorted(known))}" if hint.endswith("know") else ""
-    )
+        listed = f"{kind.value}:// stores have {', '.join(sorted(known))}"
+        hint = f"did you mean {near[0]!r}?" if near else listed
+    return f"unknown store option {given!r}; {hint}"
 
 
 def _client_options(
-    kind: StoreKind, arguments: Mapping[str, Any], given: Mapping[str, Any]
+    kind: StoreKind, arguments: Mapping[str, object], given: Mapping[str, object]
 ) -> dict[str, Any]:
     """
-    Return the HTTP client's options, plain http allowed where the endpoint says http://.
+    Return the HTTP client's options; an http:// endpoint allows plain http.
 
-    Obstore drops its client options from the environment as soon as it is given one, so they are
-    read here.
+    Obstore ignores client options of the environment as soon as one is passed, so they are read
+    here.
     """
     from_environment: dict[str, Any] = {}
     endpoints = [str(arguments[key]) for key in _ENDPOINTS[kind] if key in arguments]
@@ -203,13 +206,13 @@ def _client_options(
             endpoints = [value for value in named if value]
     options = {**from_environment, **given}
     if endpoints and endpoints[0].lower().startswith("http://"):
-        # Whoever names an http:// endpoint has decided already; obstore would fail obscurely.
+        # An http:// endpoint is an explicit choice; obstore would refuse it with an unclear error.
         options.setdefault("allow_http", True)
     return options
 
 
 def _make_root(root: str, fsync: bool) -> None:
-    """Make the directory; with *fsync* its name, and its parents', are durable afterwards."""
+    """Create the directory; with *fsync* make its name and its parents' durable."""
     missing = []
     folder = root
     while not os.path.isdir(folder) and folder != os.path.dirname(folder):
@@ -225,7 +228,7 @@ def fsync_path(path: str) -> None:
     Make a file or a folder durable.
 
     Raises:
-        OSError: It cannot be opened, or the disk refuses.
+        OSError: It cannot be opened, or the disk fails.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,9 +1,9 @@
 """
-Put-if-absent whose answer may be wrong, and the look at the name that settles it.
+Put-if-absent with a read that resolves an ambiguous answer.
 
 "Exists" has three causes: another writer has the name, the client repeated a request whose answer
-was lost and met its own object, or S3 answered 409 because another request for the name was under
-way.  After the third the name may be free, so the same name has to be put again.
+was lost and found its own object, or S3 answered 409 because another request for the name was under
+way.  After the third the name may be free, so the same name must be put again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def put_or_find(
     pause: Callable[[float], None],
 ) -> _Found | None:
     """
-    Put an object, or return what is under its name.
+    Put an object, or return the one that has its name.
 
     Args:
-        store: Where to put it.
+        store: The store.
         path: Its name; no other name is tried.
         data: Its content.
         find: Reads the object back and raises `ObjectNotFoundError` if there is none.
@@ -43,10 +43,10 @@ def put_or_find(
         caller's own object.
 
     Raises:
-        StoreError: The store failed and no object is there, or it answered "exists" to every
-            attempt and no object is there.  The object may appear later; the call can be repeated.
+        StoreError: The store failed, or answered "exists" to every attempt, and no object has the
+            name.  The object may appear later; the call can be repeated.
 
-    Blocks: On the store; up to 1.3 s more while the store answers "exists" and shows nothing.
+    Blocks: On the store; up to 1.3 s more while the store answers "exists" and returns no object.
     """
     pause_s = _FIRST_PAUSE_S
     for attempt in range(1, _ATTEMPTS + 1):

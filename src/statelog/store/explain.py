@@ -1,8 +1,8 @@
 """
-What a store's error means, in one line, and what to do about it.
+Explain the error of a store in one line, with advice.
 
-Servers answer with pages of XML and obstore adds its own inner life; of that one code and one
-sentence matter to whoever reads the message at night.
+Servers answer with pages of XML, and obstore adds internal details; of these, a message needs one
+code and one sentence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket 
 _HINTS: Final = (
     (
         _NO_BUCKET,
-        "statelog does not make buckets or containers: create it, or correct the URL",
+        "statelog does not create buckets or containers: create it, or correct the URL",
     ),
     (
         (
@@ -34,7 +34,7 @@ _HINTS: Final = (
     ),
     (
         ("AccessDenied", "403 Forbidden", "PermissionDenied"),
-        "the credentials may not do this here: reading, writing, listing and deleting are needed",
+        "the credentials lack permissions here: reading, writing, listing and deleting are needed",
     ),
     (
         ("/latest/api/token", "/latest/meta-data", "169.254.", "metadata.google.internal"),
@@ -82,7 +82,7 @@ _HINTS: Final = (
 
 
 def one_line(error: BaseException) -> str:
-    """Return why *error* came about: one line, the server's own words, and a hint if there is one."""
+    """Return the cause of *error* in one line, with a hint if one is known."""
     text = str(error).split("\n\nDebug source", 1)[0]
     code, message = _CODE.search(text), _MESSAGE.search(text)
     before_xml = text.split("<?xml", 1)[0].split("<Error>", 1)[0]
@@ -98,7 +98,7 @@ def one_line(error: BaseException) -> str:
 
 
 def hint_for(text: str) -> str:
-    """Return what to do about an error with this text, "" if nothing special is known."""
+    """Return advice for an error with this text, or ""."""
     for marks, hint in _HINTS:
         if any(mark in text for mark in marks):
             return hint
@@ -106,6 +106,6 @@ def hint_for(text: str) -> str:
 
 
 def is_missing_bucket(error: BaseException) -> bool:
-    """Tell a missing bucket from a missing object: obstore calls both "not found"."""
+    """Return whether a bucket is missing; obstore says "not found" for an object too."""
     text = str(error)
     return any(mark in text for mark in _NO_BUCKET)

@@ -1,11 +1,11 @@
 """
-Stores through fsspec: HDFS, SFTP and whatever else obstore has no client for.
+Stores through fsspec: HDFS, SFTP and others for which obstore has no client.
 
-Where a file system shows a file while it is written, an object is written beside its name and
+If a file system shows a file while it is written, an object is written under a temporary name and
 moved.  A commit needs the exclusive creation of a name, `open(mode="xb")`.  Most file systems of
-fsspec have no such mode, and some take it and overwrite all the same: it is tried out before the
-first use, and refused where it does not hold.  (Their `pipe_file(mode="create")` is no way out: its
-default looks first and writes then.)
+fsspec have no such mode, and some accept it and overwrite.  So it is tried before the first use, and
+the store is refused if it overwrites.  (Their `pipe_file(mode="create")` does not help: by default
+it checks first and writes afterwards.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, Literal, Protocol
 
 from statelog.errors import (
     InvalidOptionsError,
@@ -24,6 +24,7 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
+from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.explain import one_line
 from statelog.store.location import normalize_url
@@ -32,19 +33,41 @@ from statelog.store.paths import TEMPORARY_FOLDER
 _MEMORY: Final = "fsspec.implementations.memory"
 _READ_ONLY: Final = ("http", "https", "data", "github", "git")
 _WHOLE_AT_ONCE: Final = ("memory", "s3", "gs", "gcs", "az", "abfs", "oss", "cos")
-"""Protocols whose files appear when they are complete; a move would be a copy there."""
+"""Protocols whose files appear when they are complete, and whose move is a copy."""
 
 
-def open_fsspec_store(location: str, options: Mapping[str, Any]) -> FsspecStore:
+FileInfo = Mapping[str, Any]
+"""Facts about a file; their names and types differ between file systems."""
+
+
+class _FileSystem(Protocol):
+    """The methods used of `fsspec.AbstractFileSystem`."""
+
+    protocol: str | Sequence[str]
+    use_listings_cache: bool
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes: ...
+    def exists(self, path: str) -> bool: ...
+    def find(self, path: str, *, detail: Literal[True]) -> Mapping[str, FileInfo]: ...
+    def info(self, path: str) -> FileInfo: ...
+    def isfile(self, path: str) -> bool: ...
+    def makedirs(self, path: str, exist_ok: bool) -> None: ...
+    def mv(self, path1: str, path2: str) -> None: ...
+    def open(self, path: str, mode: Literal["xb"]) -> BinaryIO: ...
+    def pipe_file(self, path: str, value: bytes) -> None: ...
+    def rm_file(self, path: str) -> None: ...
+
+
+def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecStore:
     """
-    Return the store rooted at *location*; nothing is contacted before the first use.
+    Return the store rooted at *location*; no request is sent before the first use.
 
     Args:
         location: A URL of fsspec, or a path.
         options: Arguments of the file system's class.
 
     Raises:
-        InvalidOptionsError: fsspec is not installed, or does not know the scheme.
+        InvalidOptionsError: fsspec is not installed, or does not support the scheme.
     """
     scheme, separator, _ = location.partition("://")
     if not separator:
@@ -56,7 +79,7 @@ def open_fsspec_store(location: str, options: Mapping[str, Any]) -> FsspecStore:
             f"{location!r} needs fsspec, which is not installed: pip install 'statelog[fsspec]'"
         ) from error
     if scheme in _READ_ONLY or scheme not in known:
-        normalize_url(location)  # says what can be opened
+        normalize_url(location)  # raises an error that lists the supported schemes
     return FsspecStore(location.rstrip("/"), dict(options))
 
 
@@ -64,18 +87,18 @@ class FsspecStore:
     """
     An `ObjectStore` over an fsspec file system.  Picklable: the copy opens its own.
 
-    Nothing is made durable beyond what the file system does when a file is closed, and what
-    `put_if_absent` writes may be seen while it is written; the checksums of all files of statelog
-    tell that from a whole one.
+    An object is as durable as the file system makes it when a file is closed.  An object of
+    `put_if_absent` may be visible while it is written; a reader detects that by the checksums that
+    all files of statelog contain.
     """
 
-    def __init__(self, location: str, options: dict[str, Any]) -> None:
+    def __init__(self, location: str, options: dict[str, object]) -> None:
         self._location = location
         self._options = options
-        self._opened: tuple[Any, str] | None = None
+        self._opened: tuple[_FileSystem, str] | None = None
         self._creates = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return FsspecStore, (self._location, self._options)
 
     def __repr__(self) -> str:
@@ -88,11 +111,11 @@ class FsspecStore:
 
     @property
     def local_root(self) -> None:
-        """None: whatever the file system is, nobody goes around it."""
+        """None: files are always accessed through the file system."""
         return None
 
     @property
-    def file_system(self) -> Any:
+    def file_system(self) -> _FileSystem:
         """The file system of fsspec."""
         return self._open()[0]
 
@@ -100,7 +123,7 @@ class FsspecStore:
     def _root(self) -> str:
         return self._open()[1]
 
-    def _open(self) -> tuple[Any, str]:
+    def _open(self) -> tuple[_FileSystem, str]:
         if self._opened is None:
             try:
                 url_to_fs = importlib.import_module("fsspec.core").url_to_fs
@@ -109,7 +132,7 @@ class FsspecStore:
                 raise InvalidOptionsError(
                     f"fsspec cannot open {self._location!r}: {one_line(error)}"
                 ) from error
-            # Listings would be remembered, and others write too.
+            # Cached listings would miss objects of other writers.
             file_system.use_listings_cache = False
             self._opened = file_system, root.rstrip("/")
         return self._opened
@@ -117,11 +140,13 @@ class FsspecStore:
     def _name(self, path: str) -> str:
         parts = path.split("/")
         if not path or any(part in ("", ".", "..") for part in parts):
-            raise UsageError(f"{path!r} is no name of an object", path=path)
+            raise UsageError(f"{path!r} is not the name of an object", path=path)
         return f"{self._root}/{path}"
 
     @contextmanager
-    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Any]:
+    def _explained(
+        self, operation: str, path: str, *, writes: bool = False
+    ) -> Iterator[_FileSystem]:
         facts = {"path": path, "url": self._location, "operation": operation}
         where = f"{operation} {path or '/'} in {self._location}"
         try:
@@ -170,7 +195,9 @@ class FsspecStore:
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the object ends, none beyond it."""
         if start < 0 or length < 0:
-            raise UsageError(f"no object has the range of {length} bytes from {start}", path=path)
+            raise UsageError(
+                f"invalid range of {length} bytes from {start}; both must be at least 0", path=path
+            )
         if length == 0:
             return memoryview(b"")
         size_bytes = self.head(path).size_bytes
@@ -201,13 +228,13 @@ class FsspecStore:
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the names of the folders directly below the folder *prefix*."""
-        # File systems keep empty folders, object stores have none: only what holds objects counts.
+        # File systems keep empty folders, object stores have none: only folders of objects count.
         cut = len(prefix) + 1 if prefix else 0
         names = (info.path[cut:] for info in self.list(prefix))
         return sorted({name.partition("/")[0] for name in names if "/" in name})
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; names that do not exist, and folders, are fine."""
+        """Delete the objects; ignore folders and names that do not exist."""
         for path in paths:
             with self._explained("delete", path, writes=True) as file_system:
                 name = self._name(path)
@@ -226,30 +253,31 @@ class FsspecStore:
         protocol = self.file_system.protocol
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
-    def _write_beside(self, file_system: Any, path: str, data: Buffers) -> str:
+    def _write_beside(self, file_system: _FileSystem, path: str, data: Buffers) -> str:
         short = path.replace("/", "-")[-100:]
         staged = f"{self._root}/{TEMPORARY_FOLDER}/{short}-{os.urandom(8).hex()}"
         self._make_folder(file_system, staged)
         file_system.pipe_file(staged, _joined(data))
         return staged
 
-    def _make_folder(self, file_system: Any, name: str) -> None:
+    def _make_folder(self, file_system: _FileSystem, name: str) -> None:
         file_system.makedirs(name.rpartition("/")[0], exist_ok=True)
 
-    def _create(self, file_system: Any, name: str, data: bytes) -> None:
+    def _create(self, file_system: _FileSystem, name: str, data: bytes) -> None:
         self._make_folder(file_system, name)
         if "memory" in self._protocols:
-            # Its own way looks first and writes then; a dict does both in one step.
-            key = file_system._strip_protocol(name)
-            made = importlib.import_module(_MEMORY).MemoryFile(file_system, key, data)
-            if file_system.store.setdefault(key, made) is not made:
+            # Its own method checks first and writes afterwards; a dict does both in one step.
+            memory: Any = file_system
+            key = memory._strip_protocol(name)
+            made = importlib.import_module(_MEMORY).MemoryFile(memory, key, data)
+            if memory.store.setdefault(key, made) is not made:
                 raise FileExistsError(name)
             return
         with file_system.open(name, "xb") as file:
             file.write(data)
 
-    def _try_creation(self, file_system: Any) -> None:
-        """Create one name twice, once in the life of this store; the second time must fail."""
+    def _try_creation(self, file_system: _FileSystem) -> None:
+        """Create one name twice, once for each store; the second creation must fail."""
         if self._creates:
             return
         name = f"{self._root}/{TEMPORARY_FOLDER}/create-{os.urandom(8).hex()}"
@@ -267,14 +295,14 @@ class FsspecStore:
                 file_system.rm_file(name)
         if not self._creates:
             raise StoreError(
-                f"{self._location} cannot create a name exclusively ({reason}), and a checkpoint "
-                "is committed by that: keep checkpoints in another store",
+                f"{self._location} cannot create a name exclusively ({reason}), which a commit "
+                "needs: keep checkpoints in another store",
                 path="",
                 url=self._location,
                 operation="put-if-absent",
             )
 
-    def _info(self, info: Mapping[str, Any]) -> ObjectInfo:
+    def _info(self, info: FileInfo) -> ObjectInfo:
         name = str(info["name"])
         modified = next((info[key] for key in _TIMES if info.get(key) is not None), _NEVER)
         if isinstance(modified, int | float):
@@ -285,12 +313,10 @@ class FsspecStore:
 
 
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-"""What file systems call the time of the last write."""
+"""Names of the time of the last write in file systems."""
 _NEVER: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
-"""An object whose age nobody knows is never old enough for a sweep."""
+"""An object of unknown age is never old enough for garbage collection."""
 
 
 def _joined(data: Buffers) -> bytes:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    return b"".join(data)
+    return b"".join(pieces_of(data))

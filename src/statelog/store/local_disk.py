@@ -1,44 +1,43 @@
 """
-Writing an object to local disk in as few system calls as it takes.
+Write an object to local disk with few system calls.
 
-Obstore would take the content over into memory of its own, and hand it to a thread of its own.
-Here the pieces go to the file from where they lie.
+Obstore would copy the content and pass it to one of its threads.  Here the pieces are written from
+the buffers of the caller.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Final
 
-from statelog.store.api import Buffer, Buffers
+from statelog.format.buffers import Buffers, pieces_of
 
 _PLAIN_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[\w.=+@,-]+(?:/|$))+", re.ASCII)
 _STAGED: Final = "#1"
-"""Obstore's own ending of files that are not complete yet: its listings leave them out."""
+"""Obstore's suffix of incomplete files, which its listings omit."""
 _PIECES_MAX: Final = 1024
-"""What one `writev` takes at most on every system."""
+"""The limit of one `writev` on every system."""
 
 
 def can_write(path: str) -> bool:
-    """Return whether *path* is a name that stands on disk as it is; obstore escapes some others."""
+    """Return whether *path* is stored under its own name; obstore escapes some names."""
     return hasattr(os, "writev") and not path.endswith("/") and bool(_PLAIN_NAME.fullmatch(path))
 
 
 def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
     """
-    Write a new object: beside its name first, so that it is seen whole or not at all.
+    Write a new object under a temporary name and rename it.
 
     Args:
         root: Directory of the store.
-        path: Name below it, one that `can_write` accepts and nobody else writes.
+        path: Name below it that `can_write` accepts and no other process writes.
         data: The content, not copied.
-        fsync: Make the bytes durable before the name appears; the folders are the caller's.
+        fsync: Make the bytes durable before the name appears; the caller syncs the folders.
 
     Raises:
-        FileNotFoundError: The folder went while the object was written; try again.
-        OSError: The disk refuses; nothing is left behind.
+        FileNotFoundError: The folder was deleted during the write; try again.
+        OSError: The disk failed; nothing is left behind.
 
     Blocks: For the disk.
     """
@@ -64,15 +63,14 @@ def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
 
 
 def _write(descriptor: int, data: Buffers) -> None:
-    whole = isinstance(data, bytes | bytearray | memoryview)
-    pieces: Sequence[Buffer] = [data] if whole else data  # type: ignore[assignment,list-item]
+    pieces = pieces_of(data)
     for start in range(0, len(pieces), _PIECES_MAX):
         waiting = [memoryview(each) for each in pieces[start : start + _PIECES_MAX]]
         left = sum(each.nbytes for each in waiting)
         while left:
             written = os.writev(descriptor, waiting)
             left -= written
-            if left:  # a full disk says so in the next call
+            if left:  # a full disk raises an error in the next call
                 waiting = _rest(waiting, written)
 
 
@@ -89,4 +87,4 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # it is not there, or the error that brought us here says more
+        pass  # it does not exist, or the first error is raised

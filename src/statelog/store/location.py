@@ -1,8 +1,8 @@
 """
-Locations: what people type, as one URL for each root of a store.
+Locations: normalize what users write to one URL for each root of a store.
 
-Plain paths, Hadoop's spellings (`s3a://`, `abfss://`, `file:/path`) and URLs come in; a URL that
-obstore understands comes out, and coming in again it stays the same.
+Plain paths, Hadoop's spellings (`s3a://`, `abfss://`, `file:/path`) and URLs become a URL that
+obstore supports; a normalized URL is unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCHEME_ALIASES: Final = {
 
 
 class StoreKind(enum.Enum):
-    """Which client a URL needs."""
+    """The kind of client that a URL needs."""
 
     LOCAL = "file"
     MEMORY = "memory"
@@ -41,13 +41,13 @@ class StoreKind(enum.Enum):
 
 
 def kind_of(url: str) -> StoreKind | None:
-    """Return the kind of a normalized URL; None for a store that is not opened here."""
+    """Return the kind of a normalized URL; None for other stores."""
     scheme = url.partition(":")[0]
     return next((kind for kind in StoreKind if kind.value == scheme), None)
 
 
 def is_known(location: str) -> bool:
-    """Return whether *location* is a path or a URL that obstore has a client for."""
+    """Return whether *location* is a path or a URL that obstore supports."""
     scheme, separator, _ = location.partition("://")
     if not separator or len(scheme) < 2 or "/" in scheme:
         return True
@@ -57,7 +57,7 @@ def is_known(location: str) -> bool:
 
 def normalize_url(location: str) -> str:
     """
-    Return *location* as a URL that obstore understands.
+    Return *location* as a URL that obstore supports.
 
     Plain paths become `file://` URLs; `s3a://`, `abfs://` and the like become obstore's spelling.
 
@@ -65,7 +65,7 @@ def normalize_url(location: str) -> str:
         InvalidOptionsError: The location is empty, names no bucket, or its scheme is unknown.
     """
     if not location:
-        raise InvalidOptionsError("a store location must not be empty")
+        raise InvalidOptionsError("the store location is empty; give a path or a URL")
     scheme, separator, rest = location.partition(":")
     if not separator or len(scheme) < 2 or "/" in scheme:  # a plain path (or a drive letter)
         return _file_url(location)
@@ -88,7 +88,7 @@ def normalize_url(location: str) -> str:
 
 
 def _file_url(path: str) -> str:
-    # Only "%" is quoted: the URL stays what people typed, and reading it back is exact.
+    # Only "%" is quoted, so the URL stays readable and converts back exactly.
     return "file://" + os.path.abspath(path).replace("%", "%25")
 
 

@@ -1,8 +1,8 @@
 """
 Stores through obstore: one client for local disk, memory, S3, GCS and Azure.
 
-The client is opened in the process that uses it.  Obstore's threads do not survive a fork, and any
-store would hang in the child for ever, a new one too: there, every use is refused with an error.
+The client is opened in the process that uses it.  Obstore's threads do not exist in a forked child,
+where every store, a new one too, would hang.  So a child refuses every use with an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import obstore
 import obstore.exceptions as obstore_errors
@@ -24,9 +24,9 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
-from statelog.format.buffers import joined
+from statelog.format.buffers import Buffer, joined
 from statelog.store.api import Buffers, ObjectInfo
-from statelog.store.client import check_options, fsync_path, make_client
+from statelog.store.client import Client, check_options, fsync_path, make_client
 from statelog.store.explain import is_missing_bucket, one_line
 from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
 from statelog.store.local_disk import can_write, write_object
@@ -36,37 +36,37 @@ from statelog.store.paths import TEMPORARY_FOLDER
 __all__ = ["ObstoreStore", "normalize_url", "open_existing_store", "open_store"]
 
 _LIST_CHUNK: Final = 1000
-_DELETE_CHUNK: Final = 1000  # what S3 takes in one request
+_DELETE_CHUNK: Final = 1000  # the limit of S3 for one request
 _WRITE_ATTEMPTS: Final = 3
 _JOIN_MAX_BYTES: Final = 64 * 1024 * 1024
-"""Larger objects are not copied once more only to be in one piece."""
+"""Larger objects are not copied into one piece."""
 
 _used_in_pid = 0
-"""The process in which obstore started its threads; a child inherits this number, not the threads."""
+"""The process in which obstore started its threads, which a forked child does not have."""
 
 
 def open_store(
     location: str | os.PathLike[str],
     *,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     fsync: bool = True,
 ) -> ObstoreStore | FsspecStore:
     """
-    Return the store rooted at *location*; nothing is contacted before the first use.
+    Return the store rooted at *location*; no request is sent before the first use.
 
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
-            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) are fsspec's.
-        options: Client options of obstore (region, endpoint, credentials, ...).  Without them the
-            usual environment variables count, those of the process that uses the store.
-            `backend="fsspec"` takes fsspec for any location; the others are arguments of its file
-            system then.
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
+        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
+            taken from the usual environment variables of the process that uses the store.
+            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
+            of its file system.
         fsync: On local disk, make every object durable (file and folders) before a put returns.
             False leaves it to the operating system: a power failure may then lose objects that
             were acknowledged.
 
     Raises:
-        InvalidOptionsError: The location cannot be understood, or an option is unknown.
+        InvalidOptionsError: The location is invalid, or an option is unknown.
     """
     location = arguments.path(location, "location", error=InvalidOptionsError)
     arguments.switch(fsync, "fsync", error=InvalidOptionsError)
@@ -118,13 +118,13 @@ def open_existing_store(
 class ObstoreStore:
     """An `ObjectStore` over obstore.  Picklable: the copy opens its own client."""
 
-    def __init__(self, url: str, options: dict[str, Any], fsync: bool) -> None:
+    def __init__(self, url: str, options: dict[str, object], fsync: bool) -> None:
         self._url = url
         self._options = options
         self._fsync = fsync
-        self._client: Any = None
+        self._client: Client | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ObstoreStore, (self._url, self._options, self._fsync)
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class ObstoreStore:
         """Directory of the store if it is on local disk, else None."""
         return local_path(self._url)
 
-    def _open(self) -> Any:
+    def _open(self) -> Client:
         global _used_in_pid
         pid = os.getpid()
         if _used_in_pid != pid:
@@ -159,7 +159,7 @@ class ObstoreStore:
         return self._client
 
     @contextmanager
-    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Any]:
+    def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Client]:
         facts = {"path": path, "url": self._url, "operation": operation}
         where = f"{operation} {path or '/'} in {self._url}"
         try:
@@ -169,7 +169,7 @@ class ObstoreStore:
         except (obstore_errors.AlreadyExistsError, FileExistsError) as error:
             raise ObjectExistsError(f"{where}: the object exists already", **facts) from error
         except (obstore_errors.NotFoundError, FileNotFoundError) as error:
-            # What a write does not find is the place, not the object.
+            # A write that reports "not found" misses the bucket or folder, not the object.
             if writes or is_missing_bucket(error):
                 raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
             raise ObjectNotFoundError(f"{where}: no such object", **facts) from error
@@ -197,13 +197,13 @@ class ObstoreStore:
         Write a new object, or raise `ObjectExistsError` and change nothing.
 
         On local disk with fsync the bytes are durable before the name appears.  The client repeats
-        a request whose answer was lost, and then meets its own object: `ObjectExistsError` does
-        not prove that somebody else was faster.  S3's 409 arrives as `ObjectExistsError` as well,
-        although the name may be free.  Whoever must know reads the object back (`put_or_find`).
+        a request whose answer was lost and then finds its own object, so `ObjectExistsError` does
+        not prove that another writer was first.  S3's 409 is an `ObjectExistsError` too, although
+        the name may be free.  A caller that must know reads the object back (`put_or_find`).
 
         Raises:
             ObjectExistsError: The name is taken, or another request for it is under way.
-            StoreError: The store failed; the object may be there or not.
+            StoreError: The store failed; the object may exist or not.
         """
         with self._explained("put-if-absent", path, writes=True) as client:
             if self.local_root is None or not self._fsync:
@@ -235,18 +235,20 @@ class ObstoreStore:
 
         Raises:
             UsageError: *start* or *length* is negative.
-            ObjectNotFoundError: There is no such object; not noticed if *length* is 0.
+            ObjectNotFoundError: There is no such object; not checked if *length* is 0.
             StoreError: The store failed.
         """
         if start < 0 or length < 0:
-            raise UsageError(f"no object has the range of {length} bytes from {start}", path=path)
+            raise UsageError(
+                f"invalid range of {length} bytes from {start}; both must be at least 0", path=path
+            )
         if length == 0:
             return memoryview(b"")
         with self._explained("get-range", path) as client:
             try:
                 return memoryview(obstore.get_range(client, path, start=start, length=length))
             except obstore_errors.BaseError as error:
-                # Every store has its own words for "beyond the end"; the size decides.
+                # Stores report a range beyond the end in different words; the size decides.
                 if "range" in str(error).lower() and start >= obstore.head(client, path)["size"]:
                     return memoryview(b"")
                 raise
@@ -271,12 +273,12 @@ class ObstoreStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Delete the objects; names that do not exist are fine.
+        Delete the objects; ignore names that do not exist.
 
         Raises:
             StoreError: The store failed; some of the objects may be deleted.
 
-        Blocks: On the store, one request for 1000 objects where it has such a request.
+        Blocks: On the store, one request for 1000 objects if it has such a request.
         """
         kind = kind_of(self._url)
         in_bulk = kind is not None and kind.is_remote
@@ -290,12 +292,12 @@ class ObstoreStore:
                     except ObjectNotFoundError:
                         continue
                     except StoreError:
-                        # A folder is no object, so there is none of this name.
+                        # A folder is not an object, so no object has this name.
                         if not os.path.isdir(os.path.join(self.local_root or os.devnull, path)):
                             raise
 
     def _delete_together(self, paths: Sequence[str]) -> bool:
-        """Return False if a name was missing: Azure and GCS stop there, with others left over."""
+        """Delete with one request; False if Azure or GCS stopped at a missing name."""
         shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         try:
             with self._explained("delete", shown) as client:
@@ -305,7 +307,7 @@ class ObstoreStore:
         return True
 
     def _fsync_folders(self, path: str) -> None:
-        """Make the names durable: the folder of the object, and its parents up to the root."""
+        """Sync the folder of the object and its parents up to the root."""
         root = self.local_root or ""
         folder = os.path.dirname(os.path.join(root, path))
         while len(folder) >= len(root):
@@ -314,7 +316,7 @@ class ObstoreStore:
 
 
 def _with_folders(write: Callable[[], object]) -> None:
-    """Do it again if a folder vanished under it, because somebody deleted the last object there."""
+    """Repeat *write* if its folder was deleted, with the last object in it, meanwhile."""
     for _ in range(_WRITE_ATTEMPTS - 1):
         try:
             write()
@@ -326,22 +328,22 @@ def _with_folders(write: Callable[[], object]) -> None:
     write()
 
 
-def _delete_quietly(client: Any, temporary: str) -> None:
-    """What is left over is taken by the sweep; it must not turn a commit into a failure."""
+def _delete_quietly(client: Client, temporary: str) -> None:
+    """Delete an object if possible; an error must not fail a commit."""
     try:
         obstore.delete(client, temporary)
     except (obstore_errors.BaseError, OSError):
         pass
 
 
-def _content(data: Buffers) -> Any:
-    """Return the content in one piece where that is cheap: obstore's clients pay for each."""
-    if isinstance(data, bytes | bytearray | memoryview):
+def _content(data: Buffers) -> Buffer | list[Buffer]:
+    """Return the content in one piece if the copy is cheap."""
+    if isinstance(data, Buffer):
         return data
     if sum(len(piece) for piece in data) > _JOIN_MAX_BYTES:
         return list(data)
     return joined(data)
 
 
-def _info(meta: Any) -> ObjectInfo:
+def _info(meta: obstore.ObjectMeta) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], meta["last_modified"])

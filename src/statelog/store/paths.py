@@ -1,5 +1,5 @@
 """
-Every object name of statelog is made here and parsed here.
+Make and parse every object name of statelog.
 
 Source: Flink's checkpoint layout (FsCheckpointStorageAccess): `shared/`, `taskowned/`,
 `chk-<n>/_metadata`, and `dstl/` for changelog files.
@@ -52,7 +52,7 @@ class LocationPaths:
         return self._join("shared", name)
 
     def task_owned(self, name: str = "") -> str:
-        """Return the folder of task-owned state (materialized snapshots), or a name in it."""
+        """Return the folder of task-owned state (snapshots), or a name in it."""
         return self._join("taskowned", name)
 
     def output(self, name: str) -> str:
@@ -60,7 +60,7 @@ class LocationPaths:
         return self._join("output", name)
 
     def temporary(self, name: str) -> str:
-        """Return the name of an object that nobody needs after the call that made it."""
+        """Return the name of an object that is needed only during one call."""
         return self._join(TEMPORARY_FOLDER, name)
 
     def owner(self, epoch: int) -> str:

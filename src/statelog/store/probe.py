@@ -1,8 +1,8 @@
 """
-Does the store keep its word?  Commits rest on put-if-absent, and some servers ignore the condition.
+Probe whether a store honours put-if-absent, on which commits depend.
 
-Such a server answers every put with success: two drivers would both be told "committed".  So it is
-asked once, before the first claim, with an object that nobody else knows.
+A server that ignores the condition answers every put with success, so two drivers could both
+commit.  So it is probed once, before the first claim, with an object of a random name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statelog.store.paths import LocationPaths
 _CONTENT: Final = b"statelog asks whether this store refuses to write a name twice\n"
 
 _verified: set[str] = set()
-"""URLs of stores that passed in this process."""
+"""URLs of stores that passed the probe in this process."""
 
 
 def verify_put_if_absent(
@@ -29,15 +29,15 @@ def verify_put_if_absent(
     pause: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """
-    Make sure that *store* refuses a put-if-absent of a name that is taken.
+    Check that *store* refuses a put-if-absent of a name that is taken.
 
-    Asked once for each URL and process.  Local disk and memory are known to be good; a store of
-    another kind than those opened here vouches for itself, by passing the store contract.
+    Probed once for each URL and process.  Local disk and memory need no probe, and neither does a
+    store of the caller's own class, which must pass the store contract.
 
     Args:
-        store: Where the location is.
-        paths: The location in the store; the probe lies in its temporary folder.
-        pause: Waits so many seconds where the store answers "exists" and shows no object.
+        store: The store of the location.
+        paths: The location in the store; the probe is stored in its temporary folder.
+        pause: Waits so many seconds if the store answers "exists" and returns no object.
 
     Raises:
         StoreError: The store ignores the condition (`reason` "put_if_absent"), or it failed.
@@ -49,8 +49,8 @@ def verify_put_if_absent(
         return
     path = paths.temporary(f"probe-{os.urandom(16).hex()}")
     try:
-        # A refusal of the first put is no proof: S3's 409 comes for a free name too, and a client
-        # that lost an answer meets its own object.  Behind this line the object is there.
+        # A refusal of the first put proves nothing: S3 answers 409 for a free name too, and a client
+        # that lost an answer finds its own object.  After this call the object exists.
         put_or_find(store, path, _CONTENT, lambda: store.head(path), pause)
         try:
             store.put_if_absent(path, _CONTENT)
@@ -58,7 +58,7 @@ def verify_put_if_absent(
             _verified.add(store.url)
             return
         raise StoreError(
-            f"{store.url} writes a name twice although it was asked not to (If-None-Match: *): two "
+            f"{store.url} writes a name twice in spite of the condition If-None-Match: *, so two "
             "drivers could both commit. Use a server or version with conditional writes, for "
             "example S3, GCS, Azure or MinIO; docs/stores.md lists what statelog assumes",
             path=path,
@@ -71,7 +71,7 @@ def verify_put_if_absent(
 
 
 def _delete_quietly(store: ObjectStore, path: str) -> None:
-    """Leave the probe to the sweep if it cannot be deleted: the answer counts, not the rest."""
+    """Delete the probe if possible; garbage collection deletes a remaining one."""
     try:
         store.delete([path])
     except StoreError:

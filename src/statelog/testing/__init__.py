@@ -1,8 +1,8 @@
 """
-What statelog is tested with, and what its users may test their jobs with.
+Tools to test statelog, and to test jobs of users.
 
-A `World` runs the real storage, writers and schedulers from one seed: virtual clock, pool without
-threads, a store with faults as values, a reference model and checkers for safety, liveness and
+A `World` runs the real storage, writers and schedulers from one seed: virtual clock, pools without
+threads, a store with faults as values, a reference model, and checkers for safety, liveness and
 policy.  `python -m statelog.testing.world --seed N` replays one history.
 
 `ProcessorTester` runs a `StatefulProcessor` in a unit test, without Spark (needs the extra `spark`).

@@ -1,4 +1,4 @@
-"""Who acts in a simulated history: writers, what they must have written, what they asked for."""
+"""The writers of a simulated history, with their reference models and persists."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from statelog.testing.reference_model import ReferenceLog
 @dataclass(slots=True)
 class Checkpoint:
     """
-    A persist that was asked for.
+    A persist of a simulated writer.
 
     Args:
         checkpoint_id: Its label.
-        from_sqn: First number it was to cover.
-        to_sqn: The number behind the last one.
-        future: Its end.
-        confirmed: A checkpoint owns its files.
-        aborted: Its checkpoint will never be complete.
+        from_sqn: First number of its range.
+        to_sqn: The number after the last one.
+        future: Its future.
+        confirmed: Whether a checkpoint owns its files.
+        aborted: Whether its checkpoint was aborted.
     """
 
     checkpoint_id: int
@@ -34,12 +34,12 @@ class Checkpoint:
 
     @property
     def completed(self) -> bool:
-        """Whether it has ended well."""
+        """Whether it has succeeded."""
         return self.future.done() and self.future.exception() is None
 
     @property
     def handle(self) -> ChangelogStateHandle:
-        """What it has come to, once it has ended well."""
+        """Its handle, once it has succeeded."""
         handle = self.future.result().job_manager_owned
         check(handle is not None, "a snapshot without a handle")
         return handle  # type: ignore[return-value]
@@ -64,11 +64,11 @@ class Actor:
 
     @property
     def completed(self) -> list[Checkpoint]:
-        """The checkpoints that have ended well."""
+        """The checkpoints that have succeeded."""
         return [each for each in self.checkpoints if each.completed]
 
     def kept(self) -> list[Checkpoint]:
-        """Return the checkpoints whose files must be there."""
+        """Return the checkpoints whose files must exist."""
         return [
             each
             for each in self.completed
@@ -77,7 +77,7 @@ class Actor:
         ]
 
     def sync(self) -> None:
-        """Let the model follow a cut that an append has made by reaching the threshold."""
+        """Cut the model's set if an append has reached the threshold."""
         if self.writer._log.active_sqn > self.model.active_sqn:
             self.model.cut()
 

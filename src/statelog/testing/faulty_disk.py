@@ -1,8 +1,8 @@
 """
-A disk of a host in memory, which may fail, hang, lie about what it wrote, and rot.
+A disk in memory with faults: errors, hangs, torn writes, and damaged bytes.
 
-What becomes of a write is a `Fault`, put in place by whoever drives the disk, as with
-`FaultyStore`.  A torn write raises nothing: that is how disks lie.
+The test sets the `Fault` of the next write, as with `FaultyStore`.  A torn write raises no error, as
+on a real disk.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class FaultyDisk:
     """
     A `LocalDisk` in memory.
 
-    `files` is the truth.  `next_fault` is used up by the next write.
+    `files` contains the stored bytes.  The next write consumes `next_fault`.
 
     Args:
-        rng: Decides which removals are refused.
+        rng: Chooses which removals are refused.
     """
 
     url = "faulty-disk://"
@@ -43,8 +43,8 @@ class FaultyDisk:
         return self.get(path)[start : start + length]
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
-        """Write a file, as far as the fault lets it."""
-        del temporary  # what has no name yet does not outlive the write here
+        """Write a file, subject to the next fault."""
+        del temporary  # here a write is one step
         fault, self.next_fault = self.next_fault, None
         kind = FaultKind.NONE if fault is None else fault.kind
         data = joined(content)
@@ -73,7 +73,7 @@ class FaultyDisk:
         del self.files[path]
 
     def rot(self) -> None:
-        """Flip a bit of some file."""
+        """Flip a bit of a random file."""
         whole = sorted(path for path, data in self.files.items() if data)
         if whole:
             path = self._rng.choice(whole)

@@ -1,9 +1,8 @@
 """
 A store in memory whose faults are values.
 
-A `Fault` says what becomes of one operation: how long it takes, whether the object appears, and
-whether the caller learns the truth.  Whoever drives the store puts the next fault in place; without
-one every operation works.
+A `Fault` determines one operation: its duration, whether the object appears, and whether the answer
+is correct.  The test sets the next fault; without one every operation succeeds.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo
 
 _EPOCH: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -23,51 +23,51 @@ _MS: Final = 1_000_000
 
 
 class FaultKind(enum.Enum):
-    """What becomes of an operation."""
+    """The effect of a fault on an operation."""
 
     NONE = "none"
     ERROR = "error"
-    """Nothing is done; the caller gets a `StoreError`."""
+    """The operation has no effect and raises `StoreError`."""
     ODD_ERROR = "odd error"
-    """Nothing is done; the caller gets an error that is no `OSError`."""
+    """The operation has no effect and raises an error that is not an `OSError`."""
     TORN = "torn write"
-    """Half of the object appears; the caller gets a `StoreError`."""
+    """Half of the object appears, and the operation raises `StoreError`."""
     LOST_ANSWER = "lost answer"
-    """All is done; the caller gets a `StoreError`."""
+    """The operation takes effect and raises `StoreError`."""
     HANG = "hang"
-    """Nothing is done; the caller gets a `StoreError`, very late or never."""
+    """The operation has no effect and raises `StoreError`, very late or never."""
     SILENT = "done, but hangs"
-    """All is done; the caller hears of it very late or never."""
+    """The operation takes effect and returns very late or never."""
     CONFLICT = "conflict"
-    """Nothing is done; `put_if_absent` raises `ObjectExistsError`, as for S3's 409, although no
-    object has the name.  Other operations get a `StoreError`."""
+    """No effect; `put_if_absent` raises `ObjectExistsError`, as for S3's 409, although no object
+    has the name.  Other operations raise `StoreError`."""
     CONFLICT_THEN_DONE = "conflict, then done"
-    """As `CONFLICT`; the object appears when `put_if_absent` is asked for the name again, as if an
-    earlier request of the same client had ended then."""
+    """As `CONFLICT`; the object appears at the next `put_if_absent` of the name, as if an earlier
+    request of the same client had completed then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One operation's fate: its kind, and how long the caller waits for the answer."""
+    """The fault of one operation: its kind, and the time until the answer."""
 
     kind: FaultKind = FaultKind.NONE
     latency_ns: int = _MS
 
 
 class OddError(Exception):
-    """An error nobody expects from a store."""
+    """An error that is not part of the interface of a store."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """
-    How often things go wrong.
+    Rates of faults.
 
     Args:
-        error_rate: Part of all operations that do not work, 0 to 1.
+        error_rate: Part of all operations that fail, 0 to 1.
         slow_rate: Part of the others that take up to twenty times as long.
         latency_ns: Usual time of an operation.
-        hangs: Whether operations may hang for ever.
+        hangs: Whether operations may hang without end.
     """
 
     error_rate: float = 0.0
@@ -76,7 +76,7 @@ class FaultPlan:
     hangs: bool = True
 
     def draw(self, rng: random.Random) -> Fault:
-        """Return the fate of the next operation."""
+        """Return the fault of the next operation."""
         latency_ns = rng.randrange(self.latency_ns // 2, self.latency_ns * 2)
         if rng.random() < self.slow_rate:
             latency_ns *= rng.randrange(2, 20)
@@ -92,10 +92,10 @@ class FaultyStore:
     """
     An `ObjectStore` in memory.
 
-    `objects` is the truth and may be read without going through the store.  `next_fault` is used
-    up by the next put, delete or get.  `in_flight` holds objects that other clients are putting: the
-    first `put_if_absent` of such a name gets `ObjectExistsError` while nothing can be read yet, and
-    the second one finds the object there.
+    `objects` contains the stored objects and may be read directly.  The next put, delete or get
+    consumes `next_fault`.  `in_flight` contains objects that other clients are putting: the first
+    `put_if_absent` of such a name raises `ObjectExistsError` while the object cannot be read yet,
+    and the second one finds the object.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class FaultyStore:
         return "faulty://"
 
     def put(self, path: str, data: Buffers) -> None:
-        """Write a new object, as far as the fault lets it."""
+        """Write a new object, subject to the next fault."""
         kind = self._fault()
         content = joined(data)
         if path in self.objects:
@@ -139,7 +139,7 @@ class FaultyStore:
         raise ObjectExistsError(f"{path}: 409 ConditionalRequestConflict", path=path)
 
     def _land(self, path: str) -> None:
-        """Let an object that is in flight appear if its name was refused before."""
+        """Store an object in flight whose name was refused before."""
         if path in self._refused:
             self._refused.discard(path)
             self.objects[path] = self.in_flight.pop(path)
@@ -170,7 +170,7 @@ class FaultyStore:
         return sorted({name.split("/", 1)[0] for name in names if "/" in name})
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; names that do not exist are fine."""
+        """Delete the objects; ignore names that do not exist."""
         kind = self._fault()
         for path in paths:
             if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
@@ -196,6 +196,4 @@ class FaultyStore:
 
 def joined(data: Buffers) -> bytes:
     """Return the content of an object in one piece."""
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    return b"".join(bytes(piece) for piece in data)
+    return b"".join(pieces_of(data))

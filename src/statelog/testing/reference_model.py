@@ -1,7 +1,7 @@
 """
-A list that is always right.
+A reference model of a writer: lists of changes.
 
-It is told every append, cut and truncation, and says what a handle over a range must hold.
+It records every append, cut and truncation, and returns the expected content of a range.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statelog.model import StateChange
 
 
 def canonical(changes: Iterable[StateChange]) -> dict[int, list[bytes]]:
-    """Return the values of each key group in order: all that a set promises to keep."""
+    """Return the values of each key group in order, which a set must keep."""
     groups: dict[int, list[bytes]] = {}
     for change in changes:
         groups.setdefault(change.key_group, []).append(change.value)
@@ -20,7 +20,7 @@ def canonical(changes: Iterable[StateChange]) -> dict[int, list[bytes]]:
 
 
 class ReferenceLog:
-    """What one writer has been given, by set."""
+    """The changes of one writer, by set."""
 
     def __init__(self) -> None:
         self._sets: list[list[StateChange]] = []
@@ -33,21 +33,21 @@ class ReferenceLog:
         return len(self._sets)
 
     def append(self, change: StateChange) -> None:
-        """Add a change to the set that is being gathered."""
+        """Add a change to the current set."""
         self._active.append(change)
 
     def cut(self) -> None:
-        """End the set that is being gathered, if there is anything in it."""
+        """End the current set, if it has changes."""
         if self._active:
             self._sets.append(self._active)
             self._active = []
 
     def truncate(self, to_sqn: int) -> None:
-        """Note that everything below *to_sqn* is given up."""
+        """Truncate all sets below *to_sqn*."""
         self.truncated_to = max(self.truncated_to, to_sqn)
 
     def sets(self, from_sqn: int, to_sqn: int) -> Sequence[dict[int, list[bytes]]]:
-        """Return what the sets of [from_sqn, to_sqn) hold, each in canonical form."""
+        """Return the content of the sets [from_sqn, to_sqn), in canonical form."""
         return [canonical(each) for each in self._sets[from_sqn:to_sqn]]
 
     def size_bytes(self, from_sqn: int, to_sqn: int) -> int:

@@ -1,9 +1,8 @@
 """
-A runtime without threads: virtual time, one queue of events, everything from one seed.
+A runtime without threads: virtual time and one queue of events, from one seed.
 
-What a pool thread would do happens as two events: the work, and, after the latency that the fault
-says, its answer.  A wait at the lock runs the other events until its condition holds, as other
-threads would.
+Work of a pool thread is two events: the work, and its answer after the latency of the fault.  A
+wait at the lock runs the other events until its condition holds, as other threads would.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from statelog.errors import ClosedError, check
 from statelog.runtime.driver import Runtime
+from statelog.runtime.pool import Done
 from statelog.testing.faulty_store import Fault, FaultKind, FaultPlan, FaultyStore
 
-Done = Callable[[Any, BaseException | None], None]
 SPARE_THREADS: Final = 2
-"""Fewer than the real pool has, so that histories with few threads run out of them."""
+"""Fewer than in the real pool, so that histories with few threads use all of them."""
 _RETURN_RATE: Final = 0.5
 _HANG_NS: Final = 2_000_000_000
-"""Longest time that work hangs, where it returns by itself."""
+"""Longest time that work hangs, if it returns without `release`."""
 
 
 class EventQueue:
-    """Virtual time and what happens in it.  Also the `Clock` of the simulated runtime."""
+    """Virtual time and its events.  Also the `Clock` of the simulated runtime."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -41,18 +40,18 @@ class EventQueue:
         return self._now_ns
 
     def at(self, at_ns: int, callback: Callable[[], None]) -> list[Callable[[], None] | None]:
-        """Let *callback* happen at a moment; emptying the returned cell takes it back."""
+        """Schedule *callback* at a time; emptying the returned cell cancels it."""
         cell: list[Callable[[], None] | None] = [callback]
         heapq.heappush(self._heap, (max(at_ns, self._now_ns), self._order, cell))
         self._order += 1
         return cell
 
     def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        """Let *callback* happen after a delay."""
+        """Schedule *callback* after a delay."""
         self.at(self._now_ns + delay_ns, callback)
 
     def step(self, until_ns: int | None = None) -> bool:
-        """Let the next event happen, unless it lies after *until_ns*; return whether one did."""
+        """Run the next event up to *until_ns*; return whether there was one."""
         while self._heap:
             at_ns, _, cell = self._heap[0]
             if cell[0] is None:
@@ -67,12 +66,12 @@ class EventQueue:
         return False
 
     def sleep_until(self, at_ns: int) -> None:
-        """Move time on without an event."""
+        """Advance the time without an event."""
         self._now_ns = max(self._now_ns, at_ns)
 
 
 class SimulatedLock:
-    """A lock in a world of one thread: it sees that nobody calls out under it."""
+    """A lock in a world of one thread; it detects callbacks under the lock."""
 
     def __init__(self, queue: EventQueue) -> None:
         self._queue = queue
@@ -80,7 +79,7 @@ class SimulatedLock:
         self.waits = 0
 
     def __enter__(self) -> object:
-        check(not self.held, "the lock was taken twice: something calls out under it")
+        check(not self.held, "the lock was acquired twice: a callback runs under it")
         self.held = True
         return self
 
@@ -93,7 +92,7 @@ class SimulatedLock:
         self.held = False
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Run the world until *predicate* holds, the time is over, or nothing happens any more."""
+        """Run events until *predicate* holds, the time is over, or none is left."""
         check(self.held, "a wait without the lock")
         until_ns = None if timeout_s is None else self._queue.now_ns() + round(timeout_s * 1e9)
         while not predicate():
@@ -108,7 +107,7 @@ class SimulatedLock:
         return True
 
     def notify_all(self) -> None:
-        """Do nothing: the only waiter looks again after each event."""
+        """Do nothing: the only waiter checks its predicate after each event."""
         check(self.held, "a notification without the lock")
 
 
@@ -117,7 +116,7 @@ class _Timer:
         self._cell = cell
 
     def cancel(self) -> None:
-        """Make sure that the callback is not started any more."""
+        """Prevent the callback from being started."""
         self._cell[0] = None
 
 
@@ -130,12 +129,12 @@ class SimulatedTimers:
         self._closed = False
 
     def schedule(self, at_ns: int, callback: Callable[[], None]) -> _Timer:
-        """Let *callback* happen at or soon after *at_ns*."""
+        """Schedule *callback* at or soon after *at_ns*."""
         late_ns = self._rng.randrange(1000)
         return _Timer(self._queue.at(at_ns + late_ns, lambda: self._fire(callback)))
 
     def close(self) -> None:
-        """Forget all timers."""
+        """Drop all timers."""
         self._closed = True
 
     def _fire(self, callback: Callable[[], None]) -> None:
@@ -144,16 +143,16 @@ class SimulatedTimers:
 
 
 class TakesFaults(Protocol):
-    """A store or a disk whose next operation meets the fault that is put in place."""
+    """A store or a disk whose next operation is subject to a given fault."""
 
     next_fault: Fault | None
 
 
 class SimulatedPool:
     """
-    A `Pool` whose threads are events; each piece of work meets the fault that the plan draws.
+    A `Pool` whose threads are events; the plan draws a fault for each piece of work.
 
-    Work that hangs returns after a long time, or when `release` is called.
+    Hanging work returns after a long time, or when `release` is called.
     """
 
     def __init__(
@@ -171,44 +170,44 @@ class SimulatedPool:
         self._num_threads = self._free = num_threads
         self._stuck = 0
         self._hanging: list[Callable[[], None]] = []
-        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], Done]] = deque()
         self._closed = False
         self.faults: list[Fault] = []
 
-    def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Run *work* when a thread is free, then *done* when its fault says so."""
+    def submit(self, work: Callable[[], object], done: Done) -> None:
+        """Run *work* when a thread is free, then *done* after the latency of its fault."""
         if self._closed:
             done(None, ClosedError("the simulated pool is closed"))
             return
         self._jobs.append((work, done))
-        self._staff()
+        self._assign()
 
-    def widen(self) -> None:
-        """Note that a thread hangs, and let a spare one work, if there is one."""
+    def add_spare_thread(self) -> None:
+        """Count a hung thread, and use a spare one, if there is one."""
         self._stuck += 1
         if self._stuck <= SPARE_THREADS:
             self._free += 1
-            self._staff()
+            self._assign()
 
-    def narrow(self) -> None:
-        """Take one `widen` back."""
+    def remove_spare_thread(self) -> None:
+        """Undo one `add_spare_thread`."""
         if self._stuck <= SPARE_THREADS:
             self._free -= 1
         self._stuck -= 1
 
     def starved(self) -> bool:
-        """Return whether work waits while every thread, spare ones included, hangs."""
+        """Return whether work waits and every thread, spare ones included, hangs."""
         threads = self._num_threads + min(self._stuck, SPARE_THREADS)
         return bool(self._jobs) and self._free <= 0 and self._stuck >= threads
 
     def release(self) -> None:
-        """Let everything that hangs return."""
+        """Let all hanging work return."""
         hanging, self._hanging = self._hanging, []
         for answer in hanging:
             answer()
 
-    def help(self, until: Callable[[], bool]) -> None:
-        """Run the world until *until* holds or nothing happens any more, as a wait would."""
+    def run_pending(self, until: Callable[[], bool]) -> None:
+        """Run events until *until* holds or none is left, as a wait would."""
         while not until() and self._queue.step():
             pass
 
@@ -220,23 +219,23 @@ class SimulatedPool:
         for _, done in waiting:
             done(None, ClosedError("the simulated pool is closed"))
 
-    def _staff(self) -> None:
+    def _assign(self) -> None:
         while self._free > 0 and self._jobs:
             self._free -= 1
             work, done = self._jobs.popleft()
             self._queue.after(self._rng.randrange(1000), partial(self._run, work, done))
 
-    def _run(self, work: Callable[[], Any], done: Done) -> None:
+    def _run(self, work: Callable[[], object], done: Done) -> None:
         fault = self._plan().draw(self._rng)
         self.faults.append(fault)
-        result: Any = None
+        result: object = None
         error: BaseException | None = None
         self._store.next_fault = fault
         try:
             result = work()
         except Exception as caught:
             error = caught
-        if self._store.next_fault is not None:  # the work asked nothing of the store
+        if self._store.next_fault is not None:  # the work did not use the store
             self._store.next_fault, fault = None, Fault()
         answer = partial(self._answer, [done], result, error)
         if fault.kind not in (FaultKind.HANG, FaultKind.SILENT):
@@ -246,32 +245,32 @@ class SimulatedPool:
         if self._rng.random() < _RETURN_RATE:
             self._queue.after(self._rng.randrange(_HANG_NS), answer)
 
-    def _answer(self, dones: list[Done], result: Any, error: BaseException | None) -> None:
+    def _answer(self, dones: list[Done], result: object, error: BaseException | None) -> None:
         if not dones:  # it has returned already
             return
         dones.pop()(result, error)
         self._free += 1
-        self._staff()
+        self._assign()
 
 
 class ImmediatePool:
-    """A `Pool` that does everything at once: a thread that is always faster than the others."""
+    """A `Pool` that runs work at once, as a thread that is faster than all others."""
 
-    def submit(self, work: Callable[[], Any], done: Done) -> None:
+    def submit(self, work: Callable[[], object], done: Done) -> None:
         """Run *work* and *done*."""
         done(work(), None)
 
-    def widen(self) -> None:
+    def add_spare_thread(self) -> None:
         """Do nothing: no thread hangs."""
 
-    def narrow(self) -> None:
+    def remove_spare_thread(self) -> None:
         """Do nothing."""
 
     def starved(self) -> bool:
         """Return False: work never waits."""
         return False
 
-    def help(self, until: Callable[[], bool]) -> None:
+    def run_pending(self, until: Callable[[], bool]) -> None:
         """Do nothing: no work waits."""
 
     def close(self, timeout_s: float) -> None:
@@ -279,7 +278,7 @@ class ImmediatePool:
 
 
 class SimulatedIds:
-    """Ids that count, and fractions from the seed."""
+    """Ids from a counter, and fractions from the seed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -303,7 +302,7 @@ def simulated_runtime(
     *,
     upload_threads: int,
 ) -> Runtime:
-    """Return a runtime whose clock, timers and pools live in *queue*."""
+    """Return a runtime whose clock, timers and pools use *queue*."""
     return Runtime(
         clock=queue,
         ids=SimulatedIds(rng),

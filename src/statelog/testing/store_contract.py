@@ -1,15 +1,15 @@
 """
-What every store has to do, as tests: subclass, say how to build a store, and run pytest.
+The contract of a store, as tests: subclass, add a fixture of a store, and run pytest.
 
 ::
 
     class TestMyStore(StoreContract):
         @pytest.fixture
         def store(self, tmp_path):
-            return MyStore(tmp_path)        # a place that nobody has used
+            return MyStore(tmp_path)        # an empty location
 
-The same tests run on all stores of statelog.  Whoever writes an `ObjectStore` of their own vouches
-for it with this class; commits rest on every line of it.
+The same tests run on all stores of statelog.  An `ObjectStore` of your own must pass them, because
+commits depend on every one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import datetime as dt
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import pytest
 
@@ -29,6 +29,7 @@ from statelog.store.api import Buffers, ObjectStore
 _THREADS: Final = 8
 _LARGE: Final = 12 * 1024 * 1024
 _CONTENT: Final = b"0123456789"
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _PIECES: Final[dict[str, Buffers]] = {
@@ -54,17 +55,17 @@ class StoreContract:
     """
     Tests of an `ObjectStore`.
 
-    A subclass has a fixture `store`: an empty store.  It may say in `raw_objects` how to look at
-    the objects without the store under test.
+    A subclass has a fixture `store`: an empty store.  It may override `raw_objects` to read the
+    objects without the store under test.
     """
 
     def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
-        """Return everything in the store, by name; through another client unless overridden."""
+        """Return all objects by name, read with another client by default."""
         other = self.another(store)
         return {info.path: bytes(other.get(info.path)) for info in other.list()}
 
     def another(self, store: ObjectStore) -> ObjectStore:
-        """Return a second client of the same place, opened as Spark's workers open theirs."""
+        """Return a second client of the same location, as Spark's workers open it."""
         copy: ObjectStore = pickle.loads(pickle.dumps(store))
         return copy
 
@@ -307,7 +308,7 @@ def listed(store: ObjectStore, prefix: str = "") -> list[str]:
     return sorted(info.path for info in store.list(prefix))
 
 
-def in_threads(work: Callable[[Any], _Result], items: Iterable[Any]) -> list[_Result]:
-    """Do the work for all items in eight threads; raises what one of them raised."""
+def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """Run *work* for all items in eight threads; raise the first error."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, items))

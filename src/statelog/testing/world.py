@@ -1,8 +1,8 @@
 """
 One seed, one history: the real storage and its writers in a world of faults.
 
-Only threads, time and the disk are pretended.  Everything that happens follows from the seed, so
-`python -m statelog.testing.world --seed N` shows again what a test has seen.
+Only threads, time and disks are simulated.  The whole history follows from the seed, so
+`python -m statelog.testing.world --seed N` replays what a test has seen.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from statelog.model import (
     StateChange,
 )
 from statelog.testing.actors import Actor, Checkpoint
-from statelog.testing.checkers import Watch, describe, observed
-from statelog.testing.judge import Judge
-from statelog.testing.surroundings import MS, Surroundings
+from statelog.testing.history_oracle import HistoryOracle
+from statelog.testing.simulated_environment import MS, SimulatedEnvironment
+from statelog.testing.watch import Watch, describe, observed
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a history came to: how much happened."""
+    """Counts of the events of a history."""
 
     steps: int
     virtual_ns: int
@@ -49,25 +49,25 @@ class Outcome:
 
 class World:
     """
-    A storage, some writers, and whatever befalls them.
+    A storage, some writers, and a history of operations and faults.
 
     Args:
-        seed: All there is to know.
-        operations: How many operations the writers do.
-        story: Gets one line for each step of a core; None to spare the time that takes.
+        seed: Determines the whole history.
+        operations: Number of operations of the writers.
+        trace: Called with one line for each step of a core; None disables it.
     """
 
     def __init__(
-        self, seed: int, *, operations: int = 60, story: Callable[[str], None] | None = None
+        self, seed: int, *, operations: int = 60, trace: Callable[[str], None] | None = None
     ) -> None:
         self._rng = rng = random.Random(seed)
         self._operations = operations
-        self._tell = story
-        self._around = around = Surroundings(rng)
+        self._trace = trace
+        self._around = around = SimulatedEnvironment(rng)
         self._queue = around.queue
         self._storage = around.storage
-        self._watch = Watch(around.batching, around.policy, story)
-        self._judge = Judge(around.store, around.disk, self._watch)
+        self._watch = Watch(around.batching, around.policy, trace)
+        self._oracle = HistoryOracle(around.store, around.disk, self._watch)
         self._actors = [self._new_actor() for _ in range(rng.randrange(1, 6))]
         self._retired: list[Actor] = []
         self._next_checkpoint_id = 1
@@ -75,15 +75,15 @@ class World:
         self._failures = 0
         self._timeouts = 0
         self._closed = False
-        if rng.random() < 0.15:  # while somebody appends, persists, or waits for room
+        if rng.random() < 0.15:  # during an append, a persist, or a wait for capacity
             self._queue.after(rng.randrange(operations * 5 * MS), self._close)
 
     def run(self) -> Outcome:
         """
-        Let the history happen and check it.
+        Run the history and check it.
 
         Raises:
-            InvariantError: Something that must hold did not.
+            InvariantError: An invariant is broken.
         """
         with observed(self._watch):
             at_ns = 0
@@ -97,11 +97,11 @@ class World:
                 self._heal()
             self._quiet()
             self._release()
-            self._judge_when_quiet()
+            self._check_when_quiet()
             if not self._closed:
                 self._around.close()
             self._quiet()
-            self._judge_after_close()
+            self._check_after_close()
         return Outcome(
             steps=self._watch.steps,
             virtual_ns=self._queue.now_ns(),
@@ -109,8 +109,8 @@ class World:
             failures=self._failures,
             waits=self._around.waits,
             files=len(self._around.store.objects),
-            local_reads=self._judge.local_reads,
-            set_aside=self._judge.set_aside,
+            local_reads=self._oracle.local_reads,
+            set_aside=self._oracle.set_aside,
         )
 
     # --- operations -------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class World:
             pass
 
     def _operate(self) -> None:
-        """Let a writer do something; one that waits for room is left alone."""
+        """Run an operation of a writer that does not wait for capacity."""
         rng = self._rng
         idle = [actor for actor in self._actors if not actor.busy]
         if self._closed or not idle:
@@ -148,7 +148,7 @@ class World:
         try:
             operation(actor)
         except BackpressureTimeoutError:
-            self._timeouts += 1  # allowed; what was appended stays in the log
+            self._timeouts += 1  # allowed; the appended changes stay in the log
         except ClosedError:
             check(self._closed, "closed without a close")
         actor.busy = False
@@ -209,8 +209,8 @@ class World:
             checkpoint = self._rng.choice(completed)
             if checkpoint.from_sqn >= actor.model.truncated_to:
                 checkpoint.confirmed = True
-            newest = max(self._judge.newest_confirmed, checkpoint.checkpoint_id)
-            self._judge.newest_confirmed = newest
+            newest = max(self._oracle.newest_confirmed, checkpoint.checkpoint_id)
+            self._oracle.newest_confirmed = newest
             actor.writer.confirm(
                 SequenceNumber(checkpoint.from_sqn),
                 SequenceNumber(checkpoint.to_sqn),
@@ -220,7 +220,7 @@ class World:
     def _abort(self, actor: Actor) -> None:
         if actor.checkpoints:
             checkpoint = self._rng.choice(actor.checkpoints)
-            if checkpoint.checkpoint_id > self._judge.newest_confirmed:
+            if checkpoint.checkpoint_id > self._oracle.newest_confirmed:
                 checkpoint.aborted = True
             actor.writer.reset(
                 SequenceNumber(checkpoint.from_sqn),
@@ -236,7 +236,7 @@ class World:
         actor.writer.truncate(SequenceNumber(to_sqn))
 
     def _replace(self, actor: Actor) -> None:
-        """Close the writer, one way or the other, and open another."""
+        """Close the writer in one of two ways, and open another."""
         actor.closed = True
         if self._rng.random() < 0.5:
             actor.writer.close()
@@ -247,38 +247,38 @@ class World:
         self._actors[self._actors.index(actor)] = self._new_actor()
 
     def _restore(self, actor: Actor) -> None:
-        """Read some checkpoint as a restart on this host would, while the others go on."""
+        """Read a checkpoint as a restart on this host would."""
         if self._around.disk_faulty and self._rng.random() < 0.5:
             self._around.disk.rot()
         if kept := actor.kept():
-            self._judge.read_back(actor, self._rng.choice(kept))
+            self._oracle.read_back(actor, self._rng.choice(kept))
 
-    # --- judgement --------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------
 
-    def _guarded(self, judge: Callable[[], None]) -> None:
-        """Run *judge* in a callback, where an error would otherwise be swallowed."""
+    def _guarded(self, verify: Callable[[], None]) -> None:
+        """Run *verify* in a callback, where an error would otherwise be swallowed."""
         try:
-            judge()
+            verify()
         except AssertionError as error:
             self._watch.broken.append(error)
 
     def _on_end(self, actor: Actor, checkpoint: Checkpoint) -> None:
         check(not self._around.lock_is_held, "a callback under the lock")
         error = checkpoint.future.exception()
-        if self._tell is not None:
+        if self._trace is not None:
             now_ns, number = self._queue.now_ns(), checkpoint.checkpoint_id
-            self._tell(f"{now_ns} persist {number} {describe(error)}")
+            self._trace(f"{now_ns} persist {number} {describe(error)}")
         if error is None:
-            self._judge.look_at(actor, checkpoint)
+            self._oracle.look_at(actor, checkpoint)
             return
         self._failures += 1
-        # A slow disk counts: the wait for a copy is a part of the attempt.
+        # A slow disk counts, because the wait for a copy is part of the attempt.
         plans = (self._around.plan, self._around.disk_plan)
         faults = self._timeouts or any(plan.error_rate or plan.slow_rate for plan in plans)
-        self._judge.reason_is_fair(actor, checkpoint, closed=self._closed, faults=bool(faults))
+        self._oracle.reason_is_fair(actor, checkpoint, closed=self._closed, faults=bool(faults))
 
     def _heal(self) -> None:
-        """Make store and disk well and ask every writer for everything it still has."""
+        """End all faults and persist all changes of every writer."""
         self._quiet()
         if self._closed:
             return
@@ -289,46 +289,46 @@ class World:
             try:
                 self._persist(actor, from_sqn=actor.model.truncated_to)
             except BackpressureTimeoutError:
-                self._quiet()  # the others have taken all room; now there is some
-                self._persist_with_room(actor)
+                self._quiet()  # the other writers had used all capacity
+                self._persist_with_capacity(actor)
 
     def _release(self) -> None:
-        """Let what hangs return, after a look at whether it counts as in flight."""
-        self._judge.what_hangs_is_in_flight(self._storage.scheduler)
+        """Let hanging work return, after a check that it counts as in flight."""
+        self._oracle.what_hangs_is_in_flight(self._storage.scheduler)
         self._around.release()
         self._quiet()
 
-    def _persist_with_room(self, actor: Actor) -> None:
+    def _persist_with_capacity(self, actor: Actor) -> None:
         try:
             self._persist(actor, from_sqn=actor.model.truncated_to)
         except BackpressureTimeoutError as error:
-            raise InvariantError("no room while nothing moves: an upload never ended") from error
+            raise InvariantError("no capacity without events: an upload never ended") from error
 
-    def _judge_when_quiet(self) -> None:
-        """Liveness, and that nothing lies about."""
+    def _check_when_quiet(self) -> None:
+        """Check liveness, and that no garbage is stored."""
         self._raise_broken()
         self._watch.finish(cancelled=self._closed)
-        self._judge.when_quiet(self._everybody, self._storage.scheduler)
+        self._oracle.when_quiet(self._all_actors, self._storage.scheduler)
         if self._closed:
             return
         for actor in self._actors:
             last = actor.checkpoints[-1]
-            check(last.future.exception() is None, "a persist failed after the store was well")
+            check(last.future.exception() is None, "a persist failed after the faults ended")
         if self._around.faulty:
             return
-        self._judge.no_garbage(self._actors)
+        self._oracle.no_garbage(self._actors)
         if not self._around.disk_faulty:
-            self._judge.no_local_garbage(self._around.known_copies())
+            self._oracle.no_local_garbage(self._around.known_copies())
 
-    def _judge_after_close(self) -> None:
+    def _check_after_close(self) -> None:
         self._raise_broken()
-        self._judge.local_copies_are_there(self._everybody)
-        self._judge.after_close(self._everybody)
+        self._oracle.local_copies_are_there(self._all_actors)
+        self._oracle.after_close(self._all_actors)
         if not self._around.faulty and not self._closed:
-            self._judge.nothing_untold()
+            self._oracle.only_owned_files()
 
     @property
-    def _everybody(self) -> list[Actor]:
+    def _all_actors(self) -> list[Actor]:
         return [*self._actors, *self._retired]
 
     def _raise_broken(self) -> None:
@@ -341,18 +341,18 @@ def _print(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay one seed, or run many; returns 1 if something broke."""
+    """Replay one seed, or run many; return 1 if an invariant broke."""
     parser = argparse.ArgumentParser(prog="python -m statelog.testing.world", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the (first) seed")
-    parser.add_argument("--count", type=int, default=1, help="how many seeds, from the first on")
+    parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--operations", type=int, default=60, help="operations in a history")
-    parser.add_argument("--quiet", action="store_true", help="leave the story out")
+    parser.add_argument("--quiet", action="store_true", help="omit the trace")
     options = parser.parse_args(arguments)
     write = sys.stdout.write
     for seed in range(options.seed, options.seed + options.count):
-        story = None if options.quiet or options.count > 1 else _print
+        trace = None if options.quiet or options.count > 1 else _print
         try:
-            outcome = World(seed, operations=options.operations, story=story).run()
+            outcome = World(seed, operations=options.operations, trace=trace).run()
         except Exception as error:
             write(f"seed {seed} broke: {type(error).__name__}: {error}\n")
             return 1

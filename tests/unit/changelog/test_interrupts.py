@@ -133,7 +133,7 @@ def test_an_interrupt_anywhere_in_a_call_loses_and_blocks_nothing(name: str) -> 
                 break
             tried += rose
             assert all(
-                type(signal.getsignal(number)).__name__ != "_StandIn"
+                type(signal.getsignal(number)).__name__ != "_DeferringHandler"
                 for number in (SIGNAL, signal.SIGINT)
             )
             writer.append(3, b"c")
@@ -328,7 +328,7 @@ def test_a_step_is_whole_though_the_end_of_the_one_before_was_interrupted(
     set_handler, left = interrupts._setsignal, [2]
 
     def interrupted_at_the_end(number: int, handler: Any) -> Any:
-        if left[0] and not isinstance(handler, interrupts._StandIn):
+        if left[0] and not isinstance(handler, interrupts._DeferringHandler):
             left[0] -= 1
             raise KeyboardInterrupt
         return set_handler(number, handler)

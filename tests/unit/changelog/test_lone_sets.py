@@ -35,5 +35,5 @@ def test_a_set_behind_the_end_of_its_framed_file_is_read(tmp_path: Path) -> None
 
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     file = FileStateHandle("dstl/gone", 100_000)
-    with pytest.raises(ObjectNotFoundError, match="deleted too early"):
+    with pytest.raises(ObjectNotFoundError, match="belongs to another store"):
         list(read_changes(open_store(str(tmp_path)), lone_set(file, SetEntry(0, 10, 1))))

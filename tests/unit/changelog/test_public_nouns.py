@@ -210,3 +210,25 @@ def test_an_availability_of_a_custom_scheduler_has_a_lock_of_its_own() -> None:
     assert available.wait(0.01)
     with pytest.raises(sl.UsageError, match="has_room must be a function"):
         sl.AvailabilityProvider(5)  # type: ignore[arg-type]
+
+
+def test_a_storage_from_options_reads_the_changelog_and_the_local_recovery(tmp_path: Path) -> None:
+    settings = {
+        "changelog.base-path": str(tmp_path / "log"),
+        "changelog.preemptive-persist-threshold": 0,
+        "local-recovery.recovery": True,
+        "local-recovery.directories": str(tmp_path / "local"),
+    }
+    options = sl.load_options(settings, environ={})
+    with sl.FsStateChangelogStorage.from_options(options, job_id="job") as storage:
+        writer = storage.create_writer("operator", ALL)
+        writer.append(1, b"x" * 100)
+        result = writer.persist(0, 1).result(5)
+        assert result.task_local is not None
+        report = sl.ReadReport()
+        changes = storage.read(handle_of(result), local=result.task_local, report=report)
+        assert [(1, b"x" * 100)] == list(changes)
+        assert 1 == report.local_files
+    assert sl.LocalRecoveryConfig.of(sl.LocalRecoveryOptions()) is None
+    with pytest.raises(sl.InvalidOptionsError, match="load_options"):
+        sl.FsStateChangelogStorage.from_options(sl.ChangelogOptions())  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ def test_what_waits_has_an_age() -> None:
         futures = [writer.persist(sl.SequenceNumber(0), 1) for writer in writers[:2]]
         blocked = threading.Thread(target=lambda: writers[2].persist(sl.SequenceNumber(0), 1))
         blocked.start()
-        eventually(storage, "tasks_without_room", 1)
+        eventually(storage, "backpressured_tasks", 1)
         values = storage.metrics.snapshot()
         assert (1, 100) == (values["upload_queue_size"], values["in_flight_bytes"])
         assert values["upload_queue_age"] > 0

@@ -11,7 +11,7 @@ from tests.unit.checkpoint.helpers import (
     started,
 )
 
-from statelog.checkpoint import sweep
+from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import delete_objects
 from statelog.errors import CheckpointError, IncompatibleFormatError, StoreError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
@@ -24,7 +24,9 @@ ORPHANS = ["chk-99/x", "dstl/o", "output/o", "shared/o", "taskowned/o", "tmp/o"]
 
 def swept(store, *, min_age=HOUR, dry_run=False, hours=2, paths=None):
     now = EPOCH + hours * HOUR
-    return sweep(store, paths or LocationPaths(), min_age=min_age, dry_run=dry_run, now=now)
+    return collect_garbage(
+        store, paths or LocationPaths(), min_age=min_age, dry_run=dry_run, now=now
+    )
 
 
 @pytest.fixture

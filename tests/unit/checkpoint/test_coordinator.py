@@ -265,7 +265,7 @@ def test_a_claim_during_the_commit_takes_the_success_back():
         small_checkpoint(one, 0)
 
 
-def test_a_stray_of_a_fenced_owner_is_not_continued():
+def test_a_zombie_of_a_fenced_owner_is_not_continued():
     store = DictStore()
     late = started(store, "late")
     small_checkpoint(late, 0)
@@ -359,7 +359,7 @@ def test_an_older_retained_checkpoint_can_be_asked_for(store):
     heir = coordinator(store, "c")
     heir.claim()
     heir.restore(3)
-    with pytest.raises(CheckpointError, match="not used again"):
+    with pytest.raises(CheckpointError, match="are not reused"):
         small_checkpoint(heir, 4)
     assert heir.next_checkpoint_id == 5
     small_checkpoint(heir, 5)
@@ -487,7 +487,9 @@ def test_what_is_no_checkpoint_under_the_name_fences():
     store = DictStore()
     one = started(store)
     store.put("chk-0/_metadata", b"something else")
-    with pytest.raises(FencedError, match=r"chk-0/_metadata exists and is not ours"):
+    with pytest.raises(
+        FencedError, match=r"chk-0/_metadata exists and this owner did not write it"
+    ):
         small_checkpoint(one, 0)
 
 

@@ -111,7 +111,7 @@ def test_a_range_beyond_the_job_is_refused():
     checkpoint = CompletedCheckpoint(
         checkpoint_id=0, parent_id=None, created_at_ms=0, epoch=1, owner_id="o", max_parallelism=4
     )
-    with pytest.raises(UsageError, match="pass the 4 key groups"):
+    with pytest.raises(UsageError, match="exceed the 4 key groups"):
         checkpoint.for_range(KeyGroupRange(0, 4))
 
 

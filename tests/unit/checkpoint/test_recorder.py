@@ -1,4 +1,4 @@
-"""What the metrics say of checkpoints and of materializations."""
+"""What the metrics record of checkpoints and of snapshots."""
 
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint
 
@@ -45,14 +45,14 @@ def test_sizes_of_the_last_checkpoint(store) -> None:
     assert [5, 2] == behind
 
 
-def test_runs_of_materializations_are_counted() -> None:
+def test_snapshots_are_counted() -> None:
     metrics = sl.Metrics()
     recorder = CheckpointRecorder(metrics)
     assert -1 == metrics.snapshot()["last_duration_of_materialization"]
-    recorder.materialization_started(2)
-    recorder.materialization_completed(1, 12.5)
-    recorder.materialization_failed(1)
-    recorder.materialization_completed(0, 99.0)
+    recorder.snapshots_started(2)
+    recorder.snapshots_completed(1, 12.5)
+    recorder.snapshots_failed(1)
+    recorder.snapshots_completed(0, 99.0)
     values = metrics.snapshot()
     assert (2, 1, 1, 12.5) == (
         values["started_materialization"],

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
 from statelog.checkpoint import rewind
-from statelog.checkpoint.clean_up import sweep
+from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import find_newest, load_section
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.rewind import apply_rewind, plan_rewind, rewind_points
@@ -117,7 +117,7 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
     assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
-    given_up = sweep(
+    given_up = collect_garbage(
         query.state,
         LocationPaths(),
         min_age=dt.timedelta(0),
@@ -201,14 +201,14 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes(
         assert reason == raised.value.reason
         assert before == query.everything()
 
-    refused(0, "subsumed", "not retained any more: the oldest .* is 1, of batch 1")
+    refused(0, "subsumed", "no longer retained: the oldest .* is 1, of batch 1")
     refused(9, "not_found", "has no offsets of batch 9 .of batches 0 to 4")
     line = json.dumps({"path": "file:///in/x", "timestamp": 3, "batchId": 3})
     (tmp_path / "query/sources/0/3").write_text(f"v1\n{line}\n")
-    refused(3, "gap", "batch 3 was planned anew")
-    assert "planned anew" in rewind_points(query.stored, query.state)[2].problem
+    refused(3, "gap", "batch 3 was planned again")
+    assert "planned again" in rewind_points(query.stored, query.state)[2].problem
     (tmp_path / "query/sources/0/1").unlink()
-    refused(2, "not_found", "does not go back to entry 2: entry 1 is missing")
+    refused(2, "not_found", "cannot be rewound to entry 2: entry 1 is missing")
     (tmp_path / "query/offsets/1").write_text("")
     with pytest.raises(CorruptionError, match="offsets/1 is empty"):
         query.rewind(1)
@@ -218,14 +218,14 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes(
     (tmp_path / "query/metadata").write_text('{"id":"other"}')
     refused(4, "other_query", "state of query q; the checkpointLocation is that of query other")
     (tmp_path / "query/metadata").unlink()
-    with pytest.raises(UsageError, match="no checkpointLocation of a streaming query"):
+    with pytest.raises(UsageError, match="not the checkpointLocation of a streaming query"):
         query.rewind(4)
 
 
 def test_a_query_that_goes_on_meanwhile_is_noticed_before_the_commit(query: Query) -> None:
     plan = plan_rewind(query.stored, query.state, 2)
     query.run(5, 5)
-    with pytest.raises(CheckpointError, match="has gone on since the rewind was planned") as raised:
+    with pytest.raises(CheckpointError, match="ran after the rewind was planned") as raised:
         apply_rewind(query.stored, query.state, plan, ManualClock())
     assert "active" == raised.value.reason
     newest = find_newest(query.state, LocationPaths()).newest
@@ -263,9 +263,9 @@ def test_the_command_shows_first_and_acts_when_told(
     assert "checkpoints 3 to 4 would be given up" in text
     assert "This was a dry run" in text
     assert "query may be running" in call("--to", "2", "--apply", status=1)
-    assert "retained any more" in call("--to", "0", status=1)
+    assert "no longer retained" in call("--to", "0", status=1)
     assert "--apply needs --to" in call("--apply", status=2)
-    assert "has a number from 0" in call("--to", "-1", status=2)
+    assert "is at least 0" in call("--to", "-1", status=2)
     assert before == query.everything()
     said = [json.loads(line) for line in call("--to", "2", "--json").splitlines()]
     assert {"path": "commits/4", "action": "would-delete"} == said[0]
@@ -282,4 +282,4 @@ def test_the_command_shows_first_and_acts_when_told(
     assert "no such directory" in call("--to", "2", "--state-location", "/nope", status=2)
     assert run(["rewind", str(tmp_path / "nope"), "--to", "1"]) == 2
     assert run(["rewind", str(query.folder), "--to", "1"]) == 2  # no state at the default place
-    assert "Name the query's stateLocation with --state-location" in capsys.readouterr().err
+    assert "Pass the query's stateLocation with --state-location" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint.test_simulation import simulate
 
-from statelog.checkpoint import coordinator, ownership
+from statelog.checkpoint import commit, ownership
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -21,7 +21,7 @@ from statelog.errors import (
 from statelog.store.conditional_put import put_or_find
 
 SEEDS = range(0, 200, 2)
-LOST = r"both continue the same|then forgotten|lost \['|there is no checkpoint|damaged change set"
+LOST = r"both continue the same|then forgotten|lost \['|checkpoint \d+ does not exist|damaged change set"
 """What a history says in which a commit that was acknowledged is gone, or a fork was not noticed."""
 
 
@@ -79,10 +79,10 @@ def _second(store, path, data) -> None:
 
 
 MUTANTS = (
-    (coordinator, gives_up, "a conflict alone failed a commit"),
-    (coordinator, takes_for_done, LOST),
-    (coordinator, never_looks, LOST),
-    (coordinator, looks_once, LOST),
+    (commit, gives_up, "a conflict alone failed a commit"),
+    (commit, takes_for_done, LOST),
+    (commit, never_looks, LOST),
+    (commit, looks_once, LOST),
     (ownership, gives_up, "a conflict alone ended an owner"),
     (ownership, skips, LOST),
     (ownership, takes_for_done, "both own epoch"),

@@ -9,10 +9,8 @@ from statelog.checkpoint import (
     FsCheckpointStreamFactory,
     read_materialized,
 )
-from statelog.checkpoint.stream_factory import (
-    MAX_FILE_STATE_THRESHOLD,
-    FsCheckpointStateOutputStream,
-)
+from statelog.checkpoint.output_stream import FsCheckpointStateOutputStream
+from statelog.checkpoint.stream_factory import MAX_FILE_STATE_THRESHOLD
 from statelog.errors import (
     ClosedError,
     CorruptionError,
@@ -22,6 +20,7 @@ from statelog.errors import (
 )
 from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, KeyGroupRange, MaterializedHandle
+from statelog.options import load_options
 from statelog.store import LocationPaths
 
 EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHARED
@@ -54,14 +53,14 @@ def test_a_threshold_of_zero_makes_everything_an_object():
 
 def test_the_threshold_is_at_most_one_mebibyte():
     factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD)
-    with pytest.raises(UsageError, match="cannot be larger than 1048576"):
+    with pytest.raises(UsageError, match="must be at most 1048576"):
         factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD + 1)
 
 
 def test_arguments_are_checked_in_flinks_order():
-    with pytest.raises(UsageError, match="threshold for file state size must be zero or larger"):
+    with pytest.raises(UsageError, match=r"threshold_bytes is -\d+; it must be at least 0"):
         factory(DictStore(), threshold_bytes=-1, write_buffer_bytes=-1)
-    with pytest.raises(UsageError, match="write buffer size must be zero or larger"):
+    with pytest.raises(UsageError, match=r"write_buffer_bytes is -\d+; it must be at least 0"):
         factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD + 1, write_buffer_bytes=-1)
     with pytest.raises(UsageError, match="directory"):
         factory(DictStore(), shared_directory="")
@@ -293,3 +292,16 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
     with pytest.raises(expected.get(fault, UsageError)):
         factory(store).duplicate(handles, "exclusive" if fault == "scope" else EXCLUSIVE)
     assert before == set(store.objects)
+
+
+def test_a_factory_from_options_has_their_threshold():
+    options = load_options({"stream.data-inline-threshold": 5}, environ={}).stream
+    for size, inline in ((5, True), (6, False)):
+        made = FsCheckpointStreamFactory.from_options(DictStore(), 3, options)
+        stream = made.create_checkpoint_state_output_stream(EXCLUSIVE)
+        stream.write(bytes(size))
+        handle = stream.close_and_get_handle()
+        assert inline == isinstance(handle, ByteStreamStateHandle)
+        assert inline or handle.path.startswith("chk-3/")
+    with pytest.raises(UsageError, match="StreamOptions"):
+        FsCheckpointStreamFactory.from_options(DictStore(), 3, {})

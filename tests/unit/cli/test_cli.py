@@ -119,14 +119,14 @@ def test_a_damaged_checkpoint_is_a_finding(call, location):
 
 def test_a_claimed_location_without_checkpoints_is_fine(call, tmp_path):
     started(open_store(str(tmp_path / "new")))
-    assert "holds no checkpoint yet" in call("checkpoints", str(tmp_path / "new"))
+    assert "contains no checkpoint yet" in call("checkpoints", str(tmp_path / "new"))
 
 
 @pytest.mark.parametrize("verb", ["checkpoints", "gc", "verify"])
 def test_a_wrong_location_is_a_wrong_call(call, tmp_path, verb):
     assert "no such directory" in call(verb, str(tmp_path / "nope"), status=2)
     assert not (tmp_path / "nope").exists()
-    assert "is no state location" in call(verb, str(tmp_path), status=2)
+    assert "is not a state location" in call(verb, str(tmp_path), status=2)
     assert "unknown scheme" in call(verb, "nosuch://host/x", status=2)
 
 
@@ -235,7 +235,9 @@ def test_cat_refuses_a_form_it_does_not_know(call, tmp_path, wrong):
 def test_cat_explains_the_key_group_of_metadata(tmp_path, capsys):
     assert run(["cat", values_file(tmp_path, b"one")]) == 0
     said = capsys.readouterr()
-    assert said.err == "key group -1: metadata, which every reader gets, whatever its key groups\n"
+    assert (
+        said.err == "key group -1: metadata, which every reader receives whatever its key groups\n"
+    )
     assert len(said.out.splitlines()) == 3  # what programs read stays rows
     plain = SegmentWriter()
     plain.add([batch_of([(5, b"one")])])
@@ -288,7 +290,7 @@ def test_gc_does_nothing_beside_damage(call, location):
 
 @pytest.mark.parametrize("text", ["", "1x", "-1h", "h", "1h30m"])
 def test_a_wrong_duration_is_a_wrong_call(call, location, text):
-    assert "is no duration" in call("gc", location, f"--min-age={text}", status=2)
+    assert "is not a duration" in call("gc", location, f"--min-age={text}", status=2)
 
 
 def test_verify_reads_everything(call, location):

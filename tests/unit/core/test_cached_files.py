@@ -135,7 +135,7 @@ def test_the_least_recently_used_goes_first() -> None:
         core.handle(FileWritten(path), now_ns)
     assert Lookup.READ == core.look_up("a", 3)
     core.look_up("c", 4)
-    assert [RemoveFile("b", Reason.ROOM), WriteFile("c")] == core.handle(FileFetched("c", 1), 4)
+    assert [RemoveFile("b", Reason.EVICTED), WriteFile("c")] == core.handle(FileFetched("c", 1), 4)
 
 
 def test_what_is_not_whole_or_too_large_is_passed_on_for_ever() -> None:

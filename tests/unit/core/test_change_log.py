@@ -3,8 +3,10 @@
 import pytest
 
 from statelog.core.change_log import (
-    Action,
     ChangeLog,
+)
+from statelog.core.change_log_events import (
+    Action,
     ChangesCut,
     Closed,
     CompletePersist,
@@ -18,11 +20,11 @@ from statelog.core.change_log import (
     StartUpload,
     Truncated,
     UploadFailed,
-    UploadResult,
     UploadSucceeded,
 )
 from statelog.errors import WriterClosedError
 from statelog.model import FileStateHandle, HandleAndOffset, SequenceNumber
+from statelog.model.upload_result import UploadResult
 
 
 def result(sqn: int, size: int = 1) -> UploadResult:

@@ -111,7 +111,7 @@ def test_a_close_rejects_what_has_not_started() -> None:
 
 
 def test_a_threshold_above_the_limit_is_refused() -> None:
-    with pytest.raises(InvalidOptionsError, match="must not exceed"):
+    with pytest.raises(InvalidOptionsError, match="exceeds the limit"):
         batcher(limit=49)
 
 

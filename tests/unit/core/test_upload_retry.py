@@ -4,6 +4,9 @@ import pytest
 
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
+    UploadRetry,
+)
+from statelog.core.upload_retry_events import (
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
@@ -20,7 +23,6 @@ from statelog.core.upload_retry import (
     UploadGivenUp,
     UploadReleased,
     UploadRequested,
-    UploadRetry,
     UploadWon,
 )
 from statelog.errors import InvalidOptionsError
@@ -78,7 +80,7 @@ def test_the_last_attempt_has_its_whole_time() -> None:
     core.handle(TimerFired(), 100)
     core.handle(AttemptStarted(2), 100)
     assert [] == core.handle(TimerFired(), 199)
-    story = given_up(core, TimerFired(), 200).story
+    story = given_up(core, TimerFired(), 200).attempts
     assert "attempt 1: timed out; attempt 2: timed out" == story
     assert [ThreadBack(1), DiscardAttempt(1)] == core.handle(AttemptSucceeded(1), 300)
     assert [ThreadBack(2), UploadReleased()] == core.handle(AttemptFailed(2, ERROR), 310)
@@ -94,7 +96,7 @@ def test_a_rival_in_time_is_still_a_hope_when_another_fails() -> None:
 
 def test_errors_that_do_not_pass_end_it_at_once() -> None:
     failure = given_up(begun(), AttemptFailed(1, ValueError("odd"), retryable=False), 5)
-    assert "ValueError: odd" in failure.story
+    assert "ValueError: odd" in failure.attempts
 
 
 def test_without_retries_the_first_error_counts() -> None:
@@ -154,7 +156,7 @@ def test_a_wait_for_a_thread_ends_where_all_threads_hang() -> None:
     assert [] == core.handle(ThreadsHang(), 20), "one timer is enough"
     assert [] == core.handle(TimerFired(threads_hang=True), 309)
     failure = given_up(core, TimerFired(threads_hang=True), 310)
-    assert ("attempt 1: no thread was free", 0) == (failure.story, failure.attempts_out)
+    assert ("attempt 1: no thread was free", 0) == (failure.attempts, failure.attempts_out)
 
 
 def test_a_wait_for_a_thread_goes_on_where_threads_work_again() -> None:

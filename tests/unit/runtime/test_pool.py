@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from statelog.errors import ClosedError, UnavailableError
-from statelog.runtime.pool import HelpedFuture, ThreadPool, call_later
+from statelog.runtime.pool import CallerRunsFuture, ThreadPool, call_later
 
 WAIT_S = 20.0
 
@@ -44,37 +44,37 @@ class Blocker:
         self._go.set()
 
 
-def complete(future: HelpedFuture[Any], result: Any, error: BaseException | None) -> None:
+def complete(future: CallerRunsFuture[Any], result: Any, error: BaseException | None) -> None:
     if error is None:
         future.set_result(result)
     else:
         future.set_exception(error)
 
 
-def submit(pool: ThreadPool, future: HelpedFuture[Any], work: Any) -> None:
+def submit(pool: ThreadPool, future: CallerRunsFuture[Any], work: Any) -> None:
     pool.submit(work, lambda result, error: complete(future, result, error))
 
 
 def test_a_waiter_does_the_work_that_no_thread_takes(pool: ThreadPool) -> None:
-    future: HelpedFuture[str] = HelpedFuture(pool)
+    future: CallerRunsFuture[str] = CallerRunsFuture(pool)
     with Blocker(pool):
         submit(pool, future, lambda: threading.current_thread().name)
         assert future.result() == threading.current_thread().name
 
 
 def test_a_waiter_does_what_waits_before_its_own_work_and_nothing_after(pool: ThreadPool) -> None:
-    future: HelpedFuture[str] = HelpedFuture(pool)
+    future: CallerRunsFuture[str] = CallerRunsFuture(pool)
     done: list[str] = []
     with Blocker(pool):
-        submit(pool, HelpedFuture(pool), lambda: done.append("before"))
+        submit(pool, CallerRunsFuture(pool), lambda: done.append("before"))
         submit(pool, future, lambda: done.append("mine"))
-        submit(pool, HelpedFuture(pool), lambda: done.append("after"))
+        submit(pool, CallerRunsFuture(pool), lambda: done.append("after"))
         assert future.exception() is None
         assert done == ["before", "mine"]
 
 
 def test_a_waiter_with_a_time_out_is_never_held_up_by_work(pool: ThreadPool) -> None:
-    future: HelpedFuture[str] = HelpedFuture(pool)
+    future: CallerRunsFuture[str] = CallerRunsFuture(pool)
     done: list[str] = []
     with Blocker(pool):
         submit(pool, future, lambda: done.append("work"))
@@ -84,13 +84,13 @@ def test_a_waiter_with_a_time_out_is_never_held_up_by_work(pool: ThreadPool) -> 
 
 
 def test_without_a_pool_it_waits_as_any_future(pool: ThreadPool) -> None:
-    future: HelpedFuture[str] = HelpedFuture(None)
+    future: CallerRunsFuture[str] = CallerRunsFuture(None)
     submit(pool, future, lambda: threading.current_thread().name)
     assert future.result() == "test-1"
 
 
 def test_an_error_reaches_the_one_who_did_the_work_as_any_other(pool: ThreadPool) -> None:
-    future: HelpedFuture[None] = HelpedFuture(pool)
+    future: CallerRunsFuture[None] = CallerRunsFuture(pool)
 
     def work() -> None:
         raise OSError("no disk")
@@ -110,7 +110,7 @@ def test_ctrl_c_in_helped_work_ends_the_work_and_reaches_the_waiter(pool: Thread
     with Blocker(pool):
         pool.submit(work, lambda result, error: ends.append(error))
         with pytest.raises(KeyboardInterrupt):
-            HelpedFuture[None](pool).result()
+            CallerRunsFuture[None](pool).result()
     assert [type(error) for error in ends] == [KeyboardInterrupt]
 
 
@@ -124,7 +124,7 @@ def test_many_waiters_and_threads_share_the_work_and_each_piece_is_done_once() -
 
     def wait_for_each_other_piece(first: int) -> None:
         for at in range(first, len(counts), 4):
-            future: HelpedFuture[int] = HelpedFuture(pool)
+            future: CallerRunsFuture[int] = CallerRunsFuture(pool)
             submit(pool, future, lambda at=at: count(at))
             assert future.result() == at
 
@@ -151,7 +151,7 @@ def test_what_failed_is_not_kept_alive_by_its_error() -> None:
     try:
         pool.submit(partial(fail, held), lambda result, error: None)
         del held
-        pool.help(lambda: False)
+        pool.run_pending(lambda: False)
         assert gone() is None
     finally:
         gc.enable()
@@ -159,7 +159,7 @@ def test_what_failed_is_not_kept_alive_by_its_error() -> None:
 
 def test_closing_tells_what_waits_and_a_waiter_finds_it_ended() -> None:
     pool = ThreadPool(1, "test")
-    future: HelpedFuture[None] = HelpedFuture(pool)
+    future: CallerRunsFuture[None] = CallerRunsFuture(pool)
     with Blocker(pool):
         submit(pool, future, lambda: None)
         pool.close(0.01)
@@ -191,7 +191,7 @@ def test_a_pool_without_a_thread_fails_its_work_and_recovers(
     assert [UnavailableError] == [type(error) for error in ends]
     assert "refused to start a thread" in str(ends[0])
     system.refusing = False
-    future: HelpedFuture[str] = HelpedFuture(None)
+    future: CallerRunsFuture[str] = CallerRunsFuture(None)
     submit(pool, future, lambda: "done")
     assert future.result(WAIT_S) == "done"
     pool.close(WAIT_S)
@@ -202,7 +202,7 @@ def test_work_that_gets_no_thread_of_its_own_is_done_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = ThreadPool(4, "test")
-    futures: list[HelpedFuture[int]] = [HelpedFuture(None) for _ in range(8)]
+    futures: list[CallerRunsFuture[int]] = [CallerRunsFuture(None) for _ in range(8)]
     with Blocker(pool):
         system = NoThreads(monkeypatch)
         for number, future in enumerate(futures):
@@ -215,16 +215,16 @@ def test_work_that_gets_no_thread_of_its_own_is_done_by_the_others(
 
 def test_a_refused_spare_thread_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ThreadPool(1, "test")
-    future: HelpedFuture[str] = HelpedFuture(None)
+    future: CallerRunsFuture[str] = CallerRunsFuture(None)
     with Blocker(pool):
         system = NoThreads(monkeypatch)
         submit(pool, future, lambda: "done")
-        pool.widen()
+        pool.add_spare_thread()
         assert pool.starved()
         system.refusing = False
         assert not pool.starved()
         assert future.result(WAIT_S) == "done"
-    pool.narrow()
+    pool.remove_spare_thread()
     pool.close(WAIT_S)
 
 
@@ -233,10 +233,10 @@ def test_spare_threads_are_bounded_and_go_when_the_others_return() -> None:
     for _ in range(5):
         pool.submit(lambda: go.wait(WAIT_S), ignore)
     for _ in range(5):
-        pool.widen()
+        pool.add_spare_thread()
     assert (3, 3, True) == (pool._threads, pool._limit, pool.starved())
     for _ in range(5):
-        pool.narrow()
+        pool.remove_spare_thread()
     go.set()
     pool.close(WAIT_S)
     assert (0, 3) == (pool._threads, pool._started)
@@ -255,7 +255,7 @@ def test_no_error_of_a_callback_ends_a_thread(kind: type[BaseException]) -> None
 
     for _ in range(3):
         pool.submit(lambda: None, raises)
-        future: HelpedFuture[str] = HelpedFuture(None)
+        future: CallerRunsFuture[str] = CallerRunsFuture(None)
         submit(pool, future, lambda: "done")
         assert future.result(WAIT_S) == "done"
     pool.submit(lambda: None, raises)

@@ -145,7 +145,7 @@ def test_a_name_that_is_none_never_leaves_the_root(tmp_path, name):
 
 @pytest.mark.parametrize(("start", "length"), [(-1, 3), (0, -1)])
 def test_a_negative_range_is_refused(tmp_path, start, length):
-    with pytest.raises(UsageError, match="no object has the range"):
+    with pytest.raises(UsageError, match="invalid range"):
         open_store(str(tmp_path)).get_range("name", start, length)
 
 

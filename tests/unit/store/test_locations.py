@@ -132,9 +132,9 @@ def test_obstore_knows_every_client_option_we_let_through(key):
     [
         ({"regoin": "x"}, "did you mean 'region'"),
         ({"aws_acces_key_id": SECRET}, "did you mean 'access_key_id'"),
-        ({"fs.s3a.access.key": SECRET}, "named like Hadoop's"),
+        ({"fs.s3a.access.key": SECRET}, "Hadoop's options do not apply"),
         ({"bucket": "b"}, "part of the URL"),
-        ({"zzz": SECRET}, "stores know .*allow_http.*region"),
+        ({"zzz": SECRET}, "stores have .*allow_http.*region"),
         ({"max_retries": "many"}, "number of attempts"),
         ({"retry_timeout": -1}, "number of seconds"),
     ],
@@ -147,7 +147,7 @@ def test_an_unknown_option_is_refused_with_a_hint(options, hint):
 
 @pytest.mark.parametrize("location", ["/data/job", "memory://job"])
 def test_options_where_there_are_none_are_refused(location):
-    with pytest.raises(InvalidOptionsError, match="takes no store options, but got region"):
+    with pytest.raises(InvalidOptionsError, match="has no store options, but got region"):
         open_store(location, options={"region": "x"})
 
 

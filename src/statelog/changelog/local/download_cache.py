@@ -1,17 +1,17 @@
 """
-Downloaded changelog files on local disk, so that several restores fetch each of them once.
+A cache of downloaded changelog files on local disk.
 
 After a rescale every task of a host reads the files of all former tasks that it overlaps.  Readers
-take a `DownloadCache` in the place of the store.  It is never more than a help: where the disk
-fails, the bytes of the store are passed on all the same.
+use a `DownloadCache` in place of the store, so each file is fetched once.  If the disk fails, the
+bytes of the store are returned all the same.
 
-A cached file is named after the store and the path of its object, and gets its name when it is
-whole.  So processes of one host may share a directory: each may find, overwrite (with the same
-bytes) or remove the files of another, who then fetches again.
-Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: bounded in bytes; the file is kept
-as it is and verified when it comes and when it is read (there it is decompressed and trusted);
-temporary files never stay (FLINK PR 27969); a file may be removed while it is read, which the
-system allows, so nobody counts readers.
+The name of a cached file is derived from the store and the path of its object, and the file is
+renamed to it when it is complete.  So processes of one host may share a directory: each may find,
+overwrite (with the same bytes) or remove the files of another, which then fetches again.
+Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: the cache is bounded in bytes; a
+file is stored unchanged, and verified after the download and at each read (in Flink it is
+decompressed and trusted); temporary files are always removed (FLINK PR 27969); a file may be
+removed while it is read, which the system allows, so readers are not counted.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ _log = logging.getLogger("statelog")
 _DEFAULTS: Final = ChangelogOptions()
 _PREFIX: Final = "dstl-"
 _REMOVALS: Final = {
-    Reason.ROOM: "download_cache_evictions",
+    Reason.EVICTED: "download_cache_evictions",
     Reason.IDLE: "download_cache_idle_removals",
 }
 _TEMPORARY: Final = ".tmp"
 _LEFT_BEHIND_S: Final = 3600
-"""Age at which an unfinished file, or one of a process that died, is certainly nobody's."""
+"""Age at which an unfinished file, or one of a process that died, is removed."""
 
 
 class DownloadCache:
@@ -75,13 +75,13 @@ class DownloadCache:
     Reads changelog files of a store through files on local disk.
 
     Args:
-        store: Where the files really are.
-        directories: Made when needed; the name of a file decides which one it goes to.
-        max_bytes: Bound of this process's files on disk; larger ones are passed through.
-        idle_timeout: Life of a file after its last use.
-        metrics: Told of hits, misses and faults; None for nobody.
-        runtime: Clock, lock, timers and ids, those of a storage or others; None for real ones,
-            which end with `close`.
+        store: The store to cache.
+        directories: Created when needed; the name of a file determines its directory.
+        max_bytes: Bound of this process's files on disk; larger files are not kept.
+        idle_timeout: Time after its last use at which a file is removed.
+        metrics: Counts hits, misses and errors; None disables it.
+        runtime: Clock, lock, timers and ids, of a storage or others; None for real ones, which
+            `close` stops.
 
     Raises:
         InvalidOptionsError: No directory, or a negative bound.
@@ -116,7 +116,7 @@ class DownloadCache:
         self._checksums: dict[str, int] = {}
         self._metrics = metrics if metrics is not None else Metrics()
         self._metrics.gauge("download_cache_bytes", lambda: self.used_bytes)
-        self._swept = False
+        self._cleaned = False
         self._closed = False
         self._warned = False
 
@@ -127,25 +127,25 @@ class DownloadCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of this process's files on disk, files being written included."""
+        """Bytes of this process's files on disk, unfinished files included."""
         with self._runtime.lock:
             return self._files.used_bytes
 
     @uninterrupted
     def get(self, path: str) -> memoryview:
         """
-        Return the whole file, from disk if it is there and whole.
+        Return the whole file, from disk if it is cached and intact.
 
-        A file that does not prove to be whole (a damaged one, or one of Flink's, which has no
-        checksum of the file) is passed on for the reader to judge, and never kept.
-        Of several callers at once, one fetches and the others wait for it; if its fetch fails, the
-        next one tries itself.  On a closed cache the store is asked.
+        A file that cannot be verified (a damaged one, or one of Flink's, which has no checksum of
+        the file) is returned for the reader to check, and not kept.  Of several concurrent callers
+        one fetches and the others wait for it; if its fetch fails, the next one fetches.  A closed
+        cache reads from the store.
 
         Raises:
             ObjectNotFoundError: The store has no such object.
             StoreError: The store failed.
 
-        Blocks: For the disk or the store.   Thread: Any.
+        Blocks: For the disk or the store.   Thread: any.
         """
         while True:
             with self._runtime.lock:
@@ -172,15 +172,15 @@ class DownloadCache:
     @uninterrupted
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
-        Return part of the file, from disk if it is there, else from the store without keeping it.
+        Return part of the file, from disk if it is cached, else from the store.
 
-        What comes from disk is verified by the caller, who knows the checksum of the part.
+        A part is not kept.  The caller, which knows the checksum of the part, verifies it.
 
         Raises:
             ObjectNotFoundError: The store has no such object.
             StoreError: The store failed.
 
-        Blocks: For the disk or the store.   Thread: Any.
+        Blocks: For the disk or the store.   Thread: any.
         """
         with self._runtime.lock:
             here = self._files.ready(path)
@@ -200,11 +200,11 @@ class DownloadCache:
     @uninterrupted
     def close(self) -> None:
         """
-        Remove all files; later reads go to the store.  May be called more than once.
+        Remove all files; later reads use the store.  May be called more than once.
 
-        A download that is under way ends well for its caller, and its file is removed.
+        A running download completes for its caller, and its file is removed.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         with self._runtime.lock:
             self._closed = True
@@ -213,13 +213,13 @@ class DownloadCache:
             self._runtime.close(0.0)
 
     def _lost(self, path: str) -> None:
-        self._metrics.count("download_cache_faults")
+        self._metrics.count("download_cache_errors")
         self._post(FileLost(path))
 
     def _fetch(self, path: str) -> memoryview:
-        """Get the file from another process's leavings or from the store, and keep it."""
+        """Return the file, left on disk by another process or from the store, and keep it."""
         try:
-            self._sweep()
+            self._remove_leftovers()
             data = self._read(path)
             whole = found_on_disk = data is not None and _proves_whole(data)
             if data is not None and found_on_disk:
@@ -247,7 +247,7 @@ class DownloadCache:
             return None
 
     def _write(self, path: str, data: memoryview) -> bool:
-        """Write a file under a name of its own, then give it its name; return whether it worked."""
+        """Write a temporary file and rename it; return whether that succeeded."""
         target = self._file_of(path)
         temporary = f"{target}.{self._runtime.ids.new_id()}{_TEMPORARY}"
         try:
@@ -259,9 +259,9 @@ class DownloadCache:
             if not isinstance(error, OSError):
                 self._post(FetchFailed(path))
                 raise
-            level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
+            level = logging.DEBUG if self._warned else logging.WARNING  # once: a full disk stays so
             self._warned = True
-            self._metrics.count("download_cache_faults")
+            self._metrics.count("download_cache_errors")
             _log.log(level, "cannot keep %s in the download cache: %s", path, error)
             return False
         return True
@@ -283,10 +283,10 @@ class DownloadCache:
                     self._checksums.pop(path, None)
                     self._remove(self._file_of(path))
                 case CheckIdle(at_ns):
-                    with contextlib.suppress(UnavailableError):  # no thread: files stay longer
+                    with contextlib.suppress(UnavailableError):  # no thread: files are kept longer
                         self._runtime.timers.schedule(at_ns, self._idle_checked)
                 case WriteFile():
-                    pass  # by the caller, who has the bytes
+                    pass  # done by the caller, which has the bytes
                 case _:
                     assert_never(action)
         return actions
@@ -294,18 +294,18 @@ class DownloadCache:
     def _idle_checked(self) -> None:
         self._post(IdleChecked())
 
-    def _sweep(self) -> None:
-        """At the first use, remove what processes that died have left in the directories."""
+    def _remove_leftovers(self) -> None:
+        """At the first use, remove files that dead processes left in the directories."""
         with self._runtime.lock:
-            if self._swept:
+            if self._cleaned:
                 return
-            self._swept = True
+            self._cleaned = True
         for directory in self._directories:
             marker = os.path.join(directory, f"{_PREFIX}{self._runtime.ids.new_id()}{_TEMPORARY}")
             try:
                 os.makedirs(directory, exist_ok=True)
                 write_file(marker, b"")
-                # The disk's own clock: a new file tells the time.
+                # The disk's own clock: the time of a new file.
                 oldest = os.stat(marker).st_mtime - max(_LEFT_BEHIND_S, self._idle_s)
                 for entry in os.scandir(directory):
                     if entry.name.startswith(_PREFIX) and entry.stat().st_mtime < oldest:
@@ -319,7 +319,7 @@ class DownloadCache:
         try:
             os.unlink(file)
         except OSError:
-            return  # gone already, or the next sweep's
+            return  # already removed, or removed by the next process
 
 
 def _proves_whole(data: memoryview) -> bool:

@@ -1,26 +1,25 @@
 """
-Files of this host, by absolute path: what local copies and downloads are made of.
+Files of this host, by absolute path, for local copies and downloads.
 
-Nothing here is made durable.  Such a file is a convenience, and a torn one is noticed when it is
-read.  A `LocalDisk` stands between the code and the disk, so that a simulation can bring its own.
+Nothing here is made durable: such a file is optional, and a torn one is detected when it is read.
+Code uses the disk through a `LocalDisk`, so that a simulation can replace it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from statelog.errors import ObjectNotFoundError, StoreError
-from statelog.store.api import Buffers
+from statelog.format.buffers import Buffers, pieces_of
 
 
 class LocalDisk(Protocol):
-    """Files by absolute path.  Called from several threads at once, and may hang like a disk."""
+    """Files by absolute path.  Thread: any.  Blocks: for the disk, which may hang."""
 
     @property
     def url(self) -> str:
-        """Where it is, for messages."""
+        """Its location, for messages."""
         ...
 
     def get(self, path: str) -> memoryview:
@@ -32,11 +31,11 @@ class LocalDisk(Protocol):
         ...
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
-        """Write a file as *temporary* and give it its name; raise `OSError` and leave nothing."""
+        """Write a file as *temporary* and rename it; on `OSError` leave nothing."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; raise `OSError` if it is not there or not to be removed."""
+        """Remove a file; raise `OSError` if that is not possible."""
         ...
 
 
@@ -50,10 +49,10 @@ class LocalFiles:
         Return the whole file.
 
         Raises:
-            ObjectNotFoundError: There is none.
+            ObjectNotFoundError: There is no such file.
             StoreError: It cannot be read, or *path* is not absolute.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         return _read(path, 0, -1)
 
@@ -62,21 +61,21 @@ class LocalFiles:
         Return *length* bytes from *start*; fewer only where the file ends.
 
         Raises:
-            ObjectNotFoundError: There is none.
+            ObjectNotFoundError: There is no such file.
             StoreError: It cannot be read, or *path* is not absolute.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         return _read(path, start, length)
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
         """
-        Write a file under a name of its own, then give it its name; its folder is made.
+        Write a file as *temporary* and rename it; create its folder.
 
         Raises:
-            OSError: *temporary* exists, or the disk refuses; nothing is left behind.
+            OSError: *temporary* exists, or the disk fails; nothing is left behind.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
@@ -91,15 +90,15 @@ class LocalFiles:
         Remove a file.
 
         Raises:
-            OSError: It is not there, or not ours to remove.
+            OSError: It does not exist, or may not be removed.
 
-        Blocks: For the disk.   Thread: Any.
+        Blocks: For the disk.   Thread: any.
         """
         os.unlink(path)
 
 
 def remove_quietly(disk: LocalDisk, path: str) -> bool:
-    """Remove a file if that can be done; a clean-up of the directory finds what stays."""
+    """Remove a file if possible, and return whether it was removed."""
     try:
         disk.remove(path)
     except OSError:
@@ -112,25 +111,23 @@ def write_file(path: str, content: Buffers) -> None:
     Write a new file.
 
     Raises:
-        OSError: The file exists, or the disk refuses.
+        OSError: The file exists, or the disk fails.
 
     Blocks: For the disk.
     """
-    whole = isinstance(content, bytes | bytearray | memoryview)
-    pieces: Sequence[Any] = [content] if whole else content
     with open(path, "xb") as file:
-        for piece in pieces:
+        for piece in pieces_of(content):
             file.write(piece)
 
 
 def _read(path: str, start: int, length: int) -> memoryview:
     if not os.path.isabs(path):
-        raise StoreError(f"{path} is no absolute path, so it is no local copy", path=path)
+        raise StoreError(f"{path} is not an absolute path, so it is not a local copy", path=path)
     try:
         with open(path, "rb") as file:
             file.seek(start)
             return memoryview(file.read(length))
     except FileNotFoundError as error:
-        raise ObjectNotFoundError(f"no local file {path}", path=path) from error
+        raise ObjectNotFoundError(f"local file {path} does not exist", path=path) from error
     except OSError as error:
         raise StoreError(f"cannot read local file {path}: {error}", path=path) from error

@@ -1,11 +1,11 @@
 """
-Host-local copies of changelog files: written beside the upload, read before the store.
+Host-local copies of changelog files: written during the upload, read before the store.
 
-A copy is a convenience.  Whatever goes wrong with it (no directory, no room, a disk that fails or
-hangs) means "no local copy", and never harms the upload, which does not wait long for it either.
+A copy is optional.  Any fault of the disk (no directory, no space, a disk that fails or hangs) means
+"no local copy" and never fails the upload, which waits for the copy a quarter of a second at most.
 Source: Flink, LocalRecoveryConfig, LocalSnapshotDirectoryProviderImpl and DuplicatingOutputStream.
-Deviations: no local fault fails an upload (H8); a copy gets its name when it is complete; it is
-verified when it is read.
+Deviations: no local fault fails an upload (H8); a copy is renamed to its name when it is complete;
+it is verified when it is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from statelog import arguments
 from statelog.arguments import instance, number, path, switch, whole_number
@@ -24,6 +24,8 @@ from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
+from statelog.model.state_change import INT32_MAX
+from statelog.options import LocalRecoveryOptions
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import Pool, ThreadPool
@@ -38,25 +40,25 @@ _OLD_SWITCH: Final = "state.backend.local-recovery"
 _OLD_DIRECTORIES: Final = "taskmanager.state.local.root-dirs"
 
 _PATIENCE_S: Final = 0.25
-"""Longest wait for a copy after its upload is done; the copy is given up then.  Far below the
-time-out of an attempt, so that a slow disk brings no rival attempts about."""
+"""Longest wait for a copy after its upload; then the copy is given up.  Far below the time-out of
+an attempt, so that a slow disk causes no hedged attempts."""
 
 _CLOSE_TIMEOUT_S: Final = 1.0
 
 _WAITING_MAX: Final = 16
-"""Copies being written; with more the disk does not keep up, and memory would fill with them."""
+"""Limit of unfinished copies: beyond it the disk is too slow, and the copies would fill memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRecoveryConfig:
     """
-    Where local copies lie, and what they are used for.
+    The directories of local copies, and whether to write and read them.
 
     Args:
         directories: Absolute or relative directories of this host, made absolute; a job uses one
             of them.
         backup: Write local copies.
-        recovery: Read local copies where there are some.
+        recovery: Read local copies where they exist.
 
     Raises:
         InvalidOptionsError: A switch is on and there is no directory.
@@ -76,12 +78,19 @@ class LocalRecoveryConfig:
         object.__setattr__(self, "directories", absolute)
 
     @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> LocalRecoveryConfig:
-        """
-        Build it from Flink's keys; keys of other things are ignored.
+    def of(cls, options: LocalRecoveryOptions) -> LocalRecoveryConfig | None:
+        """Return the configuration that *options* describe; None if both switches are off."""
+        if not options.backup and not options.recovery:
+            return None
+        return cls(options.directories, bool(options.backup), options.recovery)
 
-        Both switches are off by default, and `local-backup.enabled` follows `from-local`, as in
-        Flink.  Directories are separated by commas or by the system's path separator.
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, object]) -> LocalRecoveryConfig:
+        """
+        Build it from Flink's keys; other keys are ignored.
+
+        Both switches are off by default, and `local-backup.enabled` defaults to `from-local`, as
+        in Flink.  Directories are separated by commas or by the system's path separator.
 
         Raises:
             InvalidOptionsError: A switch is neither true nor false, or there is no directory.
@@ -96,7 +105,7 @@ class LocalRecoveryConfig:
         """
         Return the directory of a job's copies: `<dir>/jid_<job>/taskowned`.
 
-        The same job always gets the same one of the directories, in every process.
+        A job has the same directory in every process.
         """
         chosen = self.directories[_hash_of(job_id) % len(self.directories)]
         name = urllib.parse.quote(job_id, safe="")
@@ -107,19 +116,20 @@ def discard_local_copies(
     config: LocalRecoveryConfig, job_id: str, keep: Iterable[ChangelogStateHandle] = ()
 ) -> int:
     """
-    Remove the local copies of a job, after its end or (with *keep*) before it starts again.
+    Remove the local copies of a job.
 
-    Copies that another process of the job is writing go too; it restores from the store then.
+    Call it after the end of the job or, with *keep*, before its restart.  Copies that another process of the job is writing are removed too; that process then restores
+    from the store.
 
     Args:
-        config: Where they lie.
-        job_id: Whose they are.
-        keep: Local handles whose files stay.
+        config: Their directories.
+        job_id: The job.
+        keep: Local handles whose files are kept.
 
     Returns:
-        How many files were removed.
+        The number of files removed.
 
-    Blocks: For the disk.   Thread: Any.
+    Blocks: For the disk.   Thread: any.
     Source: Flink, TaskLocalStateStore.dispose.
     """
     instance(config, "config", LocalRecoveryConfig, "a LocalRecoveryConfig")
@@ -140,7 +150,7 @@ def discard_local_copies(
     return removed
 
 
-def _switch(settings: Mapping[str, Any], keys: tuple[str, ...], default: bool) -> bool:
+def _switch(settings: Mapping[str, object], keys: tuple[str, ...], default: bool) -> bool:
     for key in keys:
         if key in settings:
             text = str(settings[key]).strip().lower()
@@ -153,7 +163,7 @@ def _switch(settings: Mapping[str, Any], keys: tuple[str, ...], default: bool) -
 
 
 def _hash_of(job_id: str) -> int:
-    """Hash a job id as Flink does: ids of 32 hex digits as `JobID`, others as text."""
+    """Hash a job id as Flink does, as `JobID` or as text."""
     try:
         number = int(job_id, 16) if len(job_id) == 32 else None
     except ValueError:
@@ -166,7 +176,7 @@ def _hash_of(job_id: str) -> int:
         units = job_id.encode("utf-16-be", "surrogatepass")  # Java hashes UTF-16
         for high, low in zip(units[::2], units[1::2], strict=True):
             value = (value * 31 + (high << 8 | low)) & 0xFFFFFFFF
-    return value & 0x7FFFFFFF
+    return value & INT32_MAX
 
 
 class _State(enum.Enum):
@@ -177,7 +187,7 @@ class _State(enum.Enum):
 
 
 class LocalCopy:
-    """One copy on its way.  Ends with `take` or `give_up`."""
+    """One copy being written.  Ends with `take` or `give_up`."""
 
     __slots__ = ("_backup", "path", "state")
 
@@ -195,7 +205,7 @@ class LocalCopy:
         return self.path if self._backup.settle(self, wanted=True) else None
 
     def give_up(self) -> None:
-        """Make sure that no copy stays, now or later."""
+        """Remove the copy, now or when it is complete."""
         self._backup.settle(self, wanted=False)
 
 
@@ -204,14 +214,15 @@ class LocalBackup:
     Writes the local copies of one job.
 
     Args:
-        folder: Directory of the copies, such as `LocalRecoveryConfig.folder_of(job_id)`; made when
-            it is needed.
-        patience_s: Longest wait for a copy whose upload is done.
-        num_threads: Copies written at the same time, >= 1; with a *pool* it decides.
-        disk: Takes the files; None for this host's.
-        metrics: Records copies and their faults; None for no records.
+        folder: Directory of the copies, such as `LocalRecoveryConfig.folder_of(job_id)`; created
+            when needed.
+        patience_s: Longest wait for a copy after its upload.
+        num_threads: Copies written concurrently, >= 1; ignored with a *pool*.
+        disk: Stores the files; None for this host's.
+        metrics: Counts copies and their errors; None disables it.
         runtime: Lock, and unique names of unfinished files; None for real ones.
-        pool: Writes; its threads may hang with the disk.  None for one that ends with `close`.
+        pool: Writes the files; its threads may hang with the disk.  None for one that `close`
+            stops.
     """
 
     def __init__(
@@ -244,11 +255,11 @@ class LocalBackup:
 
     def close(self) -> None:
         """
-        End the threads that write copies, unless they belong to a pool of the caller.
+        Stop the threads that write copies, unless the pool belongs to the caller.
 
-        Copies being written get a second to end; later ones are not written.
+        Unfinished copies have a second to complete; later ones are not written.
 
-        Blocks: At most a second.   Thread: Any.
+        Blocks: At most a second.   Thread: any.
         """
         if self._owns_pool:
             self._pool.close(_CLOSE_TIMEOUT_S)
@@ -256,13 +267,13 @@ class LocalBackup:
     @uninterrupted
     def start(self, name: str, content: Buffers) -> LocalCopy:
         """
-        Begin to write a copy, beside whatever the caller does next.
+        Begin to write a copy in the background.
 
         Args:
             name: File name of the remote object, unique.
-            content: Its bytes, kept until they are written.
+            content: Its bytes, referenced until they are written.
 
-        Thread: Any.
+        Thread: any.
         """
         copy = LocalCopy(self, os.path.join(self._folder, name))
         with self._runtime.lock:
@@ -272,7 +283,7 @@ class LocalBackup:
             else:
                 self._writing += 1
         if crowded:
-            self._warn(copy, "the disk does not keep up with the store")
+            self._warn(copy, "the disk is slower than the store")
         else:
             self._pool.submit(
                 lambda: self._write(copy, content),
@@ -283,16 +294,16 @@ class LocalBackup:
     @uninterrupted
     def settle(self, copy: LocalCopy, *, wanted: bool) -> bool:
         """
-        End a copy: return whether it is complete and wanted, and remove it if it is not.
+        End a copy; return whether it is complete and wanted, else remove it.
 
-        Blocks: For the patience, if it is wanted and not complete yet.
+        Blocks: For the patience, if it is wanted and not complete.
         """
         lock = self._runtime.lock
         with lock:
             if wanted:
                 try:
                     lock.wait_for(lambda: copy.state is not _State.WRITING, self._patience_s)
-                except BaseException:  # a signal handler's; the upload ends with it
+                except BaseException:  # of a signal handler, which ends the upload
                     copy.state = _State.GIVEN_UP
                     raise
             state, slow = copy.state, copy.state is _State.WRITING
@@ -326,7 +337,7 @@ class LocalBackup:
             self._warn(copy, str(error))
 
     def _warn(self, copy: LocalCopy, reason: str) -> None:
-        self._metrics.count("local_copy_faults")
-        level = logging.DEBUG if self._warned else logging.WARNING  # a full disk stays full
+        self._metrics.count("local_copy_errors")
+        level = logging.DEBUG if self._warned else logging.WARNING  # once: a full disk stays so
         self._warned = True
-        _log.log(level, "no local copy %s (%s); the remote file is enough", copy.path, reason)
+        _log.log(level, "no local copy %s (%s); a restore reads the store", copy.path, reason)

@@ -1,5 +1,5 @@
 """
-The registry of host-local copies: which checkpoint uses which, and the deletion of the others.
+The registry of host-local copies: which checkpoint uses which, and deletion of the others.
 
 A thin shell around `core/local_copies.py`.
 Source: Flink, LocalChangelogRegistry and LocalChangelogRegistryImpl.  Deviations: `abort` beside
@@ -34,18 +34,18 @@ from statelog.runtime.interrupts import uninterrupted
 _log = logging.getLogger("statelog")
 
 _NO_CHECKPOINT: Final = 0
-"""The id in a handle that no checkpoint asked for; nobody would ever confirm or abort it."""
+"""The id in a handle without a checkpoint, which is never confirmed or aborted."""
 
 
 class LocalChangelogRegistry:
     """
-    Tracks the local copies of one storage and deletes those of no use.
+    Tracks the local copies of one storage and deletes unneeded ones.
 
-    Handles name absolute paths of this host; inline handles are welcome and ignored.
+    Handles contain absolute paths of this host; inline handles are accepted and ignored.
 
     Args:
-        disk: Where the copies are; None for this host's.
-        runtime: Lock, and the pool that deletes; None for real ones, which end with `close`.
+        disk: Stores the copies; None for this host's.
+        runtime: Lock, and the pool that deletes; None for real ones, which `close` stops.
     """
 
     def __init__(self, *, disk: LocalDisk | None = None, runtime: Runtime | None = None) -> None:
@@ -57,12 +57,12 @@ class LocalChangelogRegistry:
 
     def register(self, handle: StreamStateHandle, checkpoint_id: int) -> None:
         """
-        Note that a checkpoint uses the copy; it stays at least until that one is over.
+        Record that a checkpoint uses the copy, and keep it for that checkpoint.
 
         Raises:
             UsageError: The handle's path is not absolute.
 
-        Thread: Any.
+        Thread: any.
         """
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         instance(handle, "handle", (FileStateHandle, ByteStreamStateHandle), "a state handle")
@@ -71,17 +71,17 @@ class LocalChangelogRegistry:
 
     def claim(self, handles: Sequence[StreamStateHandle], checkpoint_id: int) -> bool:
         """
-        Register all of *handles*, or none if one of their copies is not there any more.
+        Register all of *handles*, or none if one of their copies was deleted.
 
         Args:
-            handles: What is about to be given out.
-            checkpoint_id: Who uses it; 0 if no checkpoint does, and then the copies stay only as
-                long as the log has them.
+            handles: Handles that are about to be returned.
+            checkpoint_id: The checkpoint that uses them; 0 for none, and then the copies are kept
+                only as long as the log has them.
 
         Returns:
-            Whether all copies are there.
+            Whether all copies exist.
 
-        Thread: Any.
+        Thread: any.
         """
         paths = [handle.path for handle in handles if isinstance(handle, FileStateHandle)]
         with self._runtime.lock:
@@ -92,42 +92,42 @@ class LocalChangelogRegistry:
 
     def discard_up_to_checkpoint(self, checkpoint_id: int) -> None:
         """
-        Note that a checkpoint is complete, and that no restore begins at an older one.
+        Record that a checkpoint is complete.
 
-        Copies that only older ones (id < *checkpoint_id*) use are deleted, unless a writer's log
-        still has sets of them.
+        No restore begins at an older one.  Copies that only older checkpoints (id < *checkpoint_id*) use are deleted, unless a writer's
+        log still has sets of them.
 
-        Thread: Any.
+        Thread: any.
         """
         self._post(CheckpointConfirmed(whole_number(checkpoint_id, "checkpoint_id", low=0)))
 
     def abort(self, checkpoint_id: int) -> None:
         """
-        Note that a checkpoint will never be complete; what other checkpoints use stays.
+        Record that a checkpoint was aborted; copies of other checkpoints are kept.
 
-        Thread: Any.
+        Thread: any.
         Source: Flink, FsStateChangelogWriter.reset, which discards up to *checkpoint_id* + 1 and
-        with it the copies of the last good checkpoint (H9).
+        so the copies of the last confirmed checkpoint (H9).
         """
         self._post(CheckpointAborted(whole_number(checkpoint_id, "checkpoint_id", low=0)))
 
     def track(self, handle: FileStateHandle) -> None:
         """
-        Take in a new copy that a log holds, until `release` or `drop`.
+        Track a new copy that a log holds, until `release` or `drop`.
 
         Raises:
             UsageError: The handle's path is not absolute.
 
-        Thread: Any.
+        Thread: any.
         """
         self._post(CopyWritten(_absolute(handle)))
 
     def release(self, path: str) -> None:
-        """Note that no log has sets of the file any more.   Thread: Any."""
+        """Record that no log has sets of the file.   Thread: any."""
         self._post(CopyReleased(path))
 
     def drop(self, path: str) -> None:
-        """Delete a copy whose remote file is gone, whoever uses it.   Thread: Any."""
+        """Delete a copy whose remote file was deleted, in use or not.   Thread: any."""
         self._post(CopyDropped(path))
 
     def __contains__(self, handle: StreamStateHandle) -> bool:
@@ -140,9 +140,9 @@ class LocalChangelogRegistry:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """
-        Forget all copies, whose files stay for a restore, and wait for deletions under way.
+        Stop tracking, keep the files for a restore, and wait for running deletions.
 
-        Blocks: At most *timeout_s*.   Thread: Any.
+        Blocks: At most *timeout_s*.   Thread: any.
         """
         self._post(CopiesClosed())
         with self._runtime.lock:
@@ -164,7 +164,7 @@ class LocalChangelogRegistry:
                 self._deleting -= 1
                 self._runtime.lock.notify_all()
             if isinstance(error, ClosedError):
-                error = self._removed(path)  # no pool any more: here and now
+                error = self._removed(path)  # the pool is closed, so it is deleted here
             if error is not None and not isinstance(error, FileNotFoundError):
                 _log.warning("could not delete the local copy %s: %s", path, error)
 
@@ -181,8 +181,8 @@ class LocalChangelogRegistry:
 def _absolute(handle: FileStateHandle) -> str:
     if not os.path.isabs(handle.path):
         raise UsageError(
-            f"{handle.path} is no absolute path; the local registry knows files of this host, "
-            "not objects of a store",
+            f"{handle.path} is not an absolute path; pass the handle of a local copy, not of an "
+            "object in a store",
             path=handle.path,
         )
     return handle.path

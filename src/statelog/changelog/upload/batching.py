@@ -1,8 +1,8 @@
 """
-The shell around `core/upload_batcher.py`: many writers' tasks into few files, with back-pressure.
+The shell around `core/upload_batcher.py`: tasks of many writers in few files, with back-pressure.
 
-The lock law: cores and bookkeeping under the storage's lock; uploads, callbacks and futures after
-it.  Room is given back before the tasks of a batch are told (a callback may want to upload again).
+Cores and bookkeeping run under the storage's lock; uploads, callbacks and futures run after its
+release.  Capacity is freed before the callbacks of a batch, because a callback may upload again.
 Source: Flink, BatchingStateChangeUploadScheduler.
 """
 
@@ -15,14 +15,10 @@ from typing import Self, assert_never
 
 from statelog import arguments
 from statelog.changelog.api import AvailabilityProvider
-from statelog.changelog.from_options import (
-    checked_job_id,
-    checked_options,
-    retry_policy,
-    store_of,
-)
-from statelog.changelog.local.recovery import LocalBackup, LocalRecoveryConfig
+from statelog.changelog.from_options import checked_options, retry_policy
+from statelog.changelog.local.recovery import LocalRecoveryConfig
 from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.upload.open_uploader import open_uploader
 from statelog.changelog.upload.retrying import RetryingUploads
 from statelog.changelog.upload.task import (
     UploadTask,
@@ -31,11 +27,7 @@ from statelog.changelog.upload.task import (
     ends_of,
     fail_tasks,
 )
-from statelog.changelog.upload.uploader import (
-    UPLOADER_METHODS,
-    StateChangeFsUploader,
-    StateChangeUploader,
-)
+from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_batcher import (
     Action,
@@ -72,7 +64,7 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class _Offer:
-    """A task and whether it was let in."""
+    """A task, and whether it was admitted."""
 
     __slots__ = ("admitted", "task")
 
@@ -83,19 +75,18 @@ class _Offer:
 
 class BatchingStateChangeUploadScheduler:
     """
-    Gathers tasks of all writers into few files, with retries and a bound on bytes in flight.
+    Uploads tasks of all writers in few files, with retries and back-pressure.
 
     Args:
         uploader: Writes a batch; closed with the scheduler.
-        policy: When to try an upload again; None for `RetryPolicy.fixed()`.
+        policy: When to retry an upload; None for `RetryPolicy.fixed()`.
         batch_delay_ns: Longest wait for others to share the file, >= 0; 0 for none.
         batch_threshold_bytes: Waiting bytes that are uploaded at once, >= 0.
         max_in_flight_bytes: Bound on waiting and uploading bytes, >= 1.
         fixed_delay: Wait for the delay even if no upload is running.
-        backpressure_timeout_s: Longest wait for room, >= 0.
-        metrics: Told of batches and attempts.
-        runtime: Clock, lock, timers and the upload pool; None for real ones, which end with
-            `close`.
+        backpressure_timeout_s: Longest wait for upload capacity, >= 0.
+        metrics: Records batches and attempts.
+        runtime: Clock, lock, timers and the upload pool; None for real ones, which `close` stops.
 
     Raises:
         InvalidOptionsError: The threshold exceeds the bound, or an argument is out of range.
@@ -158,7 +149,7 @@ class BatchingStateChangeUploadScheduler:
         self._metrics.gauge("upload_queue_size", self._queue_size)
         self._metrics.gauge("upload_queue_age", self._queue_age_ns)
         self._metrics.gauge("in_flight_bytes", lambda: self.in_flight_bytes)
-        self._metrics.gauge("tasks_without_room", self._tasks_without_room)
+        self._metrics.gauge("backpressured_tasks", self._backpressured_tasks)
 
     @classmethod
     def from_config(
@@ -176,14 +167,14 @@ class BatchingStateChangeUploadScheduler:
         Return the scheduler that *options* describe, over an uploader of changelog files.
 
         Args:
-            options: How to batch, retry and hold back; None for the defaults.
+            options: Batching, retries and back-pressure; None for the defaults.
             base_path: Path, URL or store; None to take `options.base_path`.
-            job_id: Folder of the job below it: files go to `<job_id>/dstl/`.  "" for none.
+            job_id: Folder of the job below it: files are stored in `<job_id>/dstl/`.  "" for none.
             metrics: Records batches, attempts and sizes.
-            registry: Tracks the files; give the same one to the storage.  None if files are
-                deleted by the clean-up alone.
+            registry: Tracks the files; give the same one to the storage.  None if the clean-up
+                alone deletes files.
             local_recovery: Where to write host-local copies; None for none.
-            runtime: Clock, threads and ids; None for real ones, which end with `close`.
+            runtime: Clock, threads and ids; None for real ones, which `close` stops.
 
         Raises:
             InvalidOptionsError: No location, or an argument of the wrong type.
@@ -191,32 +182,24 @@ class BatchingStateChangeUploadScheduler:
         Source: Flink, StateChangeUploadScheduler.fromConfig.
         """
         options = checked_options(options)
-        owned: list[Callable[[], object]] = []
+        closes: list[Callable[[], object]] = []
         if runtime is None:
             runtime = system_runtime(
                 upload_threads=options.upload_num_threads,
                 discard_threads=options.discard_num_threads,
             )
-            owned.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
-        backup = None
-        if local_recovery is not None and local_recovery.backup:
-            backup = LocalBackup(
-                local_recovery.folder_of(checked_job_id(job_id)),
-                num_threads=options.upload_num_threads,
-                metrics=metrics,
-                runtime=runtime,
-            )
-            owned.insert(0, backup.close)
-        uploader = StateChangeFsUploader(
-            store_of(base_path, options),
+            closes.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
+        uploader, backup = open_uploader(
+            options,
+            base_path,
             job_id=job_id,
-            ids=runtime.ids,
-            compress=options.compression_enabled,
-            registry=registry,
-            backup=backup,
             metrics=metrics,
-            clock=runtime.clock,
+            registry=registry,
+            local_recovery=local_recovery,
+            runtime=runtime,
         )
+        if backup is not None:
+            closes.insert(0, backup.close)
         scheduler = cls(
             uploader,
             policy=retry_policy(options),
@@ -228,41 +211,41 @@ class BatchingStateChangeUploadScheduler:
             metrics=metrics,
             runtime=runtime,
         )
-        scheduler._closes = owned
+        scheduler._closes = closes
         return scheduler
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Tells whether `upload` would wait."""
+        """Reports whether `upload` would wait."""
         return self._availability
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes waiting and uploading, and bytes held by attempts that have not returned."""
+        """Bytes queued and uploading, and bytes held by attempts that have not returned."""
         with self._runtime.lock:
             return self._batcher.in_flight_bytes
 
     @property
     def uploads_in_flight(self) -> int:
-        """Uploads that run, and uploads that have ended and whose attempts have not returned."""
+        """Running uploads, and ended uploads with attempts that have not returned."""
         with self._runtime.lock:
             return self._batcher.running_batches + self._batcher.held_batches
 
     @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Take *task*; it ends on a thread of the storage, or here if it is refused.
+        Upload *task*, or fail it.
 
-        Callbacks of a task that is not `quick` run on the storage's callback threads.
+        It ends on a thread of the storage, or here if it is refused.  Callbacks of a task that is not `quick` run on the storage's callback threads.  An exception
+        of a signal handler during the wait for capacity fails the task; otherwise it is raised
+        after the task was accepted.
 
-        An exception of a signal handler comes out of the wait for room, and then the task has
-        been failed with it, or after the task was taken.
-
-        Blocks: While there is no room, at most for the back-pressure time-out.   Thread: Any.
+        Blocks: Without upload capacity, at most for the back-pressure time-out.   Thread: any.
 
         Raises:
             ClosedError: The scheduler is closed, or was closed while waiting.
-            BackpressureTimeoutError: No room came in time; the task has been failed with it.
+            BackpressureTimeoutError: No capacity was free in time; the task has been failed with
+                it.
         """
         offer = _Offer(task)
         with self._runtime.lock:
@@ -272,18 +255,18 @@ class BatchingStateChangeUploadScheduler:
             waiting = self._batcher.is_waiting(task_id)
         self._perform(actions)
         if waiting:
-            self._wait_for_room(task_id, offer)
+            self._wait_for_capacity(task_id, offer)
         if not offer.admitted:
             raise _closed_error()
 
     @uninterrupted
     def close(self) -> None:
         """
-        End every task that has not ended, with `ClosedError`, and close the uploader.
+        Fail every open task with `ClosedError`, and close the uploader.
 
-        Every part is closed, also where one of them fails; the first error is raised at the end.
+        Every part is closed, even if one of them fails; the first error is raised at the end.
 
-        Thread: Any.
+        Thread: any.
         """
         with self._runtime.lock:
             first, self._closed = not self._closed, True
@@ -297,7 +280,7 @@ class BatchingStateChangeUploadScheduler:
                 *self._closes,
             )
 
-    def _wait_for_room(self, task_id: int, offer: _Offer) -> None:
+    def _wait_for_capacity(self, task_id: int, offer: _Offer) -> None:
         lock = self._runtime.lock
         started_ns = self._runtime.clock.now_ns()
         actions: list[Action] = []
@@ -317,8 +300,9 @@ class BatchingStateChangeUploadScheduler:
         self._perform(actions)
         if withdrawn:
             error = interrupt or BackpressureTimeoutError(
-                f"no room for {offer.task.size_bytes} bytes within "
-                f"{self._backpressure_timeout_s} s; the store is too slow for this writer",
+                f"no upload capacity for {offer.task.size_bytes} bytes within "
+                f"{self._backpressure_timeout_s} s: the store is slower than the writers; append "
+                "less, or raise changelog.upload.max-in-flight",
                 size_bytes=offer.task.size_bytes,
             )
             fail_tasks([offer.task], error)
@@ -372,7 +356,7 @@ class BatchingStateChangeUploadScheduler:
                         rejected = [self._offers.pop(each).task for each in task_ids]
                     fail_tasks(rejected, _closed_error())  # before `upload` raises, so here
                 case TaskAdmitted():
-                    pass  # noted under the lock
+                    pass  # recorded under the lock
                 case _:
                     assert_never(action)
 
@@ -390,7 +374,7 @@ class BatchingStateChangeUploadScheduler:
         error: BaseException | None,
         attempts_out: int,
     ) -> None:
-        self._post(BatchDone(batch_id, attempts_out > 0))  # the room first
+        self._post(BatchDone(batch_id, attempts_out > 0))  # frees capacity first
         if result is not None:
             ends = ends_of(self._uploader, tasks, result)
         else:
@@ -406,7 +390,7 @@ class BatchingStateChangeUploadScheduler:
         with self._runtime.lock:
             return self._batcher.queue_age_ns(self._runtime.clock.now_ns())
 
-    def _tasks_without_room(self) -> int:
+    def _backpressured_tasks(self) -> int:
         with self._runtime.lock:
             return self._batcher.waiting_tasks
 

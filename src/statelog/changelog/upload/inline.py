@@ -1,4 +1,4 @@
-"""An uploader that keeps small change sets inside the handle."""
+"""An uploader that stores small change sets inside the handle."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from statelog.runtime.ids import IdSource, RandomIds
 
 class InlineStateChangeUploader:
     """
-    Keeps small batches in their handles and passes large ones on.
+    Stores small batches in their handles and passes large ones to another uploader.
 
-    Each change set becomes a complete plain changelog file of its own inside a
-    `ByteStreamStateHandle`, so that nothing is carried twice where a handle names several sets.
+    Each change set becomes a complete plain changelog file inside a `ByteStreamStateHandle`, so
+    that a handle with several sets contains no bytes twice.
 
     Args:
-        threshold_bytes: Largest summed length of these files; 0 keeps nothing inline.
-        delegate: Takes what is larger.
+        threshold_bytes: Largest summed length of these files; 0 stores nothing inline.
+        delegate: Uploads larger batches.
         ids: Makes the handles' names; None for random ones.
     """
 
@@ -65,8 +65,8 @@ class InlineStateChangeUploader:
         return partial(self._delegate.upload, tasks)
 
     def _inline(self, tasks: Sequence[UploadTask]) -> UploadTasksResult | None:
-        """Return *tasks* as handles that hold their bytes; None if they are too large for it."""
-        # What is surely too large is not encoded here in vain.
+        """Return *tasks* as handles with their bytes; None if they are too large."""
+        # A batch that is certainly too large is not encoded here.
         least = sum(
             change_set.size_bytes + PREFIX_SIZE * len(change_set)
             for task in tasks
@@ -96,7 +96,7 @@ class InlineStateChangeUploader:
         )
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete what the delegate wrote; inline bytes vanish by themselves."""
+        """Delete the files of the delegate; inline bytes need no deletion."""
         if any(isinstance(handle, FileStateHandle) for handle in result.handles):
             self._delegate.discard(result)
 

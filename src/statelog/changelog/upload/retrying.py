@@ -15,6 +15,9 @@ from statelog.changelog.upload.task import UploadTask, UploadTasksResult, check_
 from statelog.changelog.upload.uploader import PreparingUploader, StateChangeUploader, Write
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
+    UploadRetry,
+)
+from statelog.core.upload_retry_events import (
     Action,
     AttemptFailed,
     AttemptStarted,
@@ -32,7 +35,6 @@ from statelog.core.upload_retry import (
     UploadGivenUp,
     UploadReleased,
     UploadRequested,
-    UploadRetry,
     UploadWon,
 )
 from statelog.errors import ClosedError, StatelogError, UnavailableError, UploadFailedError
@@ -45,7 +47,7 @@ _log = logging.getLogger("statelog")
 
 
 class _Upload:
-    """One upload: its core, the one encoding of its tasks, and what its attempts have brought."""
+    """One upload: its core, the encoding of its tasks, and the results of its attempts."""
 
     __slots__ = (
         "num_sets",
@@ -80,16 +82,16 @@ class _Upload:
 
 class RetryingUploads:
     """
-    Runs uploads with retries, each to exactly one end.
+    Runs uploads with retries; each ends exactly once.
 
-    Tasks are encoded once, by the first attempt and before its time-out begins; all attempts write
-    the same bytes, each under a name of its own.
+    The first attempt encodes the tasks once, before its time-out begins; all attempts write the
+    same bytes, each under its own name.
 
     Args:
-        uploader: Does one attempt.
-        policy: When to try again.
+        uploader: Runs one attempt.
+        policy: When to retry.
         runtime: Clock, lock, timers and the upload pool.
-        metrics: Told of attempts.
+        metrics: Records attempts.
     """
 
     def __init__(
@@ -115,12 +117,12 @@ class RetryingUploads:
         Upload *tasks* and call *on_end* once, with the result or the error.
 
         Args:
-            tasks: What to upload together.
-            on_end: Also gets the number of attempts that have not returned.
-            on_released: Called once when the last of these has, if there were any; possibly
-                before *on_end* has returned.
+            tasks: Tasks to upload together.
+            on_end: Also called with the number of attempts that have not returned.
+            on_released: Called once when the last of these has returned, if there were any;
+                possibly before *on_end* has returned.
 
-        Thread: Any; both are called on any thread, without the lock, possibly within this call.
+        Thread: any; both are called on any thread, without the lock, possibly within this call.
         """
         upload = _Upload(self._policy, tasks, on_end, on_released, self._runtime.clock.now_ns())
         with self._runtime.lock:
@@ -129,7 +131,7 @@ class RetryingUploads:
         self._post(upload_id, upload, UploadRequested())
 
     def close(self) -> None:
-        """End every running upload with `ClosedError`; late attempts are discarded."""
+        """Fail every running upload with `ClosedError`; discard late attempts."""
         with self._runtime.lock:
             self._closed = True
             running = list(self._running.items())
@@ -142,7 +144,7 @@ class RetryingUploads:
             finished: list[Timer] = []
             if upload.retry.done:
                 self._running.pop(upload_id, None)
-                upload.write, upload.tasks = None, ()  # attempts that still run have their own
+                upload.write, upload.tasks = None, ()  # running attempts have their own references
                 if upload.retry.attempts_out == 0:
                     finished, upload.timers = upload.timers, []
         for timer in finished:
@@ -165,18 +167,18 @@ class RetryingUploads:
                 self._set_timer(upload_id, upload, at_ns)
             case ThreadStuck():
                 self._metrics.count("number_of_upload_timeouts")
-                self._runtime.upload_pool.widen()
-                self._look_for_threads()
+                self._runtime.upload_pool.add_spare_thread()
+                self._check_threads()
             case ThreadBack():
-                self._runtime.upload_pool.narrow()
+                self._runtime.upload_pool.remove_spare_thread()
             case UploadWon(number, total, attempts_out):
                 self._metrics.record("attempts_per_upload", number)
                 self._metrics.record("total_attempts_per_upload", total)
                 duration_ns = self._runtime.clock.now_ns() - upload.started_ns
                 self._metrics.record("upload_durations", duration_ns)
                 upload.on_end(upload.results.pop(number), None, attempts_out)
-            case UploadGivenUp(error, story, attempts_out):
-                upload.on_end(None, self._explain(upload, error, story), attempts_out)
+            case UploadGivenUp(error, attempts, attempts_out):
+                upload.on_end(None, self._explain(upload, error, attempts), attempts_out)
             case UploadReleased():
                 upload.on_released()
             case DiscardAttempt(number):
@@ -197,8 +199,8 @@ class RetryingUploads:
     def _fire(self, upload_id: int, upload: _Upload) -> None:
         self._post(upload_id, upload, TimerFired(self._runtime.upload_pool.starved()))
 
-    def _look_for_threads(self) -> None:
-        """Bound the wait of every upload where no thread can take its attempt."""
+    def _check_threads(self) -> None:
+        """Bound the wait of every upload if no thread can run its attempt."""
         if not self._runtime.upload_pool.starved():
             return
         with self._runtime.lock:
@@ -210,14 +212,16 @@ class RetryingUploads:
         try:
             self._uploader.discard(result)
         except BaseException:
-            _log.exception("an uploader could not discard a late upload; its files may stay")
+            _log.exception(
+                "an uploader could not discard a late upload; garbage collection deletes its files"
+            )
 
     def _attempt(
         self, upload_id: int, upload: _Upload, number: int, asked_ns: int
     ) -> UploadTasksResult | None:
         write = self._writing(upload)
         if write is None or not self._begin(upload_id, upload, number):
-            return None  # decided while this attempt waited for a thread, or encoded
+            return None  # the upload ended while this attempt waited for a thread, or encoded
         started_ns = self._runtime.clock.now_ns()
         self._metrics.record("upload_thread_waits", started_ns - asked_ns)
         result = check_answer(self._uploader, write())
@@ -226,16 +230,16 @@ class RetryingUploads:
         return result
 
     def _writing(self, upload: _Upload) -> Write | None:
-        """Return what writes the tasks, encoded by the first attempt; None after the end."""
+        """Return the function that writes the encoded tasks; None after the end."""
         with self._runtime.lock:
             if upload.retry.done:
                 return None
             write, tasks = upload.write, upload.tasks
         if write is None:
             if self._preparing is None:
-                # An uploader that ends tasks by itself, which it must not, gets the others again.
+                # For an uploader that wrongly ends tasks itself, only the open tasks are repeated.
                 return partial(self._uploader.upload, [each for each in tasks if not each.finished])
-            # No other attempt starts before this one's time-out has begun.
+            # No other attempt starts before the time-out of this one begins.
             write = self._preparing.prepare(tasks)
             with self._runtime.lock:
                 if not upload.retry.done:
@@ -243,7 +247,7 @@ class RetryingUploads:
         return write
 
     def _begin(self, upload_id: int, upload: _Upload, number: int) -> bool:
-        """Begin the time-out of an attempt, unless the upload has ended; return whether it has not."""
+        """Begin the time-out of an attempt; return False if the upload has ended."""
         with self._runtime.lock:
             if upload.retry.done:
                 return False
@@ -262,7 +266,7 @@ class RetryingUploads:
         error: BaseException | None,
     ) -> None:
         if error is not None:
-            if not isinstance(error, ClosedError):  # the pool has closed: nothing was tried
+            if not isinstance(error, ClosedError):  # with a closed pool nothing was attempted
                 self._metrics.count("number_of_upload_failures")
             jitter = self._runtime.ids.fraction()
             event = AttemptFailed(number, error, _is_retryable(error), jitter)
@@ -271,20 +275,22 @@ class RetryingUploads:
             upload.results[number] = result
             self._post(upload_id, upload, AttemptSucceeded(number))
 
-    def _explain(self, upload: _Upload, error: BaseException | None, story: str) -> StatelogError:
+    def _explain(
+        self, upload: _Upload, error: BaseException | None, attempts: str
+    ) -> StatelogError:
         if self._closed:
             return ClosedError(
-                f"the upload scheduler was closed while {upload.num_sets} change sets were on "
-                "their way"
+                f"the upload scheduler was closed while {upload.num_sets} change sets were "
+                "uploading; append them to a new storage"
             )
         failure = UploadFailedError(
-            f"upload of {upload.num_sets} change sets failed ({story}); the writer still holds them and the "
-            "next persist sends them again"
+            f"upload of {upload.num_sets} change sets failed ({attempts}); the writer still holds "
+            "them, and the next persist sends them again"
         )
         failure.__cause__ = error
         return failure
 
 
 def _is_retryable(error: BaseException) -> bool:
-    # Store and network faults are all OSErrors; anything else would only fail again.
+    # Store and network faults are all OSErrors; other errors would occur again.
     return isinstance(error, OSError)

@@ -1,8 +1,8 @@
 """
-The seam between writers and uploads, and its simplest implementation.
+The interface between writers and uploads, and its simplest implementation.
 
-Source: Flink, StateChangeUploadScheduler and its `directScheduler`.  Deviation: an upload that
-fails fails its task; nothing is thrown at the caller who only wanted to append (H10).
+Source: Flink, StateChangeUploadScheduler and its `directScheduler`.  Deviation: a failed upload
+fails its task; it is not raised to the caller of an append (H10).
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from statelog.runtime.interrupts import interruptible, uninterrupted
 
 
 class StateChangeUploadScheduler(Protocol):
-    """Takes upload tasks and sees to it that each of them ends exactly once."""
+    """Uploads tasks; each of them ends exactly once."""
 
     def upload(self, task: UploadTask) -> None:
         """
-        Take *task*; it ends later, or within this call, on any thread.
+        Upload *task*; it ends later, or within this call, on any thread.
 
-        Must not be called under a lock.  Where it raises, the task has been failed too.
+        Must not be called under a lock.  If it raises, the task has been failed too.
 
         Blocks: May wait for capacity.
 
         Raises:
             ClosedError: The scheduler is closed, or was closed while waiting.
-            BackpressureTimeoutError: No capacity came in time.
+            BackpressureTimeoutError: No capacity was free in time.
         """
         ...
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Tells whether `upload` would wait."""
+        """Reports whether `upload` would wait."""
         ...
 
     def close(self) -> None:
-        """End every task that has not ended, with `ClosedError`.  May be called more than once."""
+        """Fail every open task with `ClosedError`.  May be called more than once."""
         ...
 
 
 class DirectStateChangeUploadScheduler:
     """
-    Uploads in the calling thread, task by task; starts no thread, waits for no batch.
+    Uploads in the calling thread, task by task, without threads and batches.
 
     Args:
         uploader: Writes the tasks; closed with the scheduler.
@@ -60,9 +60,10 @@ class DirectStateChangeUploadScheduler:
     @uninterrupted
     def upload(self, task: UploadTask) -> None:
         """
-        Upload *task* and end it; an interrupt of the upload fails the task and is raised.
+        Upload *task* and end it.
 
-        Blocks: For the time of the store's put.   Thread: Any.
+        An interrupt of the upload fails the task and is raised.
+        Blocks: For the time of the store's put.   Thread: any.
 
         Raises:
             ClosedError: The scheduler is closed; the task has been failed with it.
@@ -77,14 +78,14 @@ class DirectStateChangeUploadScheduler:
         except Exception as error:
             fail_tasks([task], error)
             return
-        except BaseException as error:  # an interrupt ends the task and goes on its way
+        except BaseException as error:  # an interrupt fails the task and is raised
             fail_tasks([task], error)
             raise
         end_tasks(ends)
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Always available."""
+        """Reports that an upload never waits for capacity."""
         return self._availability
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """
-What a writer asks of a scheduler, and what an uploader answers.
+Upload tasks of writers, and the results of uploaders.
 
 Source: Flink, StateChangeUploadScheduler.UploadTask and UploadTasksResult.  Deviation: results are
-sequences in file order instead of maps keyed by tasks, and one failing callback does not keep the
-other tasks of the file from theirs (H4).
+sequences in file order instead of maps keyed by tasks, and a failing callback does not prevent the
+callbacks of other tasks of the file (H4).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.arguments import given, refused
-from statelog.core.change_log import UploadResult
 from statelog.errors import UploadFailedError, UsageError
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.segment import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.pool import Pool, call_later
 from statelog.store.api import ObjectStore
 
@@ -27,16 +27,16 @@ _log = logging.getLogger("statelog")
 
 class UploadTask:
     """
-    Change sets to be uploaded together, and whom to tell.
+    Change sets to upload together, and the callbacks at their end.
 
     A task ends once: the first `complete` or `fail` counts, later ones are ignored.
 
     Args:
         change_sets: Sets of one writer, copied.
-        on_success: Gets one result for each set, on whatever thread the upload ended.
-        on_failure: Gets the numbers of all sets and the error, likewise.
-        quick: The callbacks neither block nor call code of users, so they run where the upload
-            ended.  Others run on the storage's callback threads.
+        on_success: Called with one result for each set, on the thread that ends the upload.
+        on_failure: Called with the numbers of all sets and the error, likewise.
+        quick: The callbacks neither block nor call code of users, so they run on the thread that
+            ends the upload.  Others run on the storage's callback threads.
     """
 
     __slots__ = ("_armed", "_on_failure", "_on_success", "change_sets", "quick", "size_bytes")
@@ -72,23 +72,23 @@ class UploadTask:
         return not self._armed
 
     def in_order(self) -> Iterator[tuple[StateChangeSet, EncodedChangeSet]]:
-        """Yield the sets and their bytes in the order they have in a file."""
+        """Yield the sets and their bytes in the order of a file."""
         for change_set in sorted(self.change_sets, key=_place):
             yield change_set, encode_change_set(change_set)
 
     def complete(self, results: Sequence[UploadResult]) -> None:
-        """End the task well.  Errors of the callback come through to the caller."""
+        """Complete the task.  Errors of the callback are raised."""
         if self._first():
             self._on_success(results)
 
     def fail(self, error: BaseException) -> None:
-        """End the task badly.  Errors of the callback come through to the caller."""
+        """Fail the task.  Errors of the callback are raised."""
         if self._first():
             self._on_failure([change_set.sqn for change_set in self.change_sets], error)
 
     def _first(self) -> bool:
         try:
-            self._armed.pop()  # atomic: of two threads, one gets it
+            self._armed.pop()  # atomic: of two threads, one succeeds
         except IndexError:
             return False
         return True
@@ -109,7 +109,7 @@ class UploadTasksResult:
 
     Args:
         tasks: The tasks in file order.
-        handles: What was written: one file, or inline handles.
+        handles: The file, or the inline handles.
         payload_bytes: Encoded size, before compression.
     """
 
@@ -130,8 +130,8 @@ class UploadTasksResult:
 
         Args:
             tasks: All tasks of the file.
-            places: For each of their sets what `StateChangeFormat.write` returned, or only its
-                payload offset; then readers find it by walking through the file.
+            places: For each of their sets the result of `StateChangeFormat.write`, or only its
+                payload offset; then readers decode the whole file to find the set.
             handle: The file or inline bytes.
             local_handle: Its host-local copy, an absolute path, or None.
 
@@ -146,7 +146,7 @@ class UploadTasksResult:
                 if place is None:
                     raise UsageError(
                         f"change set {change_set.sqn} of log {change_set.log_id} has no place in "
-                        f"{handle}; give one for every set of every task"
+                        f"{handle}; pass one for every set of every task"
                     )
                 if not isinstance(place, SetEntry):
                     place = SetEntry(place, -1, -1)
@@ -174,7 +174,7 @@ class UploadTasksResult:
         """
         Delete the files of this upload from *store*; inline handles have none.
 
-        Only for an upload whose tasks have not been completed: nothing else may know the files.
+        Only for an upload whose tasks have not been completed, so that no handle names the files.
 
         Raises:
             StoreError: The store failed.
@@ -187,10 +187,10 @@ class UploadTasksResult:
 
     def complete(self) -> None:
         """
-        Complete every task, here; a callback that raises is logged and stops no other.
+        Complete every task, here; log errors of callbacks.
 
         Raises:
-            BaseException: What a callback raised that is no `Exception`, after all of them ran.
+            BaseException: An interrupt of a callback, after all callbacks ran.
         """
         end_tasks(
             [(entry.task, partial(entry.task.complete, entry.results)) for entry in self.tasks]
@@ -203,24 +203,24 @@ Ends = Sequence[tuple[UploadTask, Callable[[], None]]]
 
 def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
     """
-    Fail every task, here; a callback that raises is logged and stops no other.
+    Fail every task, here; log errors of callbacks.
 
     Raises:
-        BaseException: What a callback raised that is no `Exception`, after all of them ran.
+        BaseException: An interrupt of a callback, after all callbacks ran.
     """
     end_tasks([(task, partial(task.fail, error)) for task in tasks])
 
 
 def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
     """
-    End tasks; a callback that raises is logged and stops no other.
+    End tasks; log errors of callbacks.
 
     Args:
         ends: Each task, and the call that ends it.
-        callbacks: Ends those tasks that are not quick; None to end all of them here.
+        callbacks: Ends the tasks that are not quick; None to end all of them here.
 
     Raises:
-        BaseException: What a callback raised here that is no `Exception`, after all of them ran.
+        BaseException: An interrupt of a callback, after all callbacks ran.
     """
     interrupt: BaseException | None = None
     for task, end in ends:
@@ -230,9 +230,9 @@ def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
         try:
             end()
         except Exception:
-            _log.exception("the callback of an upload failed; other tasks go on")
+            _log.exception("the callback of an upload failed; other tasks continue")
         except BaseException as caught:
-            _log.exception("the callback of an upload was interrupted; other tasks go on")
+            _log.exception("the callback of an upload was interrupted; other tasks continue")
             interrupt = interrupt or caught
     if interrupt is not None:
         raise interrupt
@@ -244,10 +244,10 @@ def _end(end: Callable[[], None]) -> None:
 
 def check_answer(uploader: object, result: object) -> UploadTasksResult:
     """
-    Return what an uploader answered.
+    Return the result of an uploader.
 
     Raises:
-        TypeError: It is no `UploadTasksResult`; no `OSError`, so it is not tried again.
+        TypeError: It is not an `UploadTasksResult`; not an `OSError`, so it is not retried.
     """
     if isinstance(result, UploadTasksResult):
         return result
@@ -259,17 +259,17 @@ def check_answer(uploader: object, result: object) -> UploadTasksResult:
 
 def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksResult) -> Ends:
     """
-    Return how each task of an upload ends by the uploader's answer.
+    Return how each task of an upload ends, given the uploader's result.
 
-    A task is completed if the answer has one result for each of its sets, and no other.  Else it
-    fails, with an error that says what is wrong with the answer.
+    A task is completed if the result has one entry for each of its sets, and no other.  Otherwise
+    it fails, with an error that describes what is wrong with the result.
     """
     answers: dict[int, Sequence[UploadResult]] = {}
     try:
         for entry in result.tasks:
             answers.setdefault(id(entry.task), entry.results)
     except (AttributeError, TypeError):
-        answers = {}  # something else than TaskResults: then no task is answered
+        answers = {}  # not TaskResults, so no task has a result
     ends: list[tuple[UploadTask, Callable[[], None]]] = []
     for task in tasks:
         results = answers.get(id(task))

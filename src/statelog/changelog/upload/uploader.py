@@ -1,11 +1,12 @@
 """
-Tasks to bytes to the store: one file for all tasks of a batch.
+Encode the tasks of a batch and write them as one file.
 
-An uploader raises when it fails and never touches a task: whether an upload has failed is decided
-by the retry core alone (H2).  Success is reported only after the put has returned (H1).
+An uploader raises when it fails and never ends a task: only the retry core decides whether an upload
+has failed (H2).  Success is reported only after the put has returned (H1).
 Source: Flink, StateChangeFsUploader and DuplicatingStateChangeFsUploader.  Deviations: a failed
-attempt removes what it may have left behind (H7); a loser takes its registry entry and its local
-copy with it (H6); a local fault fails no upload (H8); small state can stay inline.
+attempt deletes objects it may have written (H7); discarding a losing attempt also removes its
+registry entry and its local copy (H6); a local fault fails no upload (H8); small state can stay
+inline.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Protocol, overload, runtime_checkable
 
 from statelog.arguments import acting, instance, switch
 from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
-from statelog.core.change_log import UploadResult
 from statelog.format.buffers import Buffer
 from statelog.format.segment import SegmentWriter, SetEntry
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
+from statelog.model.upload_result import UploadResult
 from statelog.runtime.clock import Clock, SystemClock
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource, RandomIds
@@ -52,31 +53,31 @@ class StateChangeUploader(Protocol):
 
     def discard(self, result: UploadTasksResult) -> None:
         """
-        Delete what a successful upload has written, because another one won.
+        Delete the files of a successful attempt, because another one won.
 
-        Runs on an upload thread; what it raises is logged.
+        Runs on an upload thread; its exceptions are logged.
         """
         ...
 
     def close(self) -> None:
-        """End.  May be called more than once."""
+        """Close the uploader.  May be called more than once."""
         ...
 
 
 Write = Callable[[], UploadTasksResult]
-"""Writes tasks that are encoded already, under new names at each call."""
+"""Writes encoded tasks, under new names at each call."""
 
 
 @runtime_checkable
 class PreparingUploader(StateChangeUploader, Protocol):
-    """An uploader that encodes apart from writing, so that attempts share one encoding."""
+    """An uploader that encodes before it writes, so that attempts share one encoding."""
 
     def prepare(self, tasks: Sequence[UploadTask]) -> Write:
         """
-        Encode *tasks* and return what writes them.
+        Encode *tasks* and return the function that writes them.
 
-        Called once for an upload, on a thread that may compute, outside of any time-out.  The
-        result is called once for each attempt, from several threads at once.
+        Called once for an upload, on a pool thread, outside of any time-out.  The result is called
+        once for each attempt, from several threads at once.
         """
         ...
 
@@ -86,15 +87,15 @@ class StateChangeFsUploader:
     Writes each batch as one changelog file.
 
     Args:
-        store: Where files go.
-        job_id: Folder of the job: files go to `<job_id>/dstl/`.  "" for none.
-        paths: Makes their names; None for those of the job.
+        store: The store of the files.
+        job_id: Folder of the job: files are stored in `<job_id>/dstl/`.  "" for none.
+        paths: Makes their paths; None for those of the job.
         ids: Makes unique names; None for random ones.
         compress: Snappy-frame the payload.
-        registry: Tracks the files; None if nobody here ever deletes one.
+        registry: Tracks the files; None if the clean-up alone deletes files.
         backup: Writes a host-local copy of each file; None for no copies.
-        metrics: Told how long encoding and putting take; None for nobody.
-        clock: Measures that.
+        metrics: Records encode and put durations; None disables it.
+        clock: Measures these durations.
     """
 
     def __init__(
@@ -125,7 +126,9 @@ class StateChangeFsUploader:
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Write all sets of *tasks*, as one file under a new name; as several where one is too small.
+        Write all sets of *tasks* as one new file.
+
+        Several files are written if the index of one is too small.
 
         Blocks: For the time of the store's put.
 
@@ -136,7 +139,9 @@ class StateChangeFsUploader:
 
     def prepare(self, tasks: Sequence[UploadTask]) -> Write:
         """
-        Encode *tasks* and return what writes them; each call of that writes under new names.
+        Encode *tasks* and return the function that writes them.
+
+        Each call of the function writes under new names.
 
         Raises:
             StoreError: By the returned call: the put failed, see `upload`.
@@ -156,7 +161,7 @@ class StateChangeFsUploader:
         return partial(self._write, segments, placed)
 
     def _write(self, segments: list[_Segment], placed: _Placed) -> UploadTasksResult:
-        """Put files that are encoded already, under new names."""
+        """Put encoded files under new names."""
         began_ns = self._clock.now_ns()
         fail_point("before-upload")
         paths: list[str] = []
@@ -193,7 +198,7 @@ class StateChangeFsUploader:
         )
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete the file of an upload that lost; without a registry it is left to the clean-up."""
+        """Delete the files of a losing attempt; without a registry the clean-up does."""
         if self._registry is not None:
             for handle in result.handles:
                 self._registry.discard(handle)
@@ -205,7 +210,7 @@ class StateChangeFsUploader:
         try:
             self._store.delete(paths)
         except Exception:
-            return  # the put's own error says more; the next clean-up finds the object
+            return  # the error of the put is raised; the next clean-up deletes the object
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +223,14 @@ class _Segment:
 
 
 _Placed = list[tuple[UploadTask, list[tuple[StateChangeSet, int, SetEntry]]]]
-"""Each task, and for each of its sets the number of its file and its place there."""
+"""Each task, and for each of its sets the number of its file and its place in it."""
 
 
 class _Results(Sequence[UploadResult]):
     """
-    The results of one task, made when they are first looked at.
+    The results of one task, built on first access.
 
-    That is when the attempt has ended: its time-out is for the store, however many sets there are.
+    That is after the end of the attempt, so its time-out does not depend on the number of sets.
     """
 
     __slots__ = ("_make", "_results")
@@ -236,7 +241,7 @@ class _Results(Sequence[UploadResult]):
         handles: list[FileStateHandle],
         copies: list[FileStateHandle | None],
     ) -> None:
-        self._make: tuple[Any, ...] = (sets, handles, copies)
+        self._make = (sets, handles, copies)
         self._results: tuple[UploadResult, ...] | None = None
 
     def _made(self) -> tuple[UploadResult, ...]:
@@ -262,7 +267,7 @@ class _Results(Sequence[UploadResult]):
 
 
 def _pass_on(result: UploadTasksResult) -> UploadTasksResult:
-    """Answer an upload that has nothing to write."""
+    """Return the result of an upload that has nothing to write."""
     fail_point("before-upload")
     fail_point("after-upload")
     return result

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.core.materialization_policy import (
+from statelog.core.snapshot_schedule import (
     LogDistances,
-    MaterializationPolicy,
-    MaterializationSchedule,
+    SnapshotSchedule,
 )
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.options import SnapshotPolicy
 from statelog.spark.worker.protocol import TaskAck
 
 _log = logging.getLogger("statelog.spark")
@@ -34,12 +34,12 @@ class Snapshots:
     """
 
     def __init__(
-        self, policy: MaterializationPolicy, max_parallelism: int, recorder: CheckpointRecorder
+        self, policy: SnapshotPolicy, max_parallelism: int, recorder: CheckpointRecorder
     ) -> None:
         self._policy = policy
         self._groups = max_parallelism
         self._recorder = recorder
-        self._schedule = MaterializationSchedule(policy, max_parallelism)
+        self._schedule = SnapshotSchedule(policy, max_parallelism)
         self.distances = LogDistances.of(None, max_parallelism)
 
     def begin(self, base: CompletedCheckpoint | None, state_entries: int) -> None:
@@ -48,7 +48,7 @@ class Snapshots:
         handles = base.materialized if base is not None else ()
         size = sum(max(one.handle.size_bytes, 0) for one in handles)
         in_snapshots = state_entries * float((self.distances.covered >= 0).mean())
-        self._schedule = MaterializationSchedule(
+        self._schedule = SnapshotSchedule(
             self._policy,
             self._groups,
             state_entries=state_entries,
@@ -67,7 +67,7 @@ class Snapshots:
                 overlap = key_groups.intersection(chosen)
                 if len(overlap):
                     wanted.setdefault(partition, overlap)
-        self._recorder.materialization_started(len(wanted))
+        self._recorder.snapshots_started(len(wanted))
         return wanted
 
     def committed(
@@ -93,9 +93,9 @@ class Snapshots:
                     ack.snapshot_error,
                 )
         longest = max((ack.milliseconds.get("snapshot", 0.0) for ack in acks), default=0.0)
-        self._recorder.materialization_completed(done, longest)
-        self._recorder.materialization_failed(len(wanted) - done)
+        self._recorder.snapshots_completed(done, longest)
+        self._recorder.snapshots_failed(len(wanted) - done)
 
     def aborted(self, wanted: Mapping[int, KeyGroupRange]) -> None:
         """Note that the micro-batch failed, and the snapshots with it."""
-        self._recorder.materialization_failed(len(wanted))
+        self._recorder.snapshots_failed(len(wanted))

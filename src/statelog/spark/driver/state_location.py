@@ -15,7 +15,7 @@ import threading
 import time
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.clean_up import sweep
+from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import KnownCheckpoints, find_newest
 from statelog.checkpoint.recorder import CheckpointRecorder
@@ -214,7 +214,7 @@ class StateLocation:
 
     def _sweep(self) -> None:
         try:
-            report = sweep(
+            report = collect_garbage(
                 self._store,
                 self._paths,
                 min_age=self._query.settings.checkpoints.min_age_of_orphans,

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.options import load_options
 from statelog.options.table import ForeignKey, find_option
@@ -30,7 +29,7 @@ from statelog.spark.query.settings import (
 _log = logging.getLogger("statelog.spark")
 
 _STORE_OPTIONS: Final = "storeoptions."
-_EFFECTIVE_SECTIONS: Final = ("checkpoint", "materialization")
+_EFFECTIVE_SECTIONS: Final = ("checkpoint", "snapshot")
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
     Place.WRITER: "it belongs to the operator: give it to transform_with_state",
@@ -126,7 +125,7 @@ def resolve_settings(
     given = code.settings.pop("store_options", {})
     values: dict[str, Any] = {
         "checkpoints": options.checkpoint,
-        "snapshot_policy": MaterializationPolicy.of(options.materialization),
+        "snapshot_policy": options.snapshot,
         **session.settings,
         **code.settings,
         **writer.settings,

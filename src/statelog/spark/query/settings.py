@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
-from statelog.options import CheckpointOptions
+from statelog.options import CheckpointOptions, SnapshotPolicy
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.progress import BatchProgress
@@ -201,14 +200,14 @@ class QuerySettings:
         "On local disk, make objects durable before they count.",
         default=True,
     )
-    snapshot_policy: MaterializationPolicy = setting(
+    snapshot_policy: SnapshotPolicy = setting(
         "snapshotPolicy",
         as_given,
-        "a `MaterializationPolicy`",
+        "a `SnapshotPolicy`",
         "When to write snapshots.",
         places=Place.CODE,
         former="materialization",
-        default_factory=MaterializationPolicy,
+        default_factory=SnapshotPolicy,
     )
     on_progress: Callable[[BatchProgress], None] | None = setting(
         "onProgress",
@@ -323,7 +322,7 @@ class OperatorSettings(TypedDict, total=False):
     localDirectory: str | None
     storeOptions: Mapping[str, Any] | None
     fsync: bool | None
-    snapshotPolicy: MaterializationPolicy | None
+    snapshotPolicy: SnapshotPolicy | None
     onProgress: Callable[[BatchProgress], None] | None
     metrics: Metrics | None
 

@@ -52,7 +52,7 @@ def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path: Path) -> None:
         (file,) = tmp_path.iterdir()
         file.write_bytes(b"damaged")
         assert [b"2" * 2000] == values_of(storage.read(second))
-        assert {"faults": 1, "misses": 5, "evictions": 1, "hits": 2} == {
+        assert {"errors": 1, "misses": 5, "evictions": 1, "hits": 2} == {
             key: value for key, value in told(storage, "download_cache").items() if key != "bytes"
         }
 
@@ -82,7 +82,7 @@ def test_what_local_copies_were_worth(tmp_path: Path) -> None:
         handle, local = handle_of(result), result.task_local
         assert local is not None
         assert 1 == storage.metrics.snapshot()["local_copies_written"]
-        assert 0 == storage.metrics.snapshot()["local_copy_faults"]
+        assert 0 == storage.metrics.snapshot()["local_copy_errors"]
         list(storage.read(handle, local=local))
         size_bytes = local.handles_and_offsets[0].handle.size_bytes
         assert {"hits": 1, "bytes": size_bytes} == told(storage, "local_recovery")
@@ -92,7 +92,7 @@ def test_what_local_copies_were_worth(tmp_path: Path) -> None:
             os.truncate(file, 10)
         assert [b"value"] == values_of(storage.read(handle, local=local))
         assert {"hits": 1, "bytes": size_bytes, "misses": 1} == told(storage, "local_recovery")
-        assert 1 == storage.metrics.snapshot()["local_copy_faults"]
+        assert 1 == storage.metrics.snapshot()["local_copy_errors"]
 
 
 def test_a_copy_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_a_copy_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     ) as storage:
         filled(storage, b"value")
         assert 0 == storage.metrics.snapshot()["local_copies_written"]
-        assert 1 == storage.metrics.snapshot()["local_copy_faults"]
+        assert 1 == storage.metrics.snapshot()["local_copy_errors"]

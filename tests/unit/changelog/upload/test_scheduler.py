@@ -72,7 +72,7 @@ def test_waiting_ends_with_a_time_out() -> None:
     store, scheduler = gated(100, timeout_s=0.02)
     scheduler.upload(task(80)[0])
     late, ended = task(80)
-    with pytest.raises(sl.BackpressureTimeoutError, match="no room for 80 bytes"):
+    with pytest.raises(sl.BackpressureTimeoutError, match="no upload capacity for 80 bytes"):
         scheduler.upload(late)
     assert [sl.BackpressureTimeoutError] == [type(each) for each in ended]
     store.gate.set()

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.core.materialization_policy import LogDistances, MaterializationPolicy
+from statelog.core.snapshot_schedule import LogDistances, choose_key_groups
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
-from statelog.options import MaterializationOptions
+from statelog.options import SnapshotPolicy
 from statelog.spark.driver.snapshot_planner import Snapshots
 from statelog.spark.worker.protocol import TaskAck
 
 GROUPS = 8
 LEFT, RIGHT = KeyGroupRange(0, 3), KeyGroupRange(4, 7)
-POLICY = MaterializationPolicy(
+POLICY = SnapshotPolicy(
     log_to_snapshot_ratio=2.0, min_log_bytes=100, max_log_handles=10, slice_bytes=40, max_slices=8
 )
 
@@ -55,7 +55,7 @@ FULL = checkpoint(5, [log(0, 7, 5, 10**6)])
 class Planner:
     """A planner, its metrics, and what it counts."""
 
-    def __init__(self, policy: MaterializationPolicy = POLICY) -> None:
+    def __init__(self, policy: SnapshotPolicy = POLICY) -> None:
         self.metrics = Metrics()
         self.snapshots = Snapshots(policy, GROUPS, CheckpointRecorder(self.metrics))
 
@@ -102,10 +102,10 @@ def test_no_checkpoint_has_no_distances() -> None:
 
 
 def test_options_become_the_bounds() -> None:
-    options = MaterializationOptions(
+    options = SnapshotPolicy(
         log_to_snapshot_ratio=3.5, min_log_bytes=11, max_log_handles=12, slice_bytes=13
     )
-    assert MaterializationPolicy(3.5, 11, 12, 13) == MaterializationPolicy.of(options)
+    assert SnapshotPolicy(3.5, 11, 12, 13) == options
 
 
 def behind(size: int, checkpoints: int, covered: list[int] | None = None) -> LogDistances:
@@ -138,21 +138,21 @@ def test_a_slice_is_due_for_its_part_of_a_full_log(
     size: int, checkpoints: int, chosen: list[tuple[int, int]]
 ) -> None:
     expected = tuple(KeyGroupRange(*part) for part in chosen)
-    assert expected == POLICY.choose(behind(size, checkpoints), [10.0] * GROUPS)
+    assert expected == choose_key_groups(POLICY, behind(size, checkpoints), [10.0] * GROUPS)
 
 
 def test_the_oldest_snapshots_come_first_and_failed_ones_last() -> None:
     covered = [9, 9, 9, 9, 1, 1, 1, 1]
     distances = behind(80, 1, covered)
-    assert (RIGHT,) == POLICY.choose(distances, [10.0] * GROUPS)
+    assert (RIGHT,) == choose_key_groups(POLICY, distances, [10.0] * GROUPS)
     failures = [0, 0, 0, 0, 1, 1, 1, 1]
-    assert (LEFT,) == POLICY.choose(distances, [10.0] * GROUPS, failures)
+    assert (LEFT,) == choose_key_groups(POLICY, distances, [10.0] * GROUPS, failures)
 
 
 def test_a_key_group_larger_than_a_slice_is_one_of_its_own() -> None:
     sizes = [5.0, 5.0, 500.0, 5.0, 5.0, 5.0, 5.0, 5.0]
     # 535 bytes make slices of 66.9; the log may hold 1,070.
-    due = [POLICY.choose(behind(size, 1), sizes) for size in (356, 357, 714)]
+    due = [choose_key_groups(POLICY, behind(size, 1), sizes) for size in (356, 357, 714)]
     assert [(), (KeyGroupRange(0, 1),), (KeyGroupRange(0, 2),)] == due
 
 

@@ -7,9 +7,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.options import CheckpointOptions
+from statelog.options import CheckpointOptions, SnapshotPolicy
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
@@ -43,7 +42,7 @@ def test_every_setting_can_be_configured_as_text() -> None:
             "fsync": "false",
             "retainedCheckpoints": "9",
             "checkpoint.compress-metadata": "false",
-            "materialization.max-log-handles": "5",
+            "snapshot.max-log-handles": "5",
             "storeOptions.aws_region": "eu-central-1",
         }
     )
@@ -81,8 +80,8 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
     assert 8 == settled(environ=environ).checkpoints.retained
     found = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
     assert 5 == found.checkpoints.retained
-    policy = MaterializationPolicy(max_log_handles=3)
-    found = settled({"materialization.max-log-handles": "9"}, {"snapshotPolicy": policy})
+    policy = SnapshotPolicy(max_log_handles=3)
+    found = settled({"snapshot.max-log-handles": "9"}, {"snapshotPolicy": policy})
     assert policy == found.snapshot_policy
 
 
@@ -134,7 +133,7 @@ def test_a_wrong_setting_is_named_with_its_place(
         ("idleTicks", False, "no_data_batches", False),
         ("restore", 4, "restore_from", 4),
         ("retained", 7, "checkpoints", CheckpointOptions(retained=7)),
-        ("materialization", MaterializationPolicy(max_log_handles=3), "snapshot_policy", None),
+        ("materialization", SnapshotPolicy(max_log_handles=3), "snapshot_policy", None),
     ],
 )
 def test_a_former_name_is_accepted_with_a_warning(

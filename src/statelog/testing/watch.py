@@ -1,7 +1,7 @@
 """
-How a simulated history is watched: every step of every core is shown to the rules made for it.
+Watch a simulated history: pass every step of every core to its checker.
 
-The rules themselves are in `rules.py`; what must hold of the whole is in `judge.py`.
+The checkers are in `policy_checkers.py`; checks of the whole are in `history_oracle.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
 from statelog.core.retry_policy import RetryPolicy
-from statelog.model import StateChangeSet
-from statelog.testing.rules import (
+from statelog.model import StateChangeSet, UploadResult
+from statelog.testing.policy_checkers import (
     BatchPolicy,
     CopiesChecker,
     OwnershipChecker,
@@ -35,7 +35,7 @@ CORES: tuple[type[Any], ...] = (
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Show *observer* every step of every core: (core, event, now_ns, actions)."""
+    """Call *observer* with every step of every core: (core, event, now_ns, actions)."""
     originals = {core: core.handle for core in CORES}
 
     def watching(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -59,8 +59,8 @@ _field_names: dict[type[Any], tuple[str, ...] | None] = {}
 
 
 def describe(value: Any) -> str:
-    """Return *value* as text that is the same in every run: no addresses, no data."""
-    if isinstance(value, StateChangeSet | change_log.UploadResult):
+    """Return *value* as text that is equal in every run, without addresses and data."""
+    if isinstance(value, StateChangeSet | UploadResult):
         return f"set {value.log_id}.{value.sqn}"
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
@@ -82,20 +82,20 @@ class Watch:
     All checkers over one history.
 
     Args:
-        batch_policy: Rules of the batcher.
-        retry_policy: Rules of each upload.
-        story: Gets one line for each step; None for nobody.
+        batch_policy: Checker of the batcher.
+        retry_policy: Policy of each upload.
+        trace: Called with one line for each step; None disables it.
     """
 
     def __init__(
         self,
         batch_policy: BatchPolicy,
         retry_policy: RetryPolicy,
-        story: Callable[[str], None] | None,
+        trace: Callable[[str], None] | None,
     ) -> None:
         self._batch_policy = batch_policy
         self._retry_policy = retry_policy
-        self._story = story
+        self._trace = trace
         self._uploads: dict[int, tuple[upload_retry.UploadRetry, RetryChecker]] = {}
         self._logs: dict[int, change_log.ChangeLog] = {}
         self._upload_once = UploadOnceChecker()
@@ -105,28 +105,28 @@ class Watch:
         self.broken: list[AssertionError] = []
 
     def __call__(self, core: Any, event: Any, now_ns: int, actions: list[Any]) -> None:
-        """See one step of a core."""
+        """Check one step of a core."""
         try:
             self._see(core, event, now_ns, actions)
         except AssertionError as error:
-            self.broken.append(error)  # whoever called the core may swallow it
+            self.broken.append(error)  # the caller of the core may swallow it
             raise
 
     def _see(self, core: Any, event: Any, now_ns: int, actions: list[Any]) -> None:
         self.steps += 1
-        if self._story is not None:
+        if self._trace is not None:
             done = ", ".join(describe(action) for action in actions)
-            self._story(f"{now_ns} {type(core).__name__} {describe(event)} -> [{done}]")
+            self._trace(f"{now_ns} {type(core).__name__} {describe(event)} -> [{done}]")
         core.check_invariants()
         if isinstance(core, upload_batcher.UploadBatcher):
             self._batch_policy.see(event, now_ns, actions)
         elif isinstance(core, upload_retry.UploadRetry):
             known = self._uploads.get(id(core))
-            if known is None:  # the core is kept beside its checker, so its id stays its own
+            if known is None:  # the core is kept with its checker, so its id is not reused
                 known = self._uploads[id(core)] = (core, RetryChecker(self._retry_policy))
             known[1].see(event, now_ns, actions)
         elif isinstance(core, change_log.ChangeLog):
-            self._logs[id(core)] = core  # kept, so that its id stays its own
+            self._logs[id(core)] = core  # kept, so that its id is not reused
             self._upload_once.see(core, event, actions)
         elif isinstance(core, file_ownership.FileOwnership):
             self.ownership.see(event, actions)
@@ -134,10 +134,10 @@ class Watch:
             self._copies.see(event, actions)
 
     def uploads_with_threads(self) -> int:
-        """Return how many uploads have an attempt that has not returned."""
+        """Return the number of uploads with an attempt that has not returned."""
         return sum(upload.attempts_out > 0 for upload, _ in self._uploads.values())
 
     def finish(self, cancelled: bool) -> None:
-        """Look at every upload when everything is quiet."""
+        """Check every upload after the end of all events."""
         for _, checker in self._uploads.values():
             checker.finish(cancelled)

@@ -1,8 +1,8 @@
 """
-The draw: what a seed makes the store, the disk, the rules and the storage be.
+Build the store, the disk, the rules and the storage of a simulation from a seed.
 
-Everything is real but threads, time and disks.  How a storage is put together by hand can be read
-here too.
+Only threads, time, the store and the disk are simulated.  This is also an example of how to
+assemble a storage from its parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statelog.options import ChangelogOptions
 from statelog.store.paths import LocationPaths
 from statelog.testing.faulty_disk import FaultyDisk
 from statelog.testing.faulty_store import FaultPlan, FaultyStore
-from statelog.testing.rules import BatchPolicy
+from statelog.testing.policy_checkers import BatchPolicy
 from statelog.testing.simulated_runtime import (
     EventQueue,
     SimulatedLock,
@@ -31,15 +31,15 @@ from statelog.testing.simulated_runtime import (
 
 MS = 1_000_000
 _PATIENCE_S = 0.005
-"""Far below the time-outs drawn here, as the real one is below the real ones."""
+"""Far below the time-outs drawn here, as in production."""
 
 
-class Surroundings:
+class SimulatedEnvironment:
     """
-    What the writers of a simulated history live in.
+    The storage of a simulated history, and all that it uses.
 
     Args:
-        rng: Decides everything.
+        rng: Chooses all parameters.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -73,7 +73,7 @@ class Surroundings:
 
     @property
     def waits(self) -> int:
-        """How often somebody waited at the lock."""
+        """Number of waits at the lock."""
         lock = self.runtime.lock
         return lock.waits if isinstance(lock, SimulatedLock) else 0
 
@@ -84,7 +84,7 @@ class Surroundings:
         return isinstance(lock, SimulatedLock) and lock.held
 
     def known_copies(self) -> list[str]:
-        """Return the local files that the registry knows of."""
+        """Return the local files that the registry tracks."""
         copies = self.copies
         return [
             path
@@ -93,17 +93,17 @@ class Surroundings:
         ]
 
     def heal(self) -> None:
-        """Make store and disk well."""
+        """End all faults of store and disk."""
         self.plan, self.disk_plan = FaultPlan(), FaultPlan(latency_ns=MS)
 
     def release(self) -> None:
-        """Let everything that hangs return."""
+        """Let all hanging work return."""
         for pool in (self.runtime.upload_pool, self.runtime.discard_pool, self._local_pool):
             if isinstance(pool, SimulatedPool):
                 pool.release()
 
     def close(self) -> None:
-        """Close the storage, and the pool that a storage would have made for its copies."""
+        """Close the storage and the pool of its local copies."""
         self.storage.close()
         self._local_pool.close(0.0)
 

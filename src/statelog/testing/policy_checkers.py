@@ -1,21 +1,22 @@
 """
-The rules of the core objects, each as a checker that sees every step of one of them.
+Checkers of the core objects; each sees every step of one of them.
 
-Safety says what never happens, policy that things happen for the stated reason.  The latter kind
-matters: a batcher that uploads each record alone, or a retry that never retries, is safe and
+Safety rules say what must never happen; policy rules say that an action has the documented reason.
+Policy matters: a batcher that uploads each record alone, or a retry that never retries, is safe and
 useless.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from statelog.core import (
     change_log,
+    change_log_events,
     file_ownership,
     local_copies,
     upload_batcher,
-    upload_retry,
+    upload_retry_events,
 )
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import check
@@ -23,10 +24,10 @@ from statelog.errors import check
 
 class BatchPolicy:
     """
-    Batches start for a reason, once, whole, in order.
+    Checks that batches start for a reason, once, whole, in order.
 
     Args:
-        delay_ns: Longest stay in the queue.
+        delay_ns: Longest time in the queue.
         threshold_bytes: Queue size that starts a batch.
         limit_bytes: Bound on admitted bytes.
         fixed_delay: Whether the idle rule is off.
@@ -47,7 +48,7 @@ class BatchPolicy:
         self._timer_ns: int | None = None
         self._closed = False
 
-    def see(self, event: upload_batcher.Event, now_ns: int, actions: list[Any]) -> None:
+    def see(self, event: upload_batcher.Event, now_ns: int, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
             case upload_batcher.TaskOffered(task_id, size_bytes):
@@ -70,11 +71,11 @@ class BatchPolicy:
             self._act(action, event, now_ns)
         self._after(now_ns)
 
-    def _act(self, action: Any, event: upload_batcher.Event, now_ns: int) -> None:
+    def _act(self, action: object, event: upload_batcher.Event, now_ns: int) -> None:
         match action:
             case upload_batcher.TaskAdmitted(task_id):
                 check(not self._closed, "a task was admitted after the close")
-                check(self._waiting[:1] == [task_id], "a task passed another that waits")
+                check(self._waiting[:1] == [task_id], "a task was admitted before an earlier one")
                 self._waiting.pop(0)
                 self._queue[task_id] = now_ns
             case upload_batcher.StartBatch(batch_id, task_ids):
@@ -124,20 +125,20 @@ class BatchPolicy:
         if self._waiting:
             size = self._sizes[self._waiting[0]]
             fits = admitted == 0 or admitted + size <= self.limit_bytes
-            check(not fits, "a task waits beside room")
+            check(not fits, "a task waits although it fits")
 
 
 class RetryChecker:
     """
-    Attempts start for a reason, in number and time, and an upload ends once.
+    Checks that attempts start for a reason, within their limit, and that an upload ends once.
 
-    It counts the threads that attempts hold, and says when the last one has returned.
+    Also checks the count of threads that attempts hold, and the report of the last return.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self._attempts = 0
-        self._rivals_due = 0
+        self._hedges_due = 0
         self._earliest_ns: int | None = None
         self._ended = 0
         self._successes: list[int] = []
@@ -147,62 +148,64 @@ class RetryChecker:
         self._out: set[int] = set()
         self._owed = False
 
-    def see(self, event: upload_retry.Event, now_ns: int, actions: list[Any]) -> None:
+    def see(self, event: upload_retry_events.Event, now_ns: int, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
-            case upload_retry.UploadRequested():
-                self._rivals_due = 1
-            case upload_retry.AttemptStarted(attempt):
+            case upload_retry_events.UploadRequested():
+                self._hedges_due = 1
+            case upload_retry_events.AttemptStarted(attempt):
                 self._out.add(attempt)
-            case upload_retry.AttemptSucceeded(attempt):
+            case upload_retry_events.AttemptSucceeded(attempt):
                 self._out.discard(attempt)
                 self._successes.append(attempt)
-            case upload_retry.AttemptFailed(attempt, _, retryable, jitter) if retryable:
+            case upload_retry_events.AttemptFailed(attempt, _, retryable, jitter) if retryable:
                 self._out.discard(attempt)
                 delay_ns = self._policy.delay_after_error_ns(attempt, jitter)
                 if self._earliest_ns is None:
                     self._earliest_ns = now_ns + delay_ns
-            case upload_retry.AttemptFailed(attempt):
+            case upload_retry_events.AttemptFailed(attempt):
                 self._out.discard(attempt)
                 self._hopeless = True
-            case upload_retry.TimerFired(threads_hang=True):
+            case upload_retry_events.TimerFired(threads_hang=True):
                 self._hopeless = True
             case _:
                 pass
         for action in actions:
             self._act(action, now_ns)
-        check(not self._owed or bool(self._out), "no thread is out, and the bytes are held")
+        check(
+            not self._owed or bool(self._out), "no attempt holds a thread, and the bytes are held"
+        )
         for attempt in self._successes:
             check(
                 attempt == self._winner or attempt in self._discarded,
                 "a success is neither winner nor discarded",
             )
 
-    def _act(self, action: Any, now_ns: int) -> None:
+    def _act(self, action: object, now_ns: int) -> None:
         match action:
-            case upload_retry.ThreadStuck():
-                self._rivals_due += 1
-            case upload_retry.StartAttempt():
+            case upload_retry_events.ThreadStuck():
+                self._hedges_due += 1
+            case upload_retry_events.StartAttempt():
                 self._attempts += 1
                 check(self._attempts <= self._policy.max_attempts, "too many attempts")
                 check(not self._ended, "an attempt after the end")
-                if self._rivals_due:
-                    self._rivals_due -= 1
+                if self._hedges_due:
+                    self._hedges_due -= 1
                 else:
                     in_time = self._earliest_ns is not None and now_ns >= self._earliest_ns
                     check(in_time, "a retry before its delay")
                     self._earliest_ns = None
-            case upload_retry.UploadWon(attempt, _, attempts_out):
+            case upload_retry_events.UploadWon(attempt, _, attempts_out):
                 self._ended += 1
                 self._winner = attempt
                 self._end(attempts_out)
-            case upload_retry.UploadGivenUp(_, _, attempts_out):
+            case upload_retry_events.UploadGivenUp(_, _, attempts_out):
                 self._ended += 1
                 self._end(attempts_out)
-            case upload_retry.UploadReleased():
+            case upload_retry_events.UploadReleased():
                 check(self._owed and not self._out, "released while an attempt is out")
                 self._owed = False
-            case upload_retry.DiscardAttempt(attempt):
+            case upload_retry_events.DiscardAttempt(attempt):
                 check(attempt != self._winner, "the winner was discarded")
                 self._discarded.append(attempt)
             case _:
@@ -215,10 +218,10 @@ class RetryChecker:
 
     def finish(self, cancelled: bool) -> None:
         """
-        Look at the upload when everything is quiet.
+        Check the upload after the end of all events.
 
         Args:
-            cancelled: Whether the storage was closed, which ends uploads before their time.
+            cancelled: Whether the storage was closed, which ends uploads early.
         """
         check(self._ended == 1, "an upload never ended")
         failed = self._winner is None and not cancelled
@@ -227,31 +230,33 @@ class RetryChecker:
 
 
 class UploadOnceChecker:
-    """A set is on its way once at a time, and never again when it has arrived."""
+    """Checks that a set has one upload at a time, and none after a success."""
 
     def __init__(self) -> None:
         self._busy: set[tuple[int, int]] = set()
 
-    def see(self, log: change_log.ChangeLog, event: change_log.Event, actions: list[Any]) -> None:
+    def see(
+        self, log: change_log.ChangeLog, event: change_log_events.Event, actions: Sequence[object]
+    ) -> None:
         """Compare one step with the rules."""
-        if isinstance(event, change_log.UploadFailed):
+        if isinstance(event, change_log_events.UploadFailed):
             self._busy -= {(id(log), sqn) for sqn in event.sqns}
         for action in actions:
-            if isinstance(action, change_log.StartUpload):
+            if isinstance(action, change_log_events.StartUpload):
                 started = {(id(log), each.sqn.value) for each in action.change_sets}
-                check(not started & self._busy, "a set is sent that is on its way or there")
+                check(not started & self._busy, "a set is sent that is uploading or uploaded")
                 self._busy |= started
 
 
 class OwnershipChecker:
-    """Files are deleted once, only by the rules, and never if a checkpoint has them."""
+    """Checks that files are deleted once, and never while a checkpoint owns them."""
 
     def __init__(self) -> None:
         self.confirmed: set[str] = set()
         self.tracked: dict[str, int] = {}
         self.deleted: set[str] = set()
 
-    def see(self, event: file_ownership.Event, actions: list[Any]) -> None:
+    def see(self, event: file_ownership.Event, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         discarded = False
         match event:
@@ -269,7 +274,7 @@ class OwnershipChecker:
                 pass
         for action in actions:
             if not isinstance(action, file_ownership.DeleteFile):
-                continue  # of a local copy, which has a checker of its own
+                continue  # an action for a local copy, which `CopiesChecker` checks
             check(action.path not in self.deleted, f"{action.path} is deleted twice")
             check(action.path not in self.confirmed, f"{action.path} belongs to a checkpoint")
             needed = self.tracked.get(action.path, 0)
@@ -277,11 +282,13 @@ class OwnershipChecker:
             self.deleted.add(action.path)
         if isinstance(event, file_ownership.SetReleased):
             gone = self.tracked.get(event.path) == 0 and event.path not in self.confirmed
-            check(not gone or event.path in self.deleted, f"{event.path} is garbage and stays")
+            check(
+                not gone or event.path in self.deleted, f"{event.path} is garbage and not deleted"
+            )
 
 
 class CopiesChecker:
-    """Local copies go when nobody needs them, and not before."""
+    """Checks that local copies are deleted when they are unneeded, and not before."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -290,7 +297,7 @@ class CopiesChecker:
         self._confirmed = -1
         self._deleted: set[str] = set()
 
-    def see(self, event: local_copies.Event, actions: list[Any]) -> None:
+    def see(self, event: local_copies.Event, actions: Sequence[object]) -> None:
         """Compare one step with the rules."""
         match event:
             case local_copies.CopyWritten(path):
@@ -314,9 +321,10 @@ class CopiesChecker:
                         uses.discard(checkpoint_id)
             case local_copies.CopiesClosed():
                 self._known.clear()
-        self._judge({action.path for action in actions}, len(actions))
+        paths = {each.path for each in actions if isinstance(each, local_copies.DeleteCopy)}
+        self._check_deletions(paths, len(actions))
 
-    def _judge(self, deleted: set[str], num_deletions: int) -> None:
+    def _check_deletions(self, deleted: set[str], num_deletions: int) -> None:
         twice = len(deleted) < num_deletions or deleted & self._deleted
         check(not twice, "a local copy is deleted twice")
         self._deleted |= deleted
@@ -327,4 +335,4 @@ class CopiesChecker:
         self._known -= deleted
         for path in self._known:
             needed = path in self._held or self._uses.get(path)
-            check(bool(needed), f"local copy {path} is needed by nobody and stays")
+            check(bool(needed), f"local copy {path} is unneeded and not deleted")

@@ -1,8 +1,7 @@
 """
-What must hold of a simulated history as a whole: handles, files, local copies, and the end.
+Check a simulated history as a whole: handles, files, local copies, and the end.
 
-Each handle is read back and compared with the model, from the store and from the host-local copies
-as far as those are whole.
+Each handle is read back and compared with the model, from the store and from intact local copies.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from statelog.errors import (
 )
 from statelog.model import FileStateHandle, StateChange
 from statelog.testing.actors import Actor, Checkpoint
-from statelog.testing.checkers import Watch
 from statelog.testing.faulty_disk import FaultyDisk
 from statelog.testing.faulty_store import FaultyStore
 from statelog.testing.reference_model import canonical
+from statelog.testing.watch import Watch
 
 
-class Judge:
+class HistoryOracle:
     """
-    Compares what happened with what must hold.
+    Compares a history with the invariants of the system.
 
     Args:
-        store: Where the files are.
-        disk: Where the local copies are.
-        watch: Knows who owns which file, and what the checkers have seen.
+        store: The store of the files.
+        disk: The disk of the local copies.
+        watch: Has the owner of each file and the records of the checkers.
     """
 
     def __init__(self, store: FaultyStore, disk: FaultyDisk, watch: Watch) -> None:
@@ -52,7 +51,7 @@ class Judge:
     # --- one checkpoint ---------------------------------------------------------------------------
 
     def look_at(self, actor: Actor, checkpoint: Checkpoint) -> None:
-        """Compare what a persist has returned with the model, the first time it is seen."""
+        """Compare the result of a persist with the model, once."""
         self.read_back(actor, checkpoint)
         handle, model = checkpoint.handle, actor.model
         sizes = {
@@ -67,10 +66,10 @@ class Judge:
         check(handle.size_bytes == size_bytes, "a size is wrong")
         check(handle.checkpoint_id == checkpoint.checkpoint_id, "a label is wrong")
         missing = [path for path in _local_files(checkpoint) if path not in self._disk.files]
-        check(not missing, f"the local copy names {missing}, which is not there")
+        check(not missing, f"the local copy names {missing}, which does not exist")
 
     def read_back(self, actor: Actor, checkpoint: Checkpoint) -> None:
-        """Read a handle, from the store and with its local copy, and compare with the model."""
+        """Compare a handle with the model, read with and without its local copy."""
         expected = actor.model.sets(checkpoint.from_sqn, checkpoint.to_sqn)
         try:
             batches = list(read_change_batches(self._store, checkpoint.handle))
@@ -91,12 +90,12 @@ class Judge:
             )
         )
         check(_canonical(restored) == expected, "a restore with local copies has other changes")
-        check(report.local_files >= whole, "a local copy is whole and was not used")
+        check(report.local_files >= whole, "a local copy is intact and was not used")
         self.local_reads += report.local_files
         self.set_aside += len(report.set_aside)
 
     def _whole_copies(self, checkpoint: Checkpoint) -> int:
-        """Return how many of the local files are what the store has, file by file."""
+        """Return the number of local files that equal the store's."""
         local = checkpoint.local
         copies = () if local is None else local.handles_and_offsets
         pairs = zip(checkpoint.handle.handles_and_offsets, copies, strict=True)
@@ -110,12 +109,12 @@ class Judge:
         self, actor: Actor, checkpoint: Checkpoint, *, closed: bool, faults: bool
     ) -> None:
         """
-        Look at why a persist has failed.
+        Check that a persist has failed for an allowed reason.
 
         Args:
-            actor: Whose it is.
-            checkpoint: The one that failed.
-            closed: Whether the storage is.
+            actor: Its writer.
+            checkpoint: The failed persist.
+            closed: Whether the storage is closed.
             faults: Whether uploads may fail.
         """
         match checkpoint.future.exception():
@@ -131,23 +130,26 @@ class Judge:
     # --- the whole --------------------------------------------------------------------------------
 
     def when_quiet(self, actors: Sequence[Actor], scheduler: StateChangeUploadScheduler) -> None:
-        """Liveness: everything that began has ended."""
+        """Check liveness: every operation has ended."""
         for actor in actors:
             for checkpoint in actor.checkpoints:
                 check(checkpoint.future.done(), "a persist never ended")
-        check(scheduler.availability.is_available, "there is room, but nobody is told")
+        check(
+            scheduler.availability.is_available,
+            "there is capacity, and availability does not report it",
+        )
         if isinstance(scheduler, BatchingStateChangeUploadScheduler):
             check(scheduler.in_flight_bytes == 0, "bytes in flight while nothing moves")
         self.local_copies_are_there(actors)
 
     def what_hangs_is_in_flight(self, scheduler: StateChangeUploadScheduler) -> None:
-        """When nothing moves: an upload holds its bytes while an attempt of it has a thread."""
+        """Check that an upload holds its bytes while one of its attempts has a thread."""
         if isinstance(scheduler, BatchingStateChangeUploadScheduler):
             held = self._watch.uploads_with_threads()
             check(scheduler.uploads_in_flight == held, "an attempt hangs and is not in flight")
 
     def local_copies_are_there(self, actors: Sequence[Actor]) -> None:
-        """Whatever was aborted: the newest confirmed checkpoint and later ones have their copies."""
+        """Check that the newest confirmed checkpoint and later ones have their copies."""
         for actor in actors:
             for checkpoint in actor.completed:
                 if checkpoint.aborted or checkpoint.checkpoint_id < self.newest_confirmed:
@@ -158,26 +160,26 @@ class Judge:
                     check(not gone, f"checkpoint {checkpoint.checkpoint_id} lost its local {copy}")
 
     def no_garbage(self, actors: Iterable[Actor]) -> None:
-        """In a world without faults, every file is of use to somebody."""
+        """Check that every file is needed, in a world without faults."""
         used = {path for actor in actors for path in actor.files()}
         garbage = set(self._store.objects) - used - self._watch.ownership.confirmed
-        check(not garbage, f"nobody needs {sorted(garbage)}")
+        check(not garbage, f"unneeded files exist: {sorted(garbage)}")
 
     def no_local_garbage(self, known: Iterable[str]) -> None:
-        """On a disk without faults, every copy is known to the registry."""
+        """Check that the registry tracks every copy, on a disk without faults."""
         garbage = set(self._disk.files) - set(known)
-        check(not garbage, f"nobody knows of the local {sorted(garbage)}")
+        check(not garbage, f"untracked local files exist: {sorted(garbage)}")
 
     def after_close(self, actors: Iterable[Actor]) -> None:
-        """Safety of what a checkpoint may name, after everything has ended."""
+        """Check the handles that a checkpoint may name, after the end."""
         for actor in actors:
             for checkpoint in actor.kept():
                 self.read_back(actor, checkpoint)
 
-    def nothing_untold(self) -> None:
-        """After an orderly end without faults, only what checkpoints own is left."""
+    def only_owned_files(self) -> None:
+        """Check that only files of checkpoints exist after an end without faults."""
         garbage = set(self._store.objects) - self._watch.ownership.confirmed
-        check(not garbage, f"nobody was told of {sorted(garbage)}")
+        check(not garbage, f"files in no returned handle exist: {sorted(garbage)}")
 
 
 def _canonical(batches: Iterable[pa.RecordBatch]) -> list[dict[int, list[bytes]]]:
@@ -188,7 +190,7 @@ def _canonical(batches: Iterable[pa.RecordBatch]) -> list[dict[int, list[bytes]]
 
 
 def _local_files(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
-    """Return remote and local path of each file that has a copy, by the local one."""
+    """Return remote and local path of each file with a copy, by local path."""
     if checkpoint.local is None:
         return {}
     return {

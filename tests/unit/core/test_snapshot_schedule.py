@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.core.materialization_policy import (
+from statelog.core.snapshot_schedule import (
     LogDistances,
-    MaterializationPolicy,
-    MaterializationSchedule,
+    SnapshotSchedule,
+    choose_key_groups,
 )
 from statelog.errors import InvalidOptionsError
 from statelog.model import (
@@ -21,6 +21,7 @@ from statelog.model import (
     live_snapshots,
     split_key_groups,
 )
+from statelog.options import SnapshotPolicy
 
 GROUPS = 32
 
@@ -29,7 +30,7 @@ class Job:
     """A job whose checkpoints are made with the real rules, without any bytes."""
 
     def __init__(
-        self, policy: MaterializationPolicy, sizes: "np.ndarray[tuple[int], np.dtype[np.float64]]"
+        self, policy: SnapshotPolicy, sizes: "np.ndarray[tuple[int], np.dtype[np.float64]]"
     ) -> None:
         self.policy = policy
         self.sizes = sizes
@@ -53,7 +54,9 @@ class Job:
 
     def batch(self, log_bytes: int, tasks: int) -> int:
         """Run a micro-batch and return the bytes of its snapshots."""
-        chosen = self.policy.choose(LogDistances.of(self.checkpoint(), GROUPS), self.sizes)
+        chosen = choose_key_groups(
+            self.policy, LogDistances.of(self.checkpoint(), GROUPS), self.sizes
+        )
         self.number += 1
         written = []
         for index, part in enumerate(split_key_groups(GROUPS, tasks)):
@@ -77,7 +80,7 @@ class Job:
         return sum(handle.size_bytes for handle in self.log)
 
 
-POLICY = MaterializationPolicy(
+POLICY = SnapshotPolicy(
     log_to_snapshot_ratio=2.0, min_log_bytes=1000, max_log_handles=40, slice_bytes=500, max_slices=8
 )
 
@@ -126,7 +129,7 @@ def test_a_small_state_is_written_whole_and_only_when_its_log_is_full() -> None:
 
 def test_nothing_is_due_without_a_log() -> None:
     job = Job(POLICY, np.full(GROUPS, 125.0))
-    assert () == POLICY.choose(LogDistances.of(None, GROUPS), job.sizes)
+    assert () == choose_key_groups(POLICY, LogDistances.of(None, GROUPS), job.sizes)
     assert 0 == job.batch(0, 1)
 
 
@@ -140,8 +143,8 @@ def distances(behind: int = 1000, checkpoints: int = 50) -> LogDistances:
     )
 
 
-def schedule(entries: int = 3200) -> MaterializationSchedule:
-    return MaterializationSchedule(POLICY, GROUPS, state_entries=entries, entry_bytes=10)
+def schedule(entries: int = 3200) -> SnapshotSchedule:
+    return SnapshotSchedule(POLICY, GROUPS, state_entries=entries, entry_bytes=10)
 
 
 def test_a_failed_snapshot_is_tried_again_later_and_the_others_get_their_turn_first() -> None:
@@ -161,7 +164,7 @@ def test_a_failed_snapshot_is_tried_again_later_and_the_others_get_their_turn_fi
 
 
 def test_the_size_of_entries_is_learned_from_the_snapshots() -> None:
-    plan = MaterializationSchedule(POLICY, GROUPS)
+    plan = SnapshotSchedule(POLICY, GROUPS)
     assert (KeyGroupRange(0, GROUPS - 1),) == plan.choose(
         distances(), 0
     )  # nothing known: one slice
@@ -186,4 +189,4 @@ def test_the_size_of_entries_is_learned_from_the_snapshots() -> None:
 )
 def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidOptionsError, match=next(iter(wrong))):
-        MaterializationPolicy(**wrong)  # type: ignore[arg-type]
+        SnapshotPolicy(**wrong)  # type: ignore[arg-type]

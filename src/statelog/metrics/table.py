@@ -1,31 +1,22 @@
 """
-All metrics of statelog in one table, and a registry that holds their values.
+All metrics of statelog, in one table.
 
-Names and meanings are Flink's, in Python's spelling; the table says which is which.  Those without
-a name of Flink's are ours: how long each phase takes, and how old what waits is.
+A metric with a name of Flink's has Flink's meaning, and its name here is that name in Python's
+spelling.  The others are statelog's own: durations of phases, ages of queues, and counts.
 Source: Flink, ChangelogStorageMetricGroup, ChangelogMaterializationMetricGroup,
-ChangelogStateBackendMetricGroup.  Deviations are said at the metric.
+ChangelogStateBackendMetricGroup.  Deviations are described at the metric.
 """
 
 from __future__ import annotations
 
 import enum
-import threading  # noqa: TID251 - only a lock, which ends with its `with`
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.errors import UsageError
-
-HISTOGRAM_SIZE: Final = 1000
-"""Values a histogram remembers, as in Flink."""
-
-_FOLD_AT: Final = 512
-
 
 class MetricKind(enum.Enum):
-    """What a metric does with the values it gets."""
+    """How a metric treats its values."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -34,7 +25,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One row of the table: our name, Flink's name ("" for none), kind, unit and meaning."""
+    """One metric: our name, Flink's name ("" for none), kind, unit and meaning."""
 
     name: str
     flink_name: str
@@ -56,8 +47,8 @@ _TABLE: Final = (
         "ChangelogStorage.numberOfUploadFailures",
         MetricKind.COUNTER,
         "attempts",
-        "Upload attempts that raised, whatever the error; unlike in Flink one in the close of the "
-        "file counts too. An attempt that is only late is a time-out, not a failure.",
+        "Upload attempts that raised an error of any kind; unlike in Flink, an error in the close "
+        "of the file counts too. A late attempt is a time-out, not a failure.",
     ),
     MetricSpec(
         "attempts_per_upload",
@@ -113,7 +104,7 @@ _TABLE: Final = (
         "",
         MetricKind.COUNTER,
         "attempts",
-        "Upload attempts that succeeded when their upload had ended; their files are deleted.",
+        "Upload attempts that succeeded after their upload had ended; their files are deleted.",
     ),
     MetricSpec(
         "upload_queue_age",
@@ -127,10 +118,10 @@ _TABLE: Final = (
         "",
         MetricKind.GAUGE,
         "bytes",
-        "Bytes queued, uploading, or held by attempts that hang, of all writers.",
+        "Bytes of all writers that are queued, uploading, or held by attempts that hang.",
     ),
     MetricSpec(
-        "tasks_without_room",
+        "backpressured_tasks",
         "",
         MetricKind.GAUGE,
         "tasks",
@@ -148,7 +139,7 @@ _TABLE: Final = (
         "",
         MetricKind.HISTOGRAM,
         "nanoseconds",
-        "Phase: from the start of an attempt until it writes: the wait for a thread, and encoding.",
+        "Phase: from the start of an attempt to its put: the wait for a thread, and encoding.",
     ),
     MetricSpec(
         "encode_durations",
@@ -191,7 +182,7 @@ _TABLE: Final = (
         MetricKind.COUNTER,
         "files",
         "Files that a restore read from the store although it was given a local copy of "
-        "its handle.",
+        "the handle.",
     ),
     MetricSpec(
         "local_recovery_bytes",
@@ -208,12 +199,12 @@ _TABLE: Final = (
         "Local copies that were complete in time.",
     ),
     MetricSpec(
-        "local_copy_faults",
+        "local_copy_errors",
         "",
         MetricKind.COUNTER,
         "files",
-        "Local copies that failed, came too late, or were found damaged; no upload and "
-        "no restore fails by it.",
+        "Local copies that failed, were written too late, or are damaged; uploads and restores "
+        "do not fail because of it.",
     ),
     MetricSpec(
         "download_cache_hits",
@@ -227,7 +218,7 @@ _TABLE: Final = (
         "",
         MetricKind.COUNTER,
         "files",
-        "Reads for which the store was asked.",
+        "Reads that went to the store.",
     ),
     MetricSpec(
         "download_cache_bytes",
@@ -237,7 +228,7 @@ _TABLE: Final = (
         "Bytes of downloaded files on disk, files being written included.",
     ),
     MetricSpec(
-        "download_cache_faults",
+        "download_cache_errors",
         "",
         MetricKind.COUNTER,
         "files",
@@ -248,14 +239,14 @@ _TABLE: Final = (
         "",
         MetricKind.COUNTER,
         "files",
-        "Cached files that made room for others.",
+        "Cached files that were removed because the cache was full.",
     ),
     MetricSpec(
         "download_cache_idle_removals",
         "",
         MetricKind.COUNTER,
         "files",
-        "Cached files removed because nobody had used them for the idle time-out.",
+        "Cached files removed because they were not used for the idle time-out.",
     ),
     MetricSpec(
         "started_materialization",
@@ -332,153 +323,16 @@ _TABLE: Final = (
         "numLateRecordsDropped",
         MetricKind.COUNTER,
         "rows",
-        "Input rows that a stateful query dropped because they came later than the watermark.",
+        "Input rows that a stateful query dropped because their event time is behind the watermark.",
     ),
     MetricSpec(
         "changelog_busy_time",
         "changelogBusyTimeMsPerSecond",
         MetricKind.COUNTER,
         "nanoseconds",
-        "Time callers waited for upload capacity; Flink shows it per second, in ms.",
+        "Time that callers waited for upload capacity; Flink reports it per second, in ms.",
     ),
 )
 
 METRICS: Final[Mapping[str, MetricSpec]] = {row.name: row for row in _TABLE}
 """Every metric by its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """
-    The last values of a histogram in order of time, at most 1000.
-
-    Args:
-        values: Those values.
-        total_count: How many values there ever were.
-        total_sum: Their sum.
-    """
-
-    values: tuple[float, ...]
-    total_count: int = 0
-    total_sum: float = 0.0
-
-    @property
-    def count(self) -> int:
-        """How many values are kept."""
-        return len(self.values)
-
-    def quantile(self, fraction: float) -> float:
-        """Return the value at *fraction* (0 to 1) of the sorted values; 0 without values."""
-        if not self.values:
-            return 0.0
-        ordered = sorted(self.values)
-        return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
-
-
-MetricValue = int | float | HistogramSnapshot
-
-
-class _Sum:
-    """
-    A sum that many threads add to without a lock, because appending to a deque is atomic.
-
-    Now and then a thread that adds takes the summands off and puts their sum back, and so does
-    each that reads, under a lock: a reader must not come between the two.
-    """
-
-    __slots__ = ("_folding", "_summands")
-
-    def __init__(self) -> None:
-        self._summands: deque[float] = deque()
-        self._folding = threading.Lock()
-
-    def add(self, amount: float) -> None:
-        self._summands.append(amount)
-        if len(self._summands) > _FOLD_AT and not self._folding.locked():
-            self.value()
-
-    def value(self) -> float:
-        # This lock's `with` is one step for a signal handler that raises; it is held for
-        # microseconds, and only by those who fold.
-        with self._folding:
-            return self._fold()
-
-    def _fold(self) -> float:
-        """Put the sum in the place of the summands.  Called under the lock."""
-        total: float = 0
-        try:
-            for _ in range(len(self._summands)):
-                total += self._summands.popleft()
-            return total
-        finally:
-            self._summands.append(total)
-
-
-class Metrics:
-    """
-    Values of the metrics of one storage.
-
-    Recording is a few appends to deques, which are atomic; any thread may record.
-    """
-
-    def __init__(self) -> None:
-        self._counters: dict[str, _Sum] = {}
-        self._histograms: dict[str, deque[float]] = {}
-        self._totals: dict[str, tuple[_Sum, _Sum]] = {}
-        self._gauges: dict[str, Callable[[], float]] = {}
-        for spec in METRICS.values():
-            if spec.kind is MetricKind.COUNTER:
-                self._counters[spec.name] = _Sum()
-            elif spec.kind is MetricKind.HISTOGRAM:
-                self._histograms[spec.name] = deque(maxlen=HISTOGRAM_SIZE)
-                self._totals[spec.name] = _Sum(), _Sum()
-
-    def count(self, name: str, amount: int = 1) -> None:
-        """Add *amount* to the counter *name*; raises `UsageError` if there is no such counter."""
-        counter = self._counters.get(name)
-        if counter is None:
-            raise _unknown(name, MetricKind.COUNTER)
-        counter.add(amount)
-
-    def record(self, name: str, value: float) -> None:
-        """Add *value* to the histogram *name*; raises `UsageError` if there is none."""
-        histogram = self._histograms.get(name)
-        if histogram is None:
-            raise _unknown(name, MetricKind.HISTOGRAM)
-        histogram.append(value)
-        number, total = self._totals[name]
-        number.add(1)
-        total.add(value)
-
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Let *read* tell the gauge *name* from now on; raises `UsageError` if there is none."""
-        if name not in METRICS or METRICS[name].kind is not MetricKind.GAUGE:
-            raise _unknown(name, MetricKind.GAUGE)
-        self._gauges[name] = read
-
-    def value(self, name: str) -> MetricValue | None:
-        """Return the present value of a metric; None for a gauge that nobody tells."""
-        if (counter := self._counters.get(name)) is not None:
-            return counter.value()
-        if (histogram := self._histograms.get(name)) is not None:
-            number, total = self._totals[name]
-            return HistogramSnapshot(tuple(_copy(histogram)), int(number.value()), total.value())
-        read = self._gauges.get(name)
-        return None if read is None else read()
-
-    def snapshot(self) -> dict[str, MetricValue]:
-        """Return the present value of every metric that has one, by name."""
-        values = {name: self.value(name) for name in METRICS}
-        return {name: value for name, value in values.items() if value is not None}
-
-
-def _unknown(name: str, kind: MetricKind) -> UsageError:
-    return UsageError(f"{name!r} is no {kind.value} of statelog; see statelog.metrics.METRICS")
-
-
-def _copy(values: deque[float]) -> list[float]:
-    while True:
-        try:
-            return list(values)
-        except RuntimeError:  # somebody appended meanwhile
-            continue

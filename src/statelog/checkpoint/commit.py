@@ -1,0 +1,131 @@
+"""
+The commit of a checkpoint: one metadata object, created by put-if-absent.
+
+Whether the object exists, and which owner wrote it, is found out here.  The coordinator decides what
+follows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from statelog.checkpoint.history import read_checkpoint
+from statelog.core.checkpoint_events import WriteMetadata
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
+from statelog.model import CompletedCheckpoint, Json
+from statelog.store import LocationPaths, ObjectStore
+from statelog.store.conditional_put import put_or_find
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAuthor:
+    """
+    The owner of a commit, and the time.
+
+    Args:
+        owner_id: Name of the owner.
+        epoch: Epoch of its claim, >= 1.
+        max_parallelism: Number of key groups of the job.
+        created_at_ms: Milliseconds since 1970 (UTC).
+    """
+
+    owner_id: str
+    epoch: int
+    max_parallelism: int
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitConflict:
+    """
+    The object of a commit exists, and another owner wrote it.
+
+    Args:
+        reason: What was found.
+        cause: The error of a read that failed, or None.
+    """
+
+    reason: str
+    cause: Exception | None = None
+
+
+def prepare_commit(
+    plan: WriteMetadata,
+    author: CommitAuthor,
+    path: str,
+    *,
+    properties: Mapping[str, Json],
+    sections: Mapping[bytes, bytes],
+    compress: bool,
+) -> MetadataFile:
+    """
+    Build the metadata object of a checkpoint.
+
+    Args:
+        plan: The parts of the checkpoint.
+        author: Its owner.
+        path: Name of the object.
+        properties: What the engine stores with it, in JSON.
+        sections: Opaque bytes by four-byte tag.
+        compress: Snappy-frame the change sets.
+
+    Raises:
+        UsageError: A property is not JSON, or a tag is reserved.
+    """
+    checkpoint = CompletedCheckpoint(
+        checkpoint_id=plan.checkpoint_id,
+        parent_id=plan.parent_id,
+        created_at_ms=author.created_at_ms,
+        epoch=author.epoch,
+        owner_id=author.owner_id,
+        max_parallelism=author.max_parallelism,
+        materialized=plan.materialized,
+        log=plan.log,
+        retained=plan.retained,
+        properties=dict(properties),
+    )
+    record = CheckpointRecord(checkpoint, os.urandom(8).hex())
+    return write_metadata(record, path, compress=compress, sections=sections)
+
+
+def put_commit(
+    store: ObjectStore,
+    paths: LocationPaths,
+    prepared: MetadataFile,
+    pause: Callable[[float], None],
+) -> CommitConflict | None:
+    """
+    Put the metadata object; None if it exists and this owner wrote it.
+
+    Raises:
+        StoreError: The store failed; the object may exist or not.
+
+    Blocks: On the store.
+    """
+    own = prepared.record.checkpoint
+    path = paths.metadata(own.checkpoint_id)
+    # A lost answer looks like a fault, or (repeated by the client) like a conflict.
+    try:
+        found = put_or_find(
+            store,
+            path,
+            prepared.buffers,
+            lambda: read_checkpoint(store, paths, own.checkpoint_id).record,
+            pause,
+        )
+    except (CorruptionError, IncompatibleFormatError) as unreadable:
+        reason = f"{path} exists and this owner did not write it: {unreadable}"
+        return CommitConflict(reason, unreadable)
+    if found is None:
+        return None
+    other, attempt = found.checkpoint, prepared.record.attempt
+    if (other.owner_id, other.epoch, found.attempt) == (own.owner_id, own.epoch, attempt):
+        return None
+    return CommitConflict(
+        f"checkpoint {own.checkpoint_id} was committed by {other.owner_id!r} in epoch "
+        f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch {own.epoch} "
+        f"(attempt {attempt})"
+    )

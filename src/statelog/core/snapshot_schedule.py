@@ -1,0 +1,191 @@
+"""
+Choose which snapshots a micro-batch writes: the log stays bounded, each micro-batch writes little.
+
+Key groups are written in the order of their last snapshots, slice by slice.  A piece of the log is
+no longer needed once a snapshot covers each of its key groups, so this order frees the oldest part
+of the log first.  Slices fall due evenly: if a full log may hold X bytes and the state makes k
+slices, one falls due about every X / k bytes of log.  A micro-batch then writes in proportion to
+what it logs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.model.checkpoint import covered_checkpoints
+from statelog.options import SnapshotPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class LogDistances:
+    """
+    Measure how far the log is ahead of the snapshots.
+
+    Args:
+        covered: By key group: the checkpoint its snapshot contains; -1 without one.
+        behind_bytes: By key group: bytes of the whole job's log since then.
+        behind_checkpoints: By key group: checkpoints with a log since then.
+        log_bytes: Bytes of all log pieces that are still needed, each counted once.
+        log_handles: Their number.
+    """
+
+    covered: npt.NDArray[np.int64]
+    behind_bytes: npt.NDArray[np.int64]
+    behind_checkpoints: npt.NDArray[np.int64]
+    log_bytes: int
+    log_handles: int
+
+    @classmethod
+    def of(cls, checkpoint: CompletedCheckpoint | None, max_parallelism: int) -> LogDistances:
+        """Return the distances at *checkpoint*; None for the empty state."""
+        if checkpoint is None:
+            nothing = np.zeros(max_parallelism, np.int64)
+            return cls(nothing - 1, nothing, nothing, 0, 0)
+        covered = covered_checkpoints(checkpoint.materialized, max_parallelism)
+        ids = np.fromiter((log.checkpoint_id for log in checkpoint.log), np.int64)
+        sizes = np.fromiter((log.size_bytes for log in checkpoint.log), np.int64)
+        order = np.argsort(ids, kind="stable")
+        ids, sizes = ids[order], sizes[order]
+        after = np.searchsorted(ids, covered, side="right")
+        bytes_from = np.append(np.cumsum(sizes[::-1])[::-1], 0)
+        distinct = np.unique(ids)
+        checkpoints = len(distinct) - np.searchsorted(distinct, covered, side="right")
+        return cls(covered, bytes_from[after], checkpoints, int(sizes.sum()), len(ids))
+
+
+def choose_key_groups(
+    policy: SnapshotPolicy,
+    distances: LogDistances,
+    sizes: Sequence[float] | npt.NDArray[np.float64],
+    failures: Sequence[int] | npt.NDArray[np.int64] | None = None,
+) -> tuple[KeyGroupRange, ...]:
+    """
+    Return the key groups to write with the next micro-batch.
+
+    These are two slices at most.
+
+    Args:
+        policy: The bounds of the log and of one micro-batch.
+        distances: The log behind the snapshots.
+        sizes: By key group: expected bytes of a snapshot.
+        failures: By key group: failed snapshots in a row; these key groups are last.
+    """
+    size = np.asarray(sizes, np.float64)
+    state = float(size.sum())
+    rank = np.zeros(len(size), np.int64) if failures is None else np.asarray(failures)
+    slices = _slices(policy, np.lexsort((distances.covered, rank)).tolist(), size, state)
+    allowed = max(policy.min_log_bytes, state * policy.log_to_snapshot_ratio, 1)
+    count, due = len(slices), 0
+    for index, part in enumerate(slices):
+        behind = int(distances.behind_checkpoints[part.start : part.end + 1].max())
+        by_size = int(distances.behind_bytes[part.start : part.end + 1].max()) / allowed
+        used = min(1.0, max(by_size, behind / policy.max_log_handles))
+        # This slice must be written before the log is full, and the slices ahead of it before it.
+        if behind:
+            due = max(due, math.floor(index - count * (1 - used) + 1e-9) + 1)
+    return _joined(slices[: min(due, _SLICES_AT_ONCE)])
+
+
+def _slices(
+    policy: SnapshotPolicy, order: Sequence[int], size: npt.NDArray[np.float64], state: float
+) -> list[KeyGroupRange]:
+    """Cut the key groups, in order, into ranges of about one slice."""
+    slice_bytes = max(policy.slice_bytes, state / policy.max_slices)
+    slices: list[KeyGroupRange] = []
+    used = 0.0
+    for key_group in order:
+        own = float(size[key_group])
+        if slices and slices[-1].end + 1 == key_group and used + own <= slice_bytes:
+            slices[-1] = KeyGroupRange(slices[-1].start, key_group)
+            used += own
+        else:
+            slices.append(KeyGroupRange(key_group, key_group))
+            used = own
+    return slices
+
+
+_SLICES_AT_ONCE = 2
+"""Overdue slices are written at most twice as fast as they fall due."""
+
+
+def _joined(slices: Sequence[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
+    joined: list[KeyGroupRange] = []
+    for part in slices:
+        if joined and joined[-1].end + 1 == part.start:
+            joined[-1] = KeyGroupRange(joined[-1].start, part.end)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+class SnapshotSchedule:
+    """
+    Remember what no checkpoint holds: learned sizes, failures, and when to try again.
+
+    Args:
+        policy: The bounds.
+        max_parallelism: Number of key groups.
+        state_entries: Number of state entries, as far as known.
+        entry_bytes: Bytes of one entry in a snapshot; None before the first snapshot.
+    """
+
+    def __init__(
+        self,
+        policy: SnapshotPolicy,
+        max_parallelism: int,
+        *,
+        state_entries: int = 0,
+        entry_bytes: float | None = None,
+    ) -> None:
+        self._policy = policy
+        self._entries = np.full(max_parallelism, state_entries / max_parallelism)
+        self._entry_bytes = _ENTRY_BYTES if entry_bytes is None else entry_bytes
+        self._failures = np.zeros(max_parallelism, np.int64)
+        self._failed_in_a_row = 0
+        self._not_before_ms = 0
+
+    def choose(self, distances: LogDistances, now_ms: int) -> tuple[KeyGroupRange, ...]:
+        """Return the key groups whose snapshot the next micro-batch writes."""
+        if now_ms < self._not_before_ms:
+            return ()
+        return choose_key_groups(
+            self._policy, distances, self._entries * self._entry_bytes, self._failures
+        )
+
+    def has_entries(self, key_groups: KeyGroupRange, entries: Sequence[int]) -> None:
+        """Note how many state entries each of *key_groups* has."""
+        self._entries[key_groups.start : key_groups.end + 1] = entries
+
+    def completed(self, key_groups: KeyGroupRange, size_bytes: int) -> None:
+        """Note that a snapshot of *key_groups* is part of a checkpoint."""
+        entries = float(self._entries[key_groups.start : key_groups.end + 1].sum())
+        if entries >= _MIN_SAMPLE_ENTRIES:
+            self._entry_bytes += (size_bytes / entries - self._entry_bytes) / 2
+        self._failures[key_groups.start : key_groups.end + 1] = 0
+        self._failed_in_a_row = 0
+
+    def failed(self, key_groups: KeyGroupRange, now_ms: int) -> int:
+        """
+        Note that a snapshot of *key_groups* could not be written.
+
+        Returns:
+            Milliseconds until the next attempt at any: 10 s, twice as much after each failure in
+            a row, 10 minutes at most.
+        """
+        self._failures[key_groups.start : key_groups.end + 1] += 1
+        delay = min(_DELAY_MS << min(self._failed_in_a_row, 16), _DELAY_MAX_MS)
+        self._failed_in_a_row += 1
+        self._not_before_ms = now_ms + delay
+        return delay
+
+
+_ENTRY_BYTES = 32.0
+_MIN_SAMPLE_ENTRIES = 100
+_DELAY_MS = 10_000
+_DELAY_MAX_MS = 600_000

@@ -1,0 +1,14 @@
+"""Metrics: the table of all of them, and a registry that holds their values."""
+
+from statelog.metrics.registry import HISTOGRAM_SIZE, HistogramSnapshot, Metrics, MetricValue
+from statelog.metrics.table import METRICS, MetricKind, MetricSpec
+
+__all__ = [
+    "HISTOGRAM_SIZE",
+    "METRICS",
+    "HistogramSnapshot",
+    "MetricKind",
+    "MetricSpec",
+    "MetricValue",
+    "Metrics",
+]

@@ -1,0 +1,158 @@
+"""
+A registry that holds the values of the metrics.
+
+Recording appends to deques, which is atomic, so any thread may record without a lock.
+"""
+
+from __future__ import annotations
+
+import threading  # noqa: TID251 - only a lock, which ends with its `with`
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.errors import UsageError
+from statelog.metrics.table import METRICS, MetricKind
+
+HISTOGRAM_SIZE: Final = 1000
+"""Values that a histogram keeps, as in Flink."""
+
+_FOLD_AT: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """
+    The last values of a histogram, oldest first.
+
+    Args:
+        values: At most 1000 values.
+        total_count: Number of all values recorded.
+        total_sum: Sum of all values recorded.
+    """
+
+    values: tuple[float, ...]
+    total_count: int = 0
+    total_sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of values kept."""
+        return len(self.values)
+
+    def quantile(self, fraction: float) -> float:
+        """Return the value at *fraction* (0 to 1); 0 without values."""
+        if not self.values:
+            return 0.0
+        ordered = sorted(self.values)
+        return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+
+
+MetricValue = int | float | HistogramSnapshot
+
+
+class _Sum:
+    """
+    A sum that many threads add to without a lock, because appending to a deque is atomic.
+
+    From time to time a thread that adds replaces the summands by their sum, and so does every
+    reader.  A lock keeps readers from seeing the deque between the two steps.
+    """
+
+    __slots__ = ("_folding", "_summands")
+
+    def __init__(self) -> None:
+        self._summands: deque[float] = deque()
+        self._folding = threading.Lock()
+
+    def add(self, amount: float) -> None:
+        self._summands.append(amount)
+        if len(self._summands) > _FOLD_AT and not self._folding.locked():
+            self.value()
+
+    def value(self) -> float:
+        # The `with` is one step for a signal handler that raises.  The lock is held for
+        # microseconds, and only while folding.
+        with self._folding:
+            return self._fold()
+
+    def _fold(self) -> float:
+        """Replace the summands by their sum.  Called under the lock."""
+        total: float = 0
+        try:
+            for _ in range(len(self._summands)):
+                total += self._summands.popleft()
+            return total
+        finally:
+            self._summands.append(total)
+
+
+class Metrics:
+    """
+    Values of the metrics of one storage.
+
+    Thread: any.
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[str, _Sum] = {}
+        self._histograms: dict[str, deque[float]] = {}
+        self._totals: dict[str, tuple[_Sum, _Sum]] = {}
+        self._gauges: dict[str, Callable[[], float]] = {}
+        for spec in METRICS.values():
+            if spec.kind is MetricKind.COUNTER:
+                self._counters[spec.name] = _Sum()
+            elif spec.kind is MetricKind.HISTOGRAM:
+                self._histograms[spec.name] = deque(maxlen=HISTOGRAM_SIZE)
+                self._totals[spec.name] = _Sum(), _Sum()
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add *amount* to the counter *name*; raises `UsageError` if there is no such counter."""
+        counter = self._counters.get(name)
+        if counter is None:
+            raise _unknown(name, MetricKind.COUNTER)
+        counter.add(amount)
+
+    def record(self, name: str, value: float) -> None:
+        """Add *value* to the histogram *name*; raises `UsageError` if there is no such histogram."""
+        histogram = self._histograms.get(name)
+        if histogram is None:
+            raise _unknown(name, MetricKind.HISTOGRAM)
+        histogram.append(value)
+        number, total = self._totals[name]
+        number.add(1)
+        total.add(value)
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Read the gauge *name* by calling *read*; raises `UsageError` if there is no such gauge."""
+        if name not in METRICS or METRICS[name].kind is not MetricKind.GAUGE:
+            raise _unknown(name, MetricKind.GAUGE)
+        self._gauges[name] = read
+
+    def value(self, name: str) -> MetricValue | None:
+        """Return the present value of a metric; None for a gauge without a reader."""
+        if (counter := self._counters.get(name)) is not None:
+            return counter.value()
+        if (histogram := self._histograms.get(name)) is not None:
+            number, total = self._totals[name]
+            return HistogramSnapshot(tuple(_copy(histogram)), int(number.value()), total.value())
+        read = self._gauges.get(name)
+        return None if read is None else read()
+
+    def snapshot(self) -> dict[str, MetricValue]:
+        """Return the present value of every metric that has one, by name."""
+        values = {name: self.value(name) for name in METRICS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _unknown(name: str, kind: MetricKind) -> UsageError:
+    return UsageError(f"unknown {kind.value} {name!r}; statelog.metrics.METRICS lists all metrics")
+
+
+def _copy(values: deque[float]) -> list[float]:
+    while True:
+        try:
+            return list(values)
+        except RuntimeError:  # another thread appended during the copy
+            continue
