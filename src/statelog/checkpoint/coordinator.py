@@ -22,7 +22,12 @@ from statelog.checkpoint.history import (
 )
 from statelog.checkpoint.ownership import claim_epoch, is_taken_over
 from statelog.checkpoint.recorder import CheckpointRecorder
-from statelog.checkpoint.restore import find_restore_point, objects_of
+from statelog.checkpoint.restore import (
+    check_key_groups,
+    check_unused,
+    find_restore_point,
+    objects_of,
+)
 from statelog.core.checkpoint_events import (
     Acknowledged,
     CleanUpRequested,
@@ -37,7 +42,7 @@ from statelog.core.checkpoint_events import (
     WriteMetadata,
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
-from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.errors import FencedError, UsageError
 from statelog.format.checkpoint_metadata import MetadataFile
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
@@ -99,9 +104,8 @@ class CheckpointCoordinator:
         """Kept until the first `trigger`: its sections may be asked for, to deliver them again."""
 
     def _new_ledger(self) -> CheckpointLedger:
-        return CheckpointLedger(
-            max_parallelism=self._max_parallelism, retained=self._options.retained
-        )
+        groups, retained = self._max_parallelism, self._options.retained
+        return CheckpointLedger(max_parallelism=groups, retained=retained)
 
     def _now_ns(self) -> int:
         return self._clock_ms() * _NS_PER_MS
@@ -183,15 +187,8 @@ class CheckpointCoordinator:
         """
         point = find_restore_point(self._store, self._paths, checkpoint_id, known=known)
         found = point.checkpoint
-        if found is not None and found.max_parallelism != self._max_parallelism:
-            raise CheckpointError(
-                f"checkpoint {found.checkpoint_id} of {self._store.url} was taken with "
-                f"{found.max_parallelism} key groups; max_parallelism {self._max_parallelism} "
-                "cannot read it, because keys would move between key groups. Use the number the "
-                "job began with",
-                reason="max_parallelism",
-                checkpoint_id=found.checkpoint_id,
-            )
+        if found is not None:
+            check_key_groups(self._store.url, found, self._max_parallelism)
         self._ledger.handle(Restored(found, point.retained, point.leftovers), self._now_ns())
         self._abandoned = point.abandoned
         newest = -1 if found is None else found.checkpoint_id
@@ -221,13 +218,8 @@ class CheckpointCoordinator:
                 "call claim() and then restore() before the first checkpoint: the location may "
                 "have another owner and older checkpoints"
             )
-        if 0 <= checkpoint_id < self._next_id and self._abandoned:
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} cannot begin: ids up to {self._next_id - 1} were "
-                f"used before and are not reused; use {self._next_id} or higher",
-                reason="not_newer",
-                checkpoint_id=checkpoint_id,
-            )
+        if self._abandoned:
+            check_unused(checkpoint_id, self._next_id)
         self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
         self._prepared = None
         self._restored_from = None
@@ -309,17 +301,15 @@ class CheckpointCoordinator:
             self._fence(conflict.reason, conflict.cause)
         fail_point("after-commit")
         # An owner that claimed during the put may have restored without this checkpoint.
-        self._check_ownership(
-            f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
-        )
+        doubt = f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
+        self._check_ownership(doubt)
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._next_id = checkpoint_id + 1
         self._prepared = None
         previous = self._ledger.latest
-        self._ledger.handle(
-            Committed(checkpoint, objects_of(self._paths, checkpoint)), self._now_ns()
-        )
+        committed = Committed(checkpoint, objects_of(self._paths, checkpoint))
+        self._ledger.handle(committed, self._now_ns())
         if self._recorder is not None:
             self._recorder.completed(checkpoint, previous)
         return checkpoint

@@ -101,6 +101,39 @@ def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[s
     return (*(path for path in checkpoint.referenced_paths() if path != own), own)
 
 
+def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int) -> None:
+    """
+    Check that a checkpoint has the number of key groups of the job.
+
+    Raises:
+        CheckpointError: It has another one (`reason` "max_parallelism").
+    """
+    if found.max_parallelism != max_parallelism:
+        raise CheckpointError(
+            f"checkpoint {found.checkpoint_id} of {url} was taken with {found.max_parallelism} key "
+            f"groups; max_parallelism {max_parallelism} cannot read it, because keys would move "
+            "between key groups. Use the number the job began with",
+            reason="max_parallelism",
+            checkpoint_id=found.checkpoint_id,
+        )
+
+
+def check_unused(checkpoint_id: int, next_id: int) -> None:
+    """
+    Check that a checkpoint given up has not had this id.
+
+    Raises:
+        CheckpointError: It is below *next_id* (`reason` "not_newer").
+    """
+    if 0 <= checkpoint_id < next_id:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} cannot begin: ids up to {next_id - 1} were used before "
+            f"and are not reused; use {next_id} or higher",
+            reason="not_newer",
+            checkpoint_id=checkpoint_id,
+        )
+
+
 def find_checkpoint(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
 ) -> CompletedCheckpoint:
