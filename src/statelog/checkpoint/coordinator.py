@@ -85,10 +85,8 @@ class CheckpointCoordinator:
         recorder: CheckpointRecorder | None = None,
         pause: Callable[[float], None] = pause_thread,
     ) -> None:
-        self._recorder = recorder
-        self._pause = pause
-        self._store = store
-        self._paths = paths
+        self._recorder, self._pause = recorder, pause
+        self._store, self._paths = store, paths
         self._owner_id = owner_id
         self._max_parallelism = max_parallelism
         self._options = options
@@ -117,11 +115,7 @@ class CheckpointCoordinator:
 
     @property
     def next_checkpoint_id(self) -> int:
-        """
-        The lowest id that `trigger` accepts, above every checkpoint in the location.
-
-        So no name is reused, and a late delete of an earlier owner cannot delete a newer object.
-        """
+        """The lowest id that `trigger` accepts: above all others, so that no name is reused."""
         return self._next_id
 
     @property
@@ -355,8 +349,7 @@ class CheckpointCoordinator:
 
         Blocks: On the store.   Thread: any.
         """
-        latest = self._ledger.latest
-        if latest is not None and latest.checkpoint_id == checkpoint_id:
+        if (latest := self._ledger.latest) and latest.checkpoint_id == checkpoint_id:
             return latest
         return load_checkpoint(self._store, self._paths, checkpoint_id)
 
