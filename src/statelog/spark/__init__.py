@@ -1,4 +1,4 @@
-"""statelog on Spark: stateful streaming whose state lives in the changelog.  Needs PySpark."""
+"""Stateful streaming on Spark with its state in the changelog; needs PySpark."""
 
 from statelog.core.materialization_policy import MaterializationPolicy
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
