@@ -1,5 +1,5 @@
 """
-Detect fraud with timers: a tiny payment, then a large one within a minute.
+Detect fraud with timers: a tiny payment before a large one.
 
 Run: python examples/fraud.py INPUT OUTPUT CHECKPOINT  (INPUT: JSON lines of account, at, amount)
 """

@@ -1,5 +1,5 @@
 """
-Keep a table with the newest version of each customer, from a change stream.
+Keep a table with the newest version of each customer.
 
 Changes arrive late and out of order.  State holds the newest version, and the table gets upserts.
 Run: python examples/latest.py INPUT TABLE.db CHECKPOINT  (INPUT: JSON lines of id, version, name)

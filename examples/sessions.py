@@ -1,7 +1,8 @@
 """
-Group the clicks of each user into sessions, which half an hour without clicks ends.
+Group the clicks of each user into sessions.
 
-A session is written once event time has passed its end; late clicks within the watermark count.
+A session ends after half an hour without clicks.  It is written once event time has passed its end;
+late clicks within the watermark count.
 Run: python examples/sessions.py INPUT OUTPUT CHECKPOINT  (INPUT: JSON lines of user, at, page)
 """
 

@@ -227,13 +227,13 @@ class FromSpark(StatefulProcessor):
 
 
 def _rows(initial: RowLike) -> Iterable[tuple[Mapping[str, Any], Sequence[int] | None]]:
-    """Yield state and timers of a Row, or of each row of a frame."""
+    """Return state and timers of a Row or a frame's rows."""
     state, timers = initial[STATE_COLUMN], initial[TIMERS_COLUMN]
     return [(state, timers)] if isinstance(state, Mapping) else zip(state, timers, strict=True)
 
 
 def _values(struct: Mapping[str, Any] | Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values of a struct, which a frame has as a Row and a Row as a mapping."""
+    """Return the values of a struct, given as Row or mapping."""
     return tuple(struct.values() if isinstance(struct, Mapping) else struct)
 
 

@@ -58,7 +58,7 @@ def has_no_data_source(
 
 
 def _recorded_sources(frame: DataFrame, checkpoint_location: str) -> int | None:
-    """Return the number of sources in the newest entry of the offset log; None for no entry."""
+    """Return the number of sources in the newest offsets, or None."""
     session = frame.sparkSession
     log = jvm_of(session).org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqLog
     folder = f"{checkpoint_location.rstrip('/')}/offsets"

@@ -205,7 +205,7 @@ class NoDataStream(_PythonObject):
         """Return None: there is no data to report."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix no offset, so that timers which become due with the last rows fire in this run."""
+        """Fix no offset, so that timers of the last rows fire."""
         self._run_ends = True
 
     def planInputPartitions(self, start: JavaObject, end: JavaObject) -> JavaObject:

@@ -122,7 +122,7 @@ def _may_equal(position: str | None, recorded: str | None) -> bool:
 
 
 def _same_logs(first: FirstBatch, record: BatchRecord) -> bool:
-    """Return whether the logs of file sources still name the files that were processed."""
+    """Return whether the logs of file sources name the same files."""
     if not record.source_logs or first.sources is None:
         return True
     return first.sources.read_again(record.source_logs) == record.source_logs

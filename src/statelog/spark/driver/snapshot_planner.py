@@ -60,7 +60,7 @@ class SnapshotPlanner:
         self.distances = LogDistances.of(base, self._groups)
 
     def choose(self, ranges: Sequence[KeyGroupRange], now_ms: int) -> dict[int, KeyGroupRange]:
-        """Return the key groups that each task writes, by partition, and count them as started."""
+        """Choose the key groups that each task writes, by partition."""
         wanted: dict[int, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
             for partition, key_groups in enumerate(ranges):

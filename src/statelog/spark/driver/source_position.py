@@ -134,7 +134,7 @@ class SourcePositions:
 
 def newest_offsets(log: JavaObject, checkpoint_location: str) -> JavaObject:
     """
-    Return the newest entry of an offset log, as Scala's Option of a pair.
+    Return an offset log's newest entry, as Scala's Option of a pair.
 
     Raises:
         CheckpointError: Spark cannot read it (`reason` "damaged").

@@ -259,7 +259,8 @@ class StateLocation:
         if newest.max_parallelism != self._query.definition.max_parallelism:
             raise CheckpointError(
                 f"{self._query.location} has {newest.max_parallelism} key groups, the query asks "
-                f"for {self._query.definition.max_parallelism}; the number is fixed for the lifetime of the state",
+                f"for {self._query.definition.max_parallelism}; the number is fixed for the lifetime of "
+                "the state",
                 reason="max_parallelism",
             )
 

@@ -1,5 +1,5 @@
 """
-Initial state: rows that the first micro-batch of an empty state begins with.
+Initial state: rows for the first micro-batch of an empty state.
 
 They are sent to the tasks together with the first batch's input, by the same key groups, in one
 frame with the columns of both and a flag for initial rows.  Later micro-batches do not have them.

@@ -78,7 +78,7 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
 
 
 def partition_of(tasks: int, max_parallelism: int) -> Column:
-    """Return the number of the task that owns a row of a `KeyedFrame`."""
+    """Return the number of the task that owns a row."""
     # As text, in one call to the JVM; built from columns it would take fifty.
     return expr(f"cast({INPUT_KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)")
 

@@ -12,7 +12,7 @@ from statelog.spark.query.settings import QuerySettings
 @dataclass(frozen=True, slots=True)
 class Query:
     """
-    A query that is about to start: the driver's only source of what the user asked for.
+    A query that is about to start, as the driver needs it.
 
     Args:
         definition: The operator.

@@ -49,7 +49,7 @@ _BY_NAME: Final = {_plain(one.name): at for at, one in SETTINGS.items()} | {
 
 @dataclass(slots=True)
 class _Layer:
-    """The settings of one place by field, its store options, its options of docs/reference."""
+    """The settings, store options and options of one place."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     store: dict[str, object] = field(default_factory=dict)

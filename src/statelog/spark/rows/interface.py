@@ -32,7 +32,11 @@ class KeyedInput(Protocol):
         """Return the keys as tables hold them."""
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key, in the table's form and the processor's, and its rows."""
+        """
+        Yield each key, in both its forms, and its rows.
+
+        The first form is the one in tables, the second the one that the processor gets.
+        """
 
 
 class Output(Protocol):

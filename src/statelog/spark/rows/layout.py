@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class InputLayout:
     """
-    The layout of a task's batches: key group, computed key columns, input columns.
+    The layout of a task's batches: key group, keys, input columns.
 
     Args:
         key_positions: Positions of the key columns.

@@ -149,7 +149,7 @@ class FrameInput(KeyedRows):
             self._shown = list(zip(*shown, strict=True))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[pd.DataFrame]]]:
-        """Yield each key, in the table's form and the processor's, and its frames."""
+        """Yield each key, in both its forms, and its frames."""
         frames = self._frames
         first, end = self._order.ranges.get(key_group, (0, 0))
         if frames is None or first == end:
@@ -216,7 +216,7 @@ class _SortedFrame:
         return values
 
     def cut(self, start: int, end: int) -> Iterator[pd.DataFrame]:
-        """Yield the rows from *start* to before *end* as frames, each on demand."""
+        """Yield the rows from *start* to before *end* as frames."""
         while start < end:
             stop = min(end, start + self._rows)
             frame = self._cutter.slice_rows(start, stop)

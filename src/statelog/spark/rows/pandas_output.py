@@ -98,7 +98,7 @@ class FrameOutput:
 
     def batch(self) -> pa.RecordBatch:
         """
-        Return all rows as one batch, in the order in which they were yielded.
+        Return all rows as one batch, in the order of yields.
 
         Columns are found by name, or by position where no name is a string; columns that the output
         does not have are left out.

@@ -48,7 +48,7 @@ class RowInput(KeyedRows):
         self._rows = [rows[at] for at in self._order.rows.tolist()]
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Row]]]:
-        """Yield each key, in the table's form and the processor's, and its rows."""
+        """Yield each key, in both its forms, and its rows."""
         first, end = self._order.ranges.get(key_group, (0, 0))
         rows, bounds = self._rows, self._order.bounds
         for at in range(first, end):

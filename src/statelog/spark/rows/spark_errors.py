@@ -56,7 +56,7 @@ class MissingStateError(_SparkUsageError, PySparkAssertionError):
 
 
 class WrongTimeError(_SparkUsageError, IllegalArgumentException):
-    """A time does not move forward, or is not later than the watermark."""
+    """A time does not move forward, or is before the watermark."""
 
 
 class WrongArgumentError(_SparkUsageError, AssertionError):

@@ -31,7 +31,7 @@ def make_row(names: Sequence[str], values: Sequence[object]) -> Row:
 
 def row_factory(names: Sequence[str]) -> Callable[[Iterable[object]], Row]:
     """
-    Return a function that makes a `Row` with these fields from its values.
+    Return a function that makes a `Row` of its values.
 
     The rows are of a subclass that stores the names once and finds a field by position, so that
     making a row and reading `row.amount` is several times faster than with Spark's class.  In all

@@ -35,7 +35,7 @@ class TesterRows:
         return list(self.by_group.get(key_group, {}))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key, in the table's form and the processor's, and its rows."""
+        """Yield each key, in both its forms, and its rows."""
         for key, (shown, rows) in self.by_group.get(key_group, {}).items():
             yield key, shown, iter(rows)
 

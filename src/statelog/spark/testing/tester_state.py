@@ -72,7 +72,7 @@ class TesterState:
             self._log.restart(self._log.state.codec, now_ms)
 
     def place(self, key: object) -> tuple[int, Key, Key]:
-        """Return a key's group, and the key in the table's and processor's form."""
+        """Return a key's group, and the key in both its forms."""
         shown: Key = key if type(key) is tuple and self._is_whole_key(key) else (key,)
         codec = self._opened(shown).state.codec
         frozen = codec.key.freeze(shown)

@@ -25,7 +25,7 @@ _SLICE_ROWS = 16_384
 
 class HugeKeyInput:
     """
-    The rows of one key, or of a few, on the local disk.
+    The rows of one or a few keys on the local disk.
 
     Args:
         layout: The layout of the input.
@@ -79,7 +79,7 @@ class HugeKeyInput:
         return list(self._keys.get(key_group, {}))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key, in the table's form and the processor's, and its rows."""
+        """Yield each key, in both its forms, and its rows."""
         for key, shown in self._keys.get(key_group, {}).items():
             yield key, shown, self._rows_of(key_group, key)
 

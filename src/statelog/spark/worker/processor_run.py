@@ -43,10 +43,10 @@ _BY_TIME = itemgetter(0)
 
 class ProcessorRun:
     """
-    One run of a processor over the keys of one task, at once (`process`) or in parts.
+    Runs a processor over the keys of one task.
 
-    In parts: `begin`, then for each part `take` and, once its overlays are appended to the log,
-    `retire`, then `end`.
+    At once: `process`.  In parts: `begin`, then for each part `take` and, once its overlays are
+    appended to the log, `retire`, then `end`.
 
     Args:
         context: The micro-batch.
@@ -84,7 +84,7 @@ class ProcessorRun:
 
     def process(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
         """
-        Run the processor over all keys, then over the timers that are due.
+        Run the processor over all keys, then over due timers.
 
         Args:
             rows: The task's input.
@@ -205,7 +205,7 @@ class ProcessorRun:
         self._cursor.enter(group, self._overlay(key_group))
 
     def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
-        """Return the timers that are due as (time, key group, key), in the order of time."""
+        """Return the due timers as (time, key group, key), by time."""
         until = self._context.due_until_ms
         self._state.prepare_due(self._range, timers_id, until)
         retired = self._retired
@@ -263,7 +263,7 @@ class ProcessorRun:
         return lambda key: make(as_state(thaw(key)))
 
     def next_due_ms(self) -> int:
-        """Return when the earliest timer of the task is due after this run."""
+        """Return when the task's earliest timer is due after this run."""
         timers_id = self._timers_id
         if timers_id is None:
             return NEVER_MS

@@ -46,7 +46,7 @@ class BatchContext:
 
     @property
     def due_until_ms(self) -> int:
-        """Up to when timers are due, in the time of the time mode."""
+        """The time up to which timers are due."""
         return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
 
 

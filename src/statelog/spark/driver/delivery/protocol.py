@@ -44,4 +44,4 @@ class OutputDelivery(Protocol):
     def deliver_again(
         self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
     ) -> None:
-        """Call the sink with the rows of a committed micro-batch that Spark repeats."""
+        """Call the sink again with the rows of a committed micro-batch."""
