@@ -1,7 +1,7 @@
 """
-Deduplication within a time: each payment once, though senders repeat them for up to a day.
+Deduplicate payments that senders may repeat for up to a day.
 
-State is one flag for each id, and goes away by itself after a day.
+State is one flag for each id, which expires after a day.
 Run: python examples/deduplicate.py INPUT OUTPUT CHECKPOINT  (INPUT: JSON lines of id, account, amount)
 """
 
@@ -32,7 +32,7 @@ def main(source, output, checkpoint):
     once = transform_with_state(
         payments.groupBy("id"), FirstOfEachId(), PAYMENTS, "Append", "ProcessingTime"
     )
-    # A batch that is delivered again overwrites itself: exactly once, also over a crash.
+    # A batch that is delivered again overwrites its folder: exactly once, also after a crash.
     query = once.writeStream.option("checkpointLocation", checkpoint).foreachBatch(
         lambda rows, batch: rows.write.mode("overwrite").parquet(f"{output}/batch={batch}")
     )

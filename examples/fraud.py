@@ -1,5 +1,5 @@
 """
-A fraud rule with timers: a tiny payment, then a large one of the same account within a minute.
+Detect fraud with timers: a tiny payment before a large one.
 
 Run: python examples/fraud.py INPUT OUTPUT CHECKPOINT  (INPUT: JSON lines of account, at, amount)
 """
@@ -33,7 +33,7 @@ class FraudRule(StatefulProcessor):
                 self.handle.registerTimer(at + MINUTE_MS)
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        self.armed.clear()  # the minute is over: no state stays behind for quiet accounts
+        self.armed.clear()  # the minute is over: accounts without payments keep no state
         return iter(())
 
     def disarm(self):

@@ -1,7 +1,7 @@
 """
-Latest per key: a table that holds the newest version of each customer, fed by a change stream.
+Keep a table with the newest version of each customer.
 
-Changes come late and out of order; state knows the version that counts, the table gets upserts.
+Changes arrive late and out of order.  State holds the newest version, and the table gets upserts.
 Run: python examples/latest.py INPUT TABLE.db CHECKPOINT  (INPUT: JSON lines of id, version, name)
 """
 
@@ -31,7 +31,7 @@ class Latest(StatefulProcessor):
 
 
 def upsert(path, changes, batch):
-    """One row per customer and batch, so writing a batch again changes nothing."""
+    """Write one row per customer; writing a batch again changes nothing."""
     with closing(sqlite3.connect(path)) as table, table:
         table.execute("CREATE TABLE IF NOT EXISTS customers (id PRIMARY KEY, version, name)")
         table.executemany(

@@ -1,7 +1,8 @@
 """
-Sessions: the clicks of each user, cut where nothing came for half an hour.
+Group the clicks of each user into sessions.
 
-A session is written once event time has passed its end; late clicks within the watermark count.
+A session ends after half an hour without clicks.  It is written once event time has passed its end;
+late clicks within the watermark count.
 Run: python examples/sessions.py INPUT OUTPUT CHECKPOINT  (INPUT: JSON lines of user, at, page)
 """
 
@@ -27,7 +28,7 @@ class Sessions(StatefulProcessor):
         sessions = list(self.open.get())
         for at in (int(row.at.timestamp() * 1000) for row in rows):
             near = [s for s in sessions if s[0] - GAP_MS <= at <= s[1] + GAP_MS]
-            starts, ends, clicks = zip((at, at, 1), *near, strict=True)  # it may join two
+            starts, ends, clicks = zip((at, at, 1), *near, strict=True)  # it may join two sessions
             merged = (min(starts), max(ends), sum(clicks))
             sessions = [merged, *(s for s in sessions if s not in near)]
             self.handle.registerTimer(merged[1] + GAP_MS)

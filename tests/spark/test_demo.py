@@ -121,7 +121,7 @@ def test_rows_that_changed_between_deliveries_are_found(
     with open(Path(copied.output) / "deliveries.jsonl", "ab") as log:
         log.write(b'{"batch":2,"rows":1,"digest":"another"}\n{"batch":2,"ro')
     verdict = verify(spark, copied)
-    assert ["output: batch 2 was delivered twice, with other rows"] == verdict.differences
+    assert ["output: batch 2 was delivered twice, with different rows"] == verdict.differences
     assert 4 == verdict.deliveries
 
 

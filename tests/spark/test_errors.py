@@ -65,13 +65,13 @@ AT_KEY = r"ProcessorError: Faulty\.handleInputRows failed for key \(13,\) in bat
         ("error", AT_KEY + "ArithmeticError: it does not add up. Nothing of this batch was comm"),
         (
             "sys.exit",
-            AT_KEY + r"it called sys\.exit\(3\), but a processor does not end its process",
+            AT_KEY + r"it called sys\.exit\(3\), but a processor must not end its process",
         ),
-        ("os._exit", AT_KEY + r"it called os\._exit\(5\), but a processor does not end its proces"),
+        ("os._exit", AT_KEY + r"it called os\._exit\(5\), but a processor must not end its proces"),
         (
             "killed",
             r"ProcessorError: a Python worker ended while Faulty processed batch 0, so its key is "
-            r"unknown: .* Look into the log of the worker",
+            r"unknown: .* Read the logs of the worker",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job: Job, flavour
         transform_with_state(grouped, "Totals", TOTALS)  # type: ignore[arg-type]
     unpicklable: Any = Totals()
     unpicklable.lock = threading.Lock()
-    said = r"Totals cannot be pickled.*: attribute 'lock': cannot .* Open what cannot be .* in init"
+    said = r"Totals cannot be pickled.*: attribute 'lock': cannot .* Create such objects in init"
     with pytest.raises(UsageError, match=said):
         transform_with_state(grouped, unpicklable, TOTALS)
 

@@ -1,8 +1,8 @@
 """
-The demonstration: a streaming job on real orders, killed, restarted on other tasks, and checked.
+The demonstration: a streaming job, killed, restarted and checked.
 
-    data      orders to work on; job: the streaming query; program: it as a process
-    process   starts and kills that process; run: the plan of the demonstration
-    check     compares state and output with a batch answer
-    java      a Java that Spark can run on
+    data      the input; job: the streaming query; program: the process that runs it
+    process   starts and kills that process; processes: its children; run: the demonstration
+    check     compares state and output with a batch query
+    java      finds or makes a Java that Spark can run on
 """

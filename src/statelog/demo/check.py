@@ -1,9 +1,9 @@
 """
-The proof of `statelog demo`: what the stream made, against a plain batch query over the same files.
+Verify `statelog demo` with a batch query over the same files.
 
-Three things must agree to the last digit: the batch answer, made by Spark SQL with window functions
-and nothing of statelog; what the sink got, folded by batch id; and the state as read back from the
-newest checkpoint.
+Three results must be equal to the last digit: the answer of a batch query, made by Spark SQL with
+window functions and without statelog; the rows in the sink, folded by batch id; and the state read
+from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from statelog.state.reader import StateReader
 
 FIELDS = ("revenue", "orders", "sessions", "lines", "country", "last_order")
 DIFFERENCES_MAX = 20
-"""So many differences are told one by one."""
+"""Most differences that are listed."""
 
 Totals = dict[str, tuple[Any, ...]]
+"""By customer: the values of `FIELDS`."""
 
 _SESSIONS = """
   WITH marked AS (
@@ -51,19 +52,19 @@ _ORDERS = "SELECT customer, array_sort(collect_set(invoice)) AS orders FROM purc
 
 class Verdict(msgspec.Struct, kw_only=True):
     """
-    What the comparison found.
+    The result of the comparison.
 
     Args:
-        exact: Everything agrees.
-        differences: What does not, in words; the first of each kind.
-        difference_count: How many there are.
-        lines, dropped_lines: Order lines in the input; those without a customer.
-        customers, sessions, orders: Totals of the batch answer.
-        revenue: Their revenue, as a decimal number.
+        exact: Whether all results are equal.
+        differences: Descriptions of the first differences.
+        difference_count: Number of all differences.
+        lines, dropped_lines: Number of order lines in the input, and of those without a customer.
+        customers, sessions, orders: Totals of the batch query.
+        revenue: Total revenue of the batch query, as a decimal number.
         total_all_lines: Quantity times price over all lines, dropped ones too.
-        batches: Micro-batches that lie in the sink.
-        deliveries: How often the sink was called, by a micro-batch delivered twice more than that.
-        state_customers: Keys in the state that was read back.
+        batches: Number of micro-batches in the sink.
+        deliveries: Number of calls of the sink; higher than *batches* if one was delivered twice.
+        state_customers: Number of keys in the state that was read.
         state_checkpoint: The checkpoint it was read from.
         top: The customers with the highest revenue.
     """
@@ -86,7 +87,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 class _Findings:
-    """Gathers differences and keeps count."""
+    """Collects the first differences and counts all of them."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
@@ -97,20 +98,22 @@ class _Findings:
         if len(self.shown) < DIFFERENCES_MAX:
             self.shown.append(text)
 
-    def compare(self, where: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    def compare(
+        self, where: str, expected: Mapping[str, object], found: Mapping[str, object]
+    ) -> None:
         for customer in sorted({*expected, *found}):
             if customer not in found:
                 self.add(f"{where}: customer {customer} is missing")
             elif customer not in expected:
-                self.add(f"{where}: customer {customer} should not be there")
+                self.add(f"{where}: customer {customer} is unexpected")
             elif expected[customer] != found[customer]:
                 self.add(
-                    f"{where}: customer {customer} is {_text(found[customer])}, the batch answer "
-                    f"is {_text(expected[customer])}"
+                    f"{where}: customer {customer} has {_text(found[customer])}, the batch query "
+                    f"{_text(expected[customer])}"
                 )
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, tuple):
         pairs = zip(FIELDS, value, strict=False)
         return ", ".join(f"{name} {one}" for name, one in pairs)
@@ -119,12 +122,12 @@ def _text(value: Any) -> str:
 
 def verify(session: SparkSession, config: JobConfig) -> Verdict:
     """
-    Compare what the job made with a batch query over its input.
+    Compare the job's output and state with a batch query.
 
     Blocks: For a few Spark jobs.
     """
     read = session.read.schema(ORDER_LINES).options(**CSV_OPTIONS).csv(config.input)
-    lines = read.drop("StockCode", "Description").cache()  # the files are parsed once
+    lines = read.drop("StockCode", "Description").cache()  # so that the files are parsed once
     purchases(lines).createOrReplaceTempView("purchases")
     totals, sessions = _batch_answer(session, config.session_gap_seconds)
     orders = {row.customer: row.orders for row in session.sql(_ORDERS).collect()}
@@ -146,7 +149,7 @@ def verify(session: SparkSession, config: JobConfig) -> Verdict:
     return verdict
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> int | str:
     return value if isinstance(value, int) else str(value)
 
 
@@ -175,7 +178,7 @@ def _batch_answer(
 def _check_output(
     folder: Path, delivery: str, totals: Totals, verdict: Verdict, findings: _Findings
 ) -> None:
-    """Fold the batches of the sink and see that none is missing, twice or changed."""
+    """Fold the batches of the sink; find missing, repeated and changed ones."""
     files = {int(path.stem.partition("=")[2]): path for path in folder.glob("batch=*.parquet")}
     verdict.batches = len(files)
     if sorted(files) != list(range(len(files))):
@@ -186,14 +189,14 @@ def _check_output(
         rows = pq.read_table(files[batch_id]).to_pylist()
         repeated = [name for name, n in Counter(r["customer"] for r in rows).items() if n > 1]
         if repeated:
-            findings.add(f"output: batch {batch_id} names customer {repeated[0]} twice")
+            findings.add(f"output: batch {batch_id} has customer {repeated[0]} twice")
         for row in rows:
             upserted[row["customer"]] = tuple(row[name] for name in FIELDS)
             revenue, lines = added.get(row["customer"], (Decimal(0), 0))
             added[row["customer"]] = revenue + row["added_revenue"], lines + row["added_lines"]
     findings.compare("output", totals, upserted)
-    # A batch that the sink lacks, or holds twice, may not show in the newest totals; in the sums
-    # of what each batch added it does.
+    # A batch that is missing or repeated in the sink may not change the newest totals, but it
+    # changes the sums over all batches.
     sums = {customer: (row[0], row[3]) for customer, row in totals.items()}
     findings.compare("sum over all batches of the output", sums, added)
     _check_deliveries(folder / "deliveries.jsonl", delivery, verdict, findings)
@@ -203,7 +206,7 @@ def _check_deliveries(log: Path, delivery: str, verdict: Verdict, findings: _Fin
     digests: dict[int, str] = {}
     lines = log.read_bytes().splitlines() if log.exists() else []
     for line in lines:
-        # A kill may cut a line short, or come before it: it is the files that count.
+        # A kill may truncate a line or prevent it: the files are the result.
         try:
             note = msgspec.json.decode(line)
         except msgspec.DecodeError:
@@ -211,7 +214,7 @@ def _check_deliveries(log: Path, delivery: str, verdict: Verdict, findings: _Fin
         verdict.deliveries += 1
         first = digests.setdefault(note["batch"], note["digest"])
         if delivery == "staged" and first != note["digest"]:
-            findings.add(f"output: batch {note['batch']} was delivered twice, with other rows")
+            findings.add(f"output: batch {note['batch']} was delivered twice, with different rows")
 
 
 def _check_state(

@@ -1,9 +1,9 @@
 """
-Order lines to try things on: made from a seed, in the shape of the UCI Online Retail data.
+Generate order lines from a seed.
 
-One CSV file a day, lines in the order of time: customers as unevenly busy as real ones, several
-countries, returns with negative quantities, lines without a customer, prices of up to three
-decimals, descriptions with quotes and commas.  One seed gives the same bytes on every machine.
+There is one CSV file per day, with lines in the order of time: customers with very different numbers
+of orders, several countries, returns with negative quantities, lines without a customer, prices of up
+to three decimals, descriptions with quotes and commas.  A seed gives the same bytes on every machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_orders(folder: Path, *, orders: int, seed: int, days: int = DAYS) -> i
     Write daily CSV files of order lines.
 
     Args:
-        folder: Where; is made.
+        folder: Target folder; created.
         orders: Number of orders, >= 1; an order has about nine lines.
         seed: The same seed gives the same files.
         days: Number of files.
@@ -120,7 +120,7 @@ def _day(
         if chance.random() >= _WITHOUT_CUSTOMER:
             customer = bisect(busy, chance.random() * busy[-1])
         second = int(8 * 3600 + chance.random() * _DAY_SECONDS)
-        # Some come back within the hour, so that sessions hold more than one order.
+        # Some customers order again within the hour, so that sessions have several orders.
         if orders and chance.random() < _SOON_AGAIN:
             customer = orders[-1].customer
             second = int((orders[-1].at - start).total_seconds() + chance.random() * 3000)
@@ -152,9 +152,9 @@ def _lines(chance: random.Random, invoice: int, order: _Order) -> Iterator[tuple
 
 def lay_out(source: Path, target: Path) -> int:
     """
-    Copy the CSV files of *source* so that Spark reads them in the order of their names.
+    Copy CSV files so that Spark reads them in name order.
 
-    Spark's file stream goes by modification time, so the copies are given times a second apart.
+    Spark's file stream orders files by modification time, so the copies get times a second apart.
 
     Args:
         source: Folder of CSV files with the columns of order lines.
@@ -168,7 +168,7 @@ def lay_out(source: Path, target: Path) -> int:
     """
     files = sorted(source.glob("*.csv")) if source.is_dir() else []
     if not files:
-        raise UsageError(f"{source} holds no CSV files; give a folder of daily order lines")
+        raise UsageError(f"{source} has no CSV files; give a folder of daily order lines")
     target.mkdir(parents=True)
     begin = files[-1].stat().st_mtime_ns // 10**9 - len(files)
     for position, file in enumerate(files):
@@ -176,7 +176,7 @@ def lay_out(source: Path, target: Path) -> int:
             header = tuple(next(csv.reader(opened), ()))
         if header != COLUMNS:
             raise UsageError(
-                f"{file}: the columns are {', '.join(header)}; needed: {', '.join(COLUMNS)}"
+                f"{file} has the columns {', '.join(header)}; needed: {', '.join(COLUMNS)}"
             )
         copy = target / file.name
         shutil.copyfile(file, copy)

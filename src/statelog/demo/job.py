@@ -1,9 +1,9 @@
 """
 The job of `statelog demo`, written as a user would write it.
 
-Order lines of a shop come in; for each customer the job keeps the running revenue, the orders, the
-last country and the sessions of purchases.  `CustomerTotals` knows nothing of statelog: it runs as
-it is on Spark's own `transformWithState`.
+It reads the order lines of a shop, and keeps for each customer the running revenue, the orders, the
+last country and the sessions of purchases.  `CustomerTotals` does not depend on statelog: it runs
+unmodified on Spark's own `transformWithState`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
@@ -51,7 +50,7 @@ _IN_TIME = attrgetter("ordered_at", "invoice", "country")
 
 
 def purchases(lines: DataFrame) -> DataFrame:
-    """Return the order lines that belong to a customer, with names and types to work with."""
+    """Return the order lines of customers, as the job uses them."""
     return lines.where(col("CustomerID").isNotNull()).select(
         regexp_replace("CustomerID", r"\.0$", "").alias("customer"),
         col("InvoiceNo").alias("invoice"),
@@ -65,8 +64,8 @@ class CustomerTotals(StatefulProcessor):
     """
     Revenue, orders, last country and sessions of each customer.
 
-    A session ends when nothing is ordered for longer than the gap.  Lines come in the order of
-    time from batch to batch; within a batch they are put into it here.
+    A session ends after a pause longer than the gap.  The batches are in the order of time; the
+    processor sorts the lines within a batch.
 
     Args:
         session_gap: Longest pause within a session.
@@ -76,15 +75,15 @@ class CustomerTotals(StatefulProcessor):
         self._gap = session_gap
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Name the state: an account, the orders seen, and the sessions that have ended."""
+        """Create the state: account, orders seen, ended sessions."""
         self._account = handle.getValueState("account", _ACCOUNT)
         self._orders = handle.getMapState("orders", "invoice string", "ordered_at timestamp_ntz")
         self._ended = handle.getListState("sessions", "start timestamp_ntz, end timestamp_ntz")
 
     def handleInputRows(
-        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+        self, key: tuple[str], rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
-        """Add the new lines of one customer and tell the new totals."""
+        """Add the new lines of one customer and yield the new totals."""
         account = self._account.get() or _NO_ACCOUNT
         revenue, lines, orders, sessions, country, start, last = account
         lines_before, revenue_before = lines, revenue
@@ -115,18 +114,18 @@ class CustomerTotals(StatefulProcessor):
         )
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 class BatchFiles:
     """
-    A sink that honours the batch id: one file per micro-batch, replaced as a whole.
+    A sink with one file per micro-batch.
 
-    A batch that is delivered twice lies there once.  Every delivery is also noted in
-    `deliveries.jsonl`, so that it can be seen whether one came twice, and with the same rows.
+    A batch that is delivered twice is stored once.  Every delivery is also logged in
+    `deliveries.jsonl`, to find out whether a batch was delivered twice, and with the same rows.
 
     Args:
-        folder: Where the files go.
+        folder: Folder for the files; created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -147,7 +146,7 @@ class BatchFiles:
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What one run of the job is told.
+    The configuration of one run of the job.
 
     Args:
         input: Folder of the CSV files.
@@ -158,13 +157,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         delivery: "staged" or "direct".
         files_per_trigger: CSV files in a micro-batch.
         session_gap_seconds: Longest pause within a session.
-        inline_bytes: What a task may hand to the driver instead of writing a file.
-        max_log_handles: Log pieces behind a snapshot at most; small makes many snapshots.
+        inline_bytes: Most bytes that a task sends to the driver instead of writing a file.
+        max_log_handles: Most log handles after a snapshot; a small number makes many snapshots.
         master: Spark's master.
-        verify: Whether to compare with the batch answer at the end.
-        time_mode: The operator's; the demonstration itself keeps no time.
+        verify: Whether to compare with a batch query at the end.
+        time_mode: Time mode of the operator; the demonstration itself uses none.
         state_backend: Where the workers keep the state: "auto", "memory" or "disk".
-        local_directory: Where "disk" keeps it; None for the default.
+        local_directory: Folder for "disk"; None for the default.
     """
 
     input: str
@@ -192,13 +191,13 @@ def start_job(
     output: str = OUTPUT,
 ) -> StreamingQuery:
     """
-    Start the streaming query over all files that are there.
+    Start the streaming query over all files of the input.
 
     Args:
         session: Spark.
         config: The run.
         on_progress: Called after each micro-batch.
-        processor: Another one than `CustomerTotals`.
+        processor: The processor; None for `CustomerTotals`.
         output: The schema of its output rows.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The demonstration's job as a process: what it tells, and how it is ended in the middle."""
+"""Run the demonstration's job as a process, and kill it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ from statelog.errors import StatelogError
 PROGRAM = ("-m", "statelog.demo.program")
 _LOG_LINES = 15
 
+JsonObject = dict[str, Any]
+"""A JSON object, such as a message of the job, whose kind is its `event`."""
+
 
 class JobProcess:
     """
-    One run of the job, with all processes it brings; they end with the `with` block at the latest.
+    One run of the job.
+
+    All its processes end with the `with` block at the latest.
 
     Args:
         config: The run.
-        log: File that takes what the processes say; appended to.
+        log: File to which the output of the processes is appended.
         program: Arguments of the interpreter that start the job.
         environment: Environment variables on top of this process's.
     """
@@ -75,19 +80,23 @@ class JobProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status of the driver, negative for a signal; None while it runs."""
+        """
+        Exit status of the driver, negative for a signal.
+
+        None while it runs.
+        """
         return self._process.returncode
 
-    def events(self, poll_seconds: float | None = None) -> Iterator[dict[str, Any]]:
+    def events(self, poll_seconds: float | None = None) -> Iterator[JsonObject]:
         """
-        Yield what the job tells, until its driver has ended.
+        Yield the messages of the job until its driver has ended.
 
         Args:
-            poll_seconds: Yield an empty message whenever so long nothing was told.
+            poll_seconds: Yield an empty message after this time without one; None to wait.
 
         Raises:
-            StatelogError: It ended with an error of its own (not by a signal); the message has the
-                last lines of its log.
+            StatelogError: The job ended with an error (not by a signal); the message has the last
+                lines of its log.
 
         Blocks: For the job.
         """
@@ -103,19 +112,19 @@ class JobProcess:
                 break
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
-                message: dict[str, Any] = msgspec.json.decode(line)
+                message: JsonObject = msgspec.json.decode(line)
                 if message["event"] == "failed":
                     failure = message["message"]
                 else:
                     yield message
-        # What it leaves behind (a JVM about to end) goes with it.
+        # Its other processes (a JVM that is about to end) are ended too.
         status = self._wait()
         if status > 0 or failure:
             raise StatelogError(self._describe(failure, status), exit_status=status)
 
     def _wait(self) -> int:
-        """Let the driver end by itself, then end what is left, and return the driver's status."""
-        if hasattr(os, "waitid"):  # leaves it unreaped, so that its id cannot become another's
+        """Wait for the driver, kill the rest, and return its status."""
+        if hasattr(os, "waitid"):  # does not reap it, so that no other process gets its id
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._process.wait()
@@ -123,7 +132,7 @@ class JobProcess:
         return self._process.returncode
 
     def kill(self) -> list[ProcessInfo]:
-        """Send SIGKILL to every process of the job, wait for their end, and return them."""
+        """Kill every process of the job, and return them."""
         if self._ended:
             return []
         killed = kill_session(self._process)
@@ -133,6 +142,6 @@ class JobProcess:
 
     def _describe(self, failure: str, status: int) -> str:
         first, _, _ = failure.partition("\n")
-        said = f"the job failed: {first}" if first else f"the job ended with status {status}"
+        what = f"the job failed: {first}" if first else f"the job ended with status {status}"
         tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        return "\n".join([said, "the last lines of its log:", *(f"  {line}" for line in tail)])
+        return "\n".join([what, "the last lines of its log:", *(f"  {line}" for line in tail)])

@@ -1,9 +1,9 @@
 """
-A program with all its offspring: started in a session of its own, ended as a whole.
+Start a program, and end it with all its child processes.
 
 A Spark job is a tree of processes: the driver, its JVM, the Python daemon, the workers.  The daemon
-makes a process group of its own and children of the dead get another parent, but all of them stay
-in the session they were started in; that is how they are found, and they are ended by their ids.
+makes a process group of its own, and orphaned children get another parent, but all of them stay in
+the session of the program.  So they are found by their session and ended by their ids.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def start_session(
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """
-    Start a program in a session of its own, its output in a file.
+    Start a program in a session of its own.
 
-    Its standard input is a pipe that ends when this process does, however it ends.
+    Its standard input is a pipe that ends when this process ends, also by a signal.
 
     Args:
         arguments: The program and its arguments.
-        log: Takes standard output and error.
+        log: File for standard output and error.
         environment: All its environment variables.
         pass_fds: Open files it inherits.
     """
@@ -69,23 +69,23 @@ def start_session(
 
 
 def processes_of_session(leader: int) -> list[ProcessInfo]:
-    """Return the living processes of the session that *leader* began."""
+    """Return the running processes of the session of *leader*."""
     found = []
     for process in _all_processes():
         try:
             if os.getsid(process.pid) == leader:
                 found.append(process)
         except OSError:
-            continue  # it ended while we looked, or is not ours to ask about
+            continue  # it has ended, or this process may not read it
     return found
 
 
 def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
     """
-    Send SIGKILL to every process of a session and wait until none is left.
+    Kill every process of a session and wait for their end.
 
     Args:
-        leader: What `start_session` returned, not waited for yet (its id could be another's then).
+        leader: The process of `start_session`, not waited for, because its id may be reused then.
 
     Returns:
         The processes that were killed.
@@ -94,16 +94,16 @@ def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
     """
     killed: dict[int, ProcessInfo] = {}
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    # Again and again: what is forked while the list is made shows in the next one.
-    while living := processes_of_session(leader.pid):
-        for process in living:
+    # Repeated: a process forked while the list is made is in the next list.
+    while running := processes_of_session(leader.pid):
+        for process in running:
             try:
                 os.kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-            killed.setdefault(process.pid, process)  # with the parent it had when it lived
+            killed.setdefault(process.pid, process)  # with its parent before the kill
         if time.monotonic() > deadline:
-            break  # one that is stuck in the kernel; it dies when it comes out
+            break  # a process that waits in the kernel ends after that
         time.sleep(_POLL_SECONDS)
     leader.wait()
     if leader.stdin is not None:
@@ -112,7 +112,7 @@ def kill_session(leader: subprocess.Popen[bytes]) -> list[ProcessInfo]:
 
 
 def _all_processes() -> list[ProcessInfo]:
-    """Return all living processes that can be seen."""
+    """Return all running processes that this process may read."""
     if not (_PROC / "self" / "stat").exists():
         return _ask_ps()
     found = []
@@ -132,11 +132,11 @@ def _all_processes() -> list[ProcessInfo]:
 
 
 def _ask_ps() -> list[ProcessInfo]:
-    said = subprocess.run(
+    listing = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=False
     )
     found = []
-    for line in said.stdout.splitlines():
+    for line in listing.stdout.splitlines():
         fields = line.split(None, 3)
         if len(fields) == 4 and not fields[2].startswith("Z"):
             name = os.path.basename(fields[3])

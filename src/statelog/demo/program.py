@@ -1,8 +1,8 @@
 """
-The process that `statelog demo` starts, kills and starts again: `python -m statelog.demo.program`.
+The process that `statelog demo` starts, kills and restarts: `python -m statelog.demo.program`.
 
-It runs the job over what is there, tells about each micro-batch in JSON lines on a pipe, and in the
-end, if asked to, verifies the result.
+It runs the job over all input, writes a JSON line for each micro-batch to a pipe, and, if asked to,
+verifies the result at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -28,7 +27,7 @@ from statelog.spark.query.progress import BatchProgress
 
 class Messages:
     """
-    Tells the parent what happens, one JSON object a line.
+    Sends messages to the parent process, one JSON object per line.
 
     Args:
         descriptor: The pipe.
@@ -37,14 +36,14 @@ class Messages:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def send(self, event: str, **facts: Any) -> None:
+    def send(self, event: str, **facts: object) -> None:
         """Send one message."""
         data = msgspec.json.encode({"event": event, **facts}) + b"\n"
         while data:
             data = data[os.write(self._descriptor, data) :]
 
     def batch(self, progress: BatchProgress) -> None:
-        """Send what a micro-batch did."""
+        """Send the figures of a micro-batch."""
         self.send("batch", progress=progress.to_json())
 
 
@@ -76,12 +75,12 @@ def run(
     output: str = OUTPUT,
 ) -> None:
     """
-    Run the job until all input is processed, and verify if asked to.
+    Run the job over all input, and verify if asked to.
 
     Args:
         config: The run.
-        messages: Told of everything.
-        processor: Another one than `CustomerTotals`.
+        messages: Sends the progress.
+        processor: The processor; None for `CustomerTotals`.
         output: The schema of its output rows.
     """
     prepare_environment()
@@ -96,7 +95,11 @@ def run(
 
 
 def main(arguments: Sequence[str], work: Callable[[JobConfig, Messages], None] = run) -> int:
-    """Do *work* with a `JobConfig` in JSON and the number of the pipe as arguments."""
+    """
+    Call *work*.
+
+    The arguments are a `JobConfig` in JSON and the number of the pipe.
+    """
     config = msgspec.json.decode(arguments[0], type=JobConfig)
     messages = Messages(int(arguments[1]))
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str], work: Callable[[JobConfig, Messages], None] =
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of standard input, that is, of the parent; then end at once."""
+    """End the process when standard input ends, as with the parent."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGKILL)  # the JVM and the workers end with their driver

@@ -1,7 +1,7 @@
 """
-The course of `statelog demo`: lay out the input, run the job, kill it, go on elsewhere, prove it.
+Run the steps of `statelog demo`.
 
-Nothing here shows anything; an `Audience` is told.
+This module prints nothing; it calls an `Audience` at each step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -24,7 +24,7 @@ from statelog.demo.check import Verdict
 from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
-from statelog.demo.process import JobProcess
+from statelog.demo.process import JobProcess, JsonObject
 from statelog.demo.processes import ProcessInfo
 from statelog.errors import StatelogError, UsageError
 from statelog.store import LocationPaths, open_store
@@ -37,18 +37,18 @@ _BATCHES_MIN = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
     """
-    What is to be demonstrated.
+    The settings of a demonstration.
 
     Args:
-        work: An empty folder for everything.
-        source: Folder of CSV files; None makes some.
-        orders: How many orders to make.
-        seed: Of what is made.
-        batches: Micro-batches aimed at.
+        work: An empty folder for all files.
+        source: Folder of CSV files; None to generate them.
+        orders: Number of orders to generate.
+        seed: Seed of the generated orders.
+        batches: Target number of micro-batches.
         session_gap_seconds: Longest pause within a session.
         delivery: "staged" or "direct".
         location: State location; None for a folder in *work*.
-        kill: Whether to kill the job half-way and start it again.
+        kill: Whether to kill the job half-way and restart it.
         tasks_before: Number of tasks of the first run.
         tasks_after: Number of tasks after the kill.
         cores: Cores that Spark may use.
@@ -71,15 +71,15 @@ class DemoPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
     """
-    What was killed, and when.
+    The kill of the job.
 
     Args:
         batch_id: The newest micro-batch that had begun.
-        batches_before: Micro-batches that were through.
-        in_batch: Whether that micro-batch was under way (Spark had not noted its end).
-        committed: Whether its checkpoint had been committed.
-        delivered: Whether its rows lay in the sink.
-        processes: What was killed, by id.
+        batches_before: Number of finished micro-batches.
+        in_batch: Whether that micro-batch was running (Spark had not recorded its end).
+        committed: Whether its checkpoint was committed.
+        delivered: Whether its rows were in the sink.
+        processes: The killed processes.
     """
 
     batch_id: int
@@ -91,36 +91,36 @@ class Kill:
 
 
 class Audience(Protocol):
-    """Whoever wants to see the course of it."""
+    """Called at each step of the demonstration."""
 
     def prepared(self, files: int, batches: int, location: str) -> None:
-        """Tell that the input lies there."""
+        """Report that the input is ready."""
 
     def starting(self, run: int, tasks: int) -> None:
-        """Tell that run 1 or 2 starts."""
+        """Report that run 1 or 2 starts."""
 
     def started(self) -> None:
-        """Tell that Spark is up."""
+        """Report that Spark has started."""
 
-    def batch(self, run: int, progress: dict[str, Any]) -> None:
-        """Show the numbers of a micro-batch, see `BatchProgress`."""
+    def batch(self, run: int, progress: JsonObject) -> None:
+        """Report the figures of a micro-batch, see `BatchProgress`."""
 
     def killed(self, kill: Kill) -> None:
-        """Tell that the job is dead."""
+        """Report that the job was killed."""
 
     def verifying(self) -> None:
-        """Tell that the input is through, and that the proof begins."""
+        """Report that all input is processed and that the verification begins."""
 
 
 @dataclass(slots=True)
 class DemoResult:
     """
-    What happened.
+    The result of a demonstration.
 
     Args:
-        verdict: What the proof found.
+        verdict: The result of the verification.
         kill: The kill, if there was one.
-        micro_batches: Numbers of each, with the run it was in.
+        micro_batches: Figures of each, with the number of its run.
         phases: Seconds of each phase.
         files: Number of CSV files.
         location: Where the state is.
@@ -128,27 +128,27 @@ class DemoResult:
 
     verdict: Verdict = field(default_factory=Verdict)
     kill: Kill | None = None
-    micro_batches: list[dict[str, Any]] = field(default_factory=list)
+    micro_batches: list[JsonObject] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     files: int = 0
     location: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form: the document of `statelog demo --json`."""
-        proof: dict[str, Any] = msgspec.to_builtins(self.verdict)
+        verdict: JsonObject = msgspec.to_builtins(self.verdict)
         batches = self.micro_batches
         return {
             **{
-                name: proof.pop(name)
+                name: verdict.pop(name)
                 for name in ("exact", "differences", "difference_count", "customers", "lines")
             },
-            "dropped_lines": proof.pop("dropped_lines"),
-            "top_customers": proof.pop("top"),
+            "dropped_lines": verdict.pop("dropped_lines"),
+            "top_customers": verdict.pop("top"),
             "files": self.files,
             "location": self.location,
             "kill": None if self.kill is None else msgspec.to_builtins(self.kill),
             "totals": {
-                **proof,
+                **verdict,
                 "micro_batches": len({batch["batch_id"] for batch in batches}),
                 "rows": sum(batch["rows"] for batch in batches),
                 "objects": sum(batch["objects"] for batch in batches),
@@ -166,8 +166,8 @@ class Demo:
     One demonstration.
 
     Args:
-        plan: What to do.
-        audience: Told of everything.
+        plan: The settings.
+        audience: Called at each step.
     """
 
     def __init__(self, plan: DemoPlan, audience: Audience) -> None:
@@ -185,13 +185,13 @@ class Demo:
 
     def run(self) -> DemoResult:
         """
-        Do all of it.
+        Run all steps.
 
         Raises:
             UsageError: The input or the location cannot be used.
             StatelogError: The job failed, or there is no Java.
 
-        Blocks: For a minute or more.  An exception on the way, an interrupt too, ends the job.
+        Blocks: For a minute or more.  An exception, also an interrupt, ends the job.
         """
         plan = self._plan
         with self._phase("prepare"):
@@ -225,7 +225,7 @@ class Demo:
         if plan.kill and self._batches < _BATCHES_MIN:
             raise UsageError(
                 f"{files} files make {self._batches} micro-batches; a kill in the middle needs "
-                f"{_BATCHES_MIN}: ask for more with --batches, or for --no-kill"
+                f"{_BATCHES_MIN}: set a higher --batches, or --no-kill"
             )
         self._audience.prepared(files, self._batches, self._location)
 
@@ -256,17 +256,17 @@ class Demo:
                     now = time.monotonic()
                     phases[phase], begin = now - begin, now
                     phase = f"run_{run}" if event == "session" else "verify"
-                self._tell(run, event, message)
+                self._report(run, event, message)
                 if moment is not None and moment.has_come(message):
                     self._kill(job)
                     break
         phases[phase] = time.monotonic() - begin
         if moment is not None and self._result.kill is None:
-            raise StatelogError("the job was through before it could be killed; ask for --batches")
+            raise StatelogError("the job ended before it could be killed; set a higher --batches")
         if verify and not self._result.verdict.lines:
             raise StatelogError(f"the job ended without a verdict: status {job.exit_status}")
 
-    def _tell(self, run: int, event: str | None, message: dict[str, Any]) -> None:
+    def _report(self, run: int, event: str | None, message: JsonObject) -> None:
         if event == "session":
             self._audience.started()
         elif event == "batch":
@@ -299,12 +299,12 @@ class _KillMoment:
     """
     Finds the moment in the middle of a micro-batch.
 
-    Spark notes a micro-batch in its folder `offsets` before it begins; the middle is half of a
-    usual duration later.
+    Spark writes a file to its folder `offsets` before a micro-batch begins; the middle is about half
+    of the median duration later.
 
     Args:
         spark: Spark's checkpoint folder.
-        after: Micro-batches to let through.
+        after: Number of micro-batches to finish before.
     """
 
     def __init__(self, spark: Path, after: int) -> None:
@@ -312,7 +312,7 @@ class _KillMoment:
         self._durations: list[float] = []
         self._due: float | None = None
 
-    def has_come(self, message: dict[str, Any]) -> bool:
+    def has_come(self, message: JsonObject) -> bool:
         if message.get("event") == "batch":
             self._durations.append(message["progress"]["milliseconds"]["total"] / 1000)
         if self._due is None and self._durations and self._begun.exists():
@@ -329,6 +329,8 @@ def _newest_number(folder: Path) -> int:
 def _refuse_used(location: str) -> None:
     store = open_store(location)
     if store.local_root is not None and not Path(store.local_root).exists():
-        return  # it is made when something is written
+        return  # the first write creates it
     if present_ids(store, LocationPaths()) or newest_epoch(store, LocationPaths()):
-        raise UsageError(f"{location} holds state already; the demonstration needs an empty place")
+        raise UsageError(
+            f"{location} holds state already; the demonstration needs an empty location"
+        )

@@ -1,4 +1,4 @@
-"""statelog on Spark: stateful streaming whose state lives in the changelog.  Needs PySpark."""
+"""Stateful streaming on Spark with its state in the changelog; needs PySpark."""
 
 import warnings
 from typing import TYPE_CHECKING

@@ -1,9 +1,10 @@
 """
 `transform_with_state`: Spark's stateful operator, with its state in the changelog.
 
-Here arguments become an `OperatorDefinition`.  `stream/stateful_stream` is what follows it in the
-plan, `stream/writer` starts it, `driver/batch_frame` runs it over a batch frame.
-Source: pyspark.sql.GroupedData.transformWithState, whose arguments it takes.
+This module makes an `OperatorDefinition` of the arguments.  `stream/stateful_stream` is the frame
+that a user gets, `stream/writer` starts the query, `driver/batch_frame` runs the operator over a batch
+frame.
+Source: pyspark.sql.GroupedData.transformWithState, which has the same arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FormatOf = Callable[[SparkSession, StructType], RowFormat]
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Spark's own arguments of the operator, by the meaning they have there."""
+    """Spark's own arguments of the operator."""
 
     grouped: GroupedData
     processor: StatefulProcessor
@@ -64,29 +65,29 @@ def transform_with_state(
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
-    Run an unmodified `StatefulProcessor` over the groups of a frame, its state in statelog.
+    Run an unmodified `StatefulProcessor` over a grouped frame.
 
     Args:
         grouped: `df.groupBy(...)` of a stream; or of a batch frame, whose state is discarded at the
             end, as in Spark.
         statefulProcessor: A processor that takes Rows; written for Spark's transformWithState.
         outputStructType: Schema of the output rows, also as DDL text.
-        outputMode: "Update", "Append" or "Complete"; all hand on what the processor yields, as in
-            Spark, and the writer knows the first two.
+        outputMode: "Update", "Append" or "Complete"; with each the output is what the processor
+            yields, as in Spark.  The writer accepts the first two.
         timeMode: "None", "ProcessingTime" (timers and time to live) or "EventTime" (timers by the
             watermark; late rows are dropped).  See docs/time.md.
-        initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types; its rows go to
-            `handleInitialState` in the first micro-batch of a state that is empty, and never again.
+        initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types;
+            `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the
-            watermark are refused.  Empty for none.
+            watermark are an error.  Empty for none.
         settings: See `OperatorSettings`.
 
     Returns:
-        For a stream a `StatefulStream`, whose `writeStream ... start()` gives a real
+        For a stream a `StatefulStream`, whose `writeStream ... start()` returns a
         `StreamingQuery`; for a batch frame a plain lazy frame.
 
     Raises:
-        UsageError: An argument or setting is wrong, or asks for what is not offered.
+        UsageError: An argument or setting is wrong or not supported.
         ProcessorError: The processor's `init` failed.
     """
     arguments = _Arguments(
@@ -112,7 +113,7 @@ def transform_with_state_in_pandas(
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
-    Run an unmodified `StatefulProcessor` that takes pandas frames, its state in statelog.
+    Run an unmodified `StatefulProcessor` of pandas frames over a grouped frame.
 
     Args:
         grouped: As for `transform_with_state`.
@@ -129,7 +130,7 @@ def transform_with_state_in_pandas(
         A stream or frame, see `transform_with_state`.
 
     Raises:
-        UsageError: An argument or setting is wrong, or asks for what is not offered.
+        UsageError: An argument or setting is wrong or not supported.
         ProcessorError: The processor's `init` failed.
     """
     arguments = _Arguments(
@@ -145,7 +146,7 @@ def transform_with_state_in_pandas(
 
 
 def _pandas_format(session: SparkSession, output: StructType) -> RowFormat:
-    # pandas is imported where it is needed: its import takes time.
+    # Imported here, because the import of pandas takes time.
     from statelog.spark.rows.pandas_input import PandasSettings
 
     return PandasRowFormat(PandasSettings.of(session), output)
@@ -154,14 +155,14 @@ def _pandas_format(session: SparkSession, output: StructType) -> RowFormat:
 def _stateful_frame(
     arguments: _Arguments, format_of: FormatOf, settings: OperatorSettings
 ) -> DataFrame:
-    """Return the output of a stateful operator: what the row formats share."""
+    """Return the output of a stateful operator in either row format."""
     grouped = arguments.grouped
     refuse_connect("transform_with_state", grouped)
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
     session = session_of(grouped)
-    # The number of key groups shapes the frame, so the settings come first.
+    # The frame depends on the number of key groups, so the settings are resolved first.
     resolved = resolve_settings(session.conf.getAll, settings)
     keyed = keyed_frame(grouped, resolved.max_parallelism)
     use_this_python(session)

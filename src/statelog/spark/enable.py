@@ -1,15 +1,15 @@
 """
 `enable(spark)`: `df.groupBy(...).transformWithState(...)` itself runs on statelog.
 
-Spark's method is replaced by one that looks whether the frame's session was enabled and says where
-state lies; every other session goes on with Spark's own.  `disable` takes it back.
+Spark's method is replaced by one that runs on statelog if the frame's session was enabled and has a
+state location; in every other session it calls Spark's own method.  `disable` undoes this.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
@@ -26,25 +26,25 @@ _OPERATORS: Final[dict[str, Callable[..., DataFrame]]] = {
     "transformWithState": transform_with_state,
     "transformWithStateInPandas": transform_with_state_in_pandas,
 }
-"""Spark's methods, and what runs in their place."""
+"""Spark's methods, and the functions that replace them."""
 
 
 def enable(spark: SparkSession) -> None:
     """
-    Let `transformWithState` run on statelog in one session.
+    Run `transformWithState` on statelog in one session.
 
-    It does where `spark.statelog.stateLocation` is set when it is called: a base folder, in which
-    each query keeps its state under its queryName, or the word `checkpoint` for a place inside each
-    query's checkpointLocation.  The other settings of `OperatorSettings`, and
-    the options of docs/options.md, are read from `spark.statelog.<name>` too.  Without the location
-    the session goes on with Spark's own state.  Doing it twice does no more.
+    This needs `spark.statelog.stateLocation` at the time of the call of `transformWithState`: a base
+    folder, in which the state of each query is stored under its queryName, or the word `checkpoint`
+    for a folder inside each query's checkpointLocation.  Without it the session uses Spark's own
+    state.  The other settings of `OperatorSettings`, and the options of docs/options.md, are read from
+    `spark.statelog.<name>` too.  A second call has no effect.
 
     Args:
-        spark: A classic session; sessions made from it by `newSession` are others.
+        spark: A classic session; sessions made from it by `newSession` are not enabled.
 
     Raises:
         UsageError: It is a session of Spark Connect.
-        InvalidOptionsError: Its configuration holds a setting that is unknown or wrong.
+        InvalidOptionsError: Its configuration has a setting that is unknown or wrong.
     """
     refuse_connect("statelog.spark.enable", spark)
     resolve_settings(spark.conf.getAll, {})
@@ -58,9 +58,9 @@ def enable(spark: SparkSession) -> None:
 
 def disable(spark: SparkSession) -> None:
     """
-    Let `transformWithState` of a session run on Spark's own state again.
+    Run `transformWithState` of a session on Spark's own state again.
 
-    Queries that run go on as they are.
+    Running queries are not affected.
 
     Raises:
         UsageError: It is a session of Spark Connect.
@@ -75,15 +75,18 @@ def disable(spark: SparkSession) -> None:
 
 
 def _id_of(session: SparkSession) -> str:
-    # Several Python objects may stand for one session.
+    # Several Python objects may represent one session.
     return str(session._jsparkSession.sessionUUID())
 
 
-def _switch(original: Callable[..., DataFrame], operator: Callable[..., DataFrame]) -> Any:
+def _switch(
+    original: Callable[..., DataFrame], operator: Callable[..., DataFrame]
+) -> Callable[..., DataFrame]:
+    """Return a method that calls *operator* in enabled sessions only."""
     sessions: set[str] = set()
 
     @functools.wraps(original)
-    def method(self: GroupedData, *args: Any, **kwargs: Any) -> DataFrame:
+    def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         session = self._df.sparkSession
         enabled = _id_of(session) in sessions and session.conf.get(_LOCATION, None)
         return (operator if enabled else original)(self, *args, **kwargs)

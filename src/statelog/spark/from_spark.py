@@ -1,10 +1,10 @@
 """
-From Spark's own state to statelog: the state of a transformWithState query as initial state.
+Move the state of a query from Spark's store to statelog.
 
-`spark_state` reads it out of Spark's checkpoint, one row for each key; `from_spark` lets a processor
-begin with such rows, without a `handleInitialState` of its own.  docs/migration.md has a complete
-example.
-Source: Spark's data sources `state-metadata` and `statestore`, whose columns are taken as they are.
+`spark_state` reads it from Spark's checkpoint, one row for each key.  `from_spark` makes a processor
+that begins with such rows as its initial state, without a `handleInitialState` of its own.
+docs/migration.md has a complete example.
+Source: Spark's data sources `state-metadata` and `statestore`, with their columns.
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ from functools import reduce
 from typing import Any
 
 import msgspec
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+)
+from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.rows.interface import RowLike
 
 STATE_COLUMN = "statelog_state"
 """Column with one field for each state variable."""
@@ -39,26 +49,26 @@ def spark_state(
     batchId: int | None = None,
 ) -> DataFrame:
     """
-    Return the state that a query on Spark's own state store left in its checkpoint.
+    Read the state of a query on Spark's own state store.
 
     Args:
         spark: The session.
-        checkpointLocation: The query's; it must not be running.
-        variables: The state variables to take; default: all.
-        operatorId: Which stateful operator of the query; 0 for the only one.
-        batchId: State after which micro-batch; default: the last one that was committed.
+        checkpointLocation: The checkpointLocation of the query, which must not be running.
+        variables: The state variables to read; default: all.
+        operatorId: Number of the stateful operator in the query; 0 for the only one.
+        batchId: The micro-batch whose state is read; default: the last committed one.
 
     Returns:
         One row for each key: its columns, `statelog_state` (a struct with a field for each variable:
         a struct, an array of structs, or an array of (key, value) entries; null if the key has
-        none) and `statelog_timers` (an array, null if there are none).  Values whose time to live is
-        over are left out.
+        none) and `statelog_timers` (an array, null if there are none).  Expired values are left
+        out.
 
     Raises:
-        UsageError: There is no transformWithState operator, or no such variable.
+        UsageError: The operator is no transformWithState, or a variable does not exist.
     """
 
-    def read(**options: Any) -> DataFrame:
+    def read(**options: str | bool) -> DataFrame:
         reader = spark.read.format("statestore").options(operatorId=operatorId, **options)
         if batchId is not None:
             reader = reader.option("batchId", batchId)
@@ -72,13 +82,13 @@ def spark_state(
             times = F.sort_array(F.collect_list("expiration_timestamp_ms")).alias(TIMERS_COLUMN)
             parts.append(read(readRegisteredTimers=True).groupBy("key").agg(times))
             continue
-        found = read(stateVarName=name, flattenCollectionTypes=False)
-        live = found.select("key", _live(kind, expires).alias(name))
+        stored = read(stateVarName=name, flattenCollectionTypes=False)
+        live = stored.select("key", _live(kind, expires).alias(name))
         parts.append(live.where(F.col(f"`{name}`").isNotNull()))
         names.append(name)
     union = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), parts)
     columns = [column for column in union.columns if column != "key"]
-    # One row for each key; a variable stands in one of the rows only.
+    # One row for each key; a variable is in one of the rows only.
     rows = union.groupBy("key").agg(
         *(F.first(f"`{column}`", ignorenulls=True).alias(column) for column in columns)
     )
@@ -90,7 +100,7 @@ def spark_state(
 def _variables(
     spark: SparkSession, location: str, operator_id: int, wanted: Sequence[str] | None
 ) -> dict[str, tuple[str, bool]]:
-    """Return kind and whether values expire of the variables to take, by name."""
+    """Return each variable's kind, and whether its values expire."""
     operators = (
         spark.read.format("state-metadata")
         .load(location)
@@ -124,7 +134,7 @@ def _variables(
 
 
 def _live(kind: str, expires: bool) -> Column:
-    """Return what a variable holds, without what has expired and without the times."""
+    """Return the values of a variable that have not expired."""
     column = F.col(_COLUMNS[kind])
     now = F.unix_millis(F.current_timestamp())
 
@@ -147,43 +157,45 @@ def _live(kind: str, expires: bool) -> Column:
 
 def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
     """
-    Return *processor*, beginning with the rows of `spark_state` as its initial state.
+    Return a processor that begins with the rows of `spark_state`.
 
-    It does what *processor* does, of either row format; only `handleInitialState` is its own.  It may
-    stay in place after the first start, or be taken away again.
+    It calls *processor*, of either row format, for everything but `handleInitialState`.  It may be
+    kept after the first start, or replaced by *processor*.
 
     Args:
-        processor: Any processor; it need not know of initial state.
+        processor: Any processor; it needs no `handleInitialState`.
 
     Raises:
-        UsageError: In a task: the rows hold a variable that its `init` does not create.
+        UsageError: In a task: the rows have a variable that its `init` does not create.
     """
     return FromSpark(processor)
 
 
 class FromSpark(StatefulProcessor):
-    """A processor that begins with the state that it had on Spark; see `from_spark`."""
+    """A processor that begins with its state from Spark; see `from_spark`."""
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
-        self._handle: Any = None
+        self._handle: _NotingHandle
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Let the processor create its state, and note what it creates."""
+        """Call the processor's `init`, and note the state objects that it creates."""
         self._handle = _NotingHandle(handle)
         self._processor.init(self._handle)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        """Do what the processor does."""
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        """Call the processor."""
         return self._processor.handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
-        """Do what the processor does."""
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
+        """Call the processor."""
         return self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+    def handleInitialState(self, key: Any, initialState: RowLike, timerValues: TimerValues) -> None:
         """Set all state of a key."""
         for state, timers in _rows(initialState):
             for name, value in state.items():
@@ -193,76 +205,85 @@ class FromSpark(StatefulProcessor):
                 self._handle.registerTimer(int(time))
 
     def _set(self, name: str, value: Any) -> None:
-        kind, state = self._handle.states.get(name, (None, None))
+        if name not in self._handle.states:
+            raise UsageError(
+                f"the state from Spark has a variable {name!r}, which init() does not create; "
+                "create it, or leave it out with spark_state(variables=...)"
+            )
+        kind, state = self._handle.states[name]
         match kind:
             case "value":
                 state.update(_values(value))
             case "list":
                 state.put([_values(element) for element in value])
-            case "map":
-                for entry in value:
-                    user_key, held = _values(entry)
-                    state.updateValue(_values(user_key), _values(held))
             case _:
-                raise UsageError(
-                    f"the state from Spark has a variable {name!r}, which init() does not create; "
-                    "create it, or leave it out with spark_state(variables=...)"
-                )
+                for entry in value:
+                    user_key, map_value = _values(entry)
+                    state.updateValue(_values(user_key), _values(map_value))
 
     def close(self) -> None:
         """Close the processor."""
         self._processor.close()
 
 
-def _rows(initial: Any) -> Iterable[tuple[Mapping[str, Any], Any]]:
-    """Yield state and timers of a Row, or of each row of a frame."""
+def _rows(initial: RowLike) -> Iterable[tuple[Mapping[str, Any], Sequence[int] | None]]:
+    """Return state and timers of a Row or a frame's rows."""
     state, timers = initial[STATE_COLUMN], initial[TIMERS_COLUMN]
     return [(state, timers)] if isinstance(state, Mapping) else zip(state, timers, strict=True)
 
 
-def _values(struct: Any) -> tuple[Any, ...]:
+def _values(struct: Mapping[str, Any] | Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of a struct, given as Row or mapping."""
     return tuple(struct.values() if isinstance(struct, Mapping) else struct)
 
 
 class _NotingHandle(StatefulProcessorHandle):
-    """A handle that keeps the state objects it gives away."""
+    """A handle that notes the state objects that it returns."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self._given = handle
+        self._handle = handle
         self.states: dict[str, tuple[str, Any]] = {}
 
-    def _note(self, kind: str, name: str, state: Any) -> Any:
-        self.states[name] = kind, state
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        """Return a value state."""
+        state = self._handle.getValueState(stateName, schema, ttlDurationMs)
+        self.states[stateName] = "value", state
         return state
 
-    def getValueState(self, stateName: str, *schema: Any, **options: Any) -> Any:
-        """Return a value state."""
-        return self._note(
-            "value", stateName, self._given.getValueState(stateName, *schema, **options)
-        )
-
-    def getListState(self, stateName: str, *schema: Any, **options: Any) -> Any:
+    def getListState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ListState:
         """Return a list state."""
-        return self._note(
-            "list", stateName, self._given.getListState(stateName, *schema, **options)
-        )
+        state = self._handle.getListState(stateName, schema, ttlDurationMs)
+        self.states[stateName] = "list", state
+        return state
 
-    def getMapState(self, stateName: str, *schemas: Any, **options: Any) -> Any:
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
         """Return a map state."""
-        return self._note("map", stateName, self._given.getMapState(stateName, *schemas, **options))
+        state = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
+        self.states[stateName] = "map", state
+        return state
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer of the current key."""
-        self._given.registerTimer(expiryTimestampMs)
+        self._handle.registerTimer(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Delete a timer of the current key."""
-        self._given.deleteTimer(expiryTimestampMs)
+        self._handle.deleteTimer(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
         """Return the timers of the current key."""
-        return self._given.listTimers()
+        return self._handle.listTimers()
 
     def deleteIfExists(self, stateName: str) -> None:
         """Delete a state variable for all keys."""
-        self._given.deleteIfExists(stateName)
+        self._handle.deleteIfExists(stateName)

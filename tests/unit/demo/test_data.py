@@ -71,5 +71,5 @@ def test_a_folder_without_order_lines_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no CSV files"):
         lay_out(tmp_path / "missing", tmp_path / "a")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="the columns are a, b"):
+    with pytest.raises(UsageError, match="has the columns a, b"):
         lay_out(tmp_path, tmp_path / "b")

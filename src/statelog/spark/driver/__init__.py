@@ -1,9 +1,13 @@
 """
-The driver's side: one micro-batch in, one checkpoint out.
+The driver's side: each micro-batch makes one checkpoint.
 
-    batch_times, no_data_batches   when a micro-batch runs, and at which times
-    state_location                 claim, restore, what a micro-batch starts from
+    batch_times, no_data_batches   the times of a micro-batch; when one runs without data
+    state_location, restart        claim and restore the state; check that the sources fit it
     engine                         trigger, run the tasks, commit, deliver
-    task_runner, batch_cost        the acknowledgements of the tasks; how many tasks come next
-    snapshot_planner, skew         which key groups get a snapshot; which keys dominate
+    task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
+    batch_cost, snapshot_planner   how many tasks run next; which key groups get a snapshot
+    batch_reports                  log, callback, metrics and the warning of skew
+
+`batch_frame` runs the operator over a batch frame.  Other packages use `engine`, `batch_frame`,
+`batch_times`, `no_data_batches`, `no_data_source`, `arrow_frame` and `failures`.
 """

@@ -1,4 +1,4 @@
-"""Arrow tables as frames of Spark."""
+"""Make Spark frames of Arrow tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NO_LIMIT = 2**31 - 1
 
 
 def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Return an Arrow table as a frame, whatever the session says of the size of batches."""
+    """Return an Arrow table as a frame, for any batch size."""
     limit = session.conf.get(_MAX_RECORDS) or "0"
     if int(limit) > 0:
         return session.createDataFrame(table, schema=schema)
-    # No limit, says the session; PySpark would hand the number on to Arrow, which refuses it.
+    # 0 means no limit in the session, but PySpark passes the number to Arrow, which rejects it.
     session.conf.set(_MAX_RECORDS, str(_NO_LIMIT))
     try:
         return session.createDataFrame(table, schema=schema)

@@ -1,4 +1,4 @@
-"""How large the input of a micro-batch is, as Spark knows it before anything runs."""
+"""Estimate and measure the cost of a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from statelog.core.task_count import BatchCost
 from statelog.spark.worker.protocol import TaskAck
 
 _UNKNOWN_BYTES = 1 << 50
-"""Sources that do not know their size claim to be as large as can be."""
+"""Sources without a known size report the largest possible one."""
 
 _WORK = ("input", "process", "output", "append", "stage")
 
 
 def input_bytes(frame: DataFrame) -> int | None:
     """
-    Return the size of a micro-batch's input by the statistics of its plan.
+    Return the size of a micro-batch's input by its plan.
 
     Returns:
-        Bytes; files know them, most other sources do not (None).
+        Bytes, or None where the source has no known size; of most sources only files have one.
     """
     plan = getattr(frame, "_jdf", None)
     if plan is None:
         return None
     try:
         size = int(plan.queryExecution().optimizedPlan().stats().sizeInBytes())
-    except Py4JError:  # statistics are a help, never a reason to fail
+    except Py4JError:  # the size is optional: without it the query runs too
         return None
     return size if size < _UNKNOWN_BYTES else None
 
 
 def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
-    """Return what a micro-batch cost, by the answers of its tasks."""
+    """Return the cost of a micro-batch, from the answers of its tasks."""
     return BatchCost(
         tasks=len(acks),
         rows=sum(ack.rows for ack in acks),

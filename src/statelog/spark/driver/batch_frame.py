@@ -1,8 +1,8 @@
 """
-A stateful operator over a batch frame: every key once, its state thrown away at the end.
+Run a stateful operator over a batch frame, without keeping its state.
 
-The same run of the processor as in a stream, over state that lives in the task alone: no store, no
-changelog, no checkpoint.
+The processor runs as in a stream, but its state exists in the task only: there is no store, no
+changelog and no checkpoint.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
 
     Args:
         definition: The operator.
-        settings: Its settings; what they say of the store does not matter.
+        settings: Its settings; those for the store have no effect.
     """
     frame, groups, tasks = definition.frame, definition.max_parallelism, settings.tasks
-    if tasks is None:  # a task holds all rows of its keys, so there are not few
+    if tasks is None:  # as many as a shuffle has: a task holds all rows of its keys
         partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = min(partitions, groups)
     time_mode, initial = definition.time_mode, definition.initial

@@ -1,4 +1,4 @@
-"""What is told of each micro-batch: the log line, the callback, metrics and the warning of skew."""
+"""Report each micro-batch: log line, callback, metrics, and a warning of skew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.spark.driver.progress import slowest_phases, summed_catch_up
 from statelog.spark.driver.skew import largest_groups, largest_keys, skew_warning
-from statelog.spark.driver.snapshot_planner import Snapshots
+from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
@@ -25,12 +25,12 @@ class CommittedBatch(NamedTuple):
     Args:
         checkpoint_id: Its id.
         metadata_bytes: Size of its `_metadata`.
-        snapshots: The snapshots of the query, as of this checkpoint.
+        snapshots: The planner of snapshots, as of this checkpoint.
     """
 
     checkpoint_id: int
     metadata_bytes: int
-    snapshots: Snapshots
+    snapshots: SnapshotPlanner
 
 
 class BatchReports:
@@ -38,13 +38,13 @@ class BatchReports:
     Reports the micro-batches of one query.
 
     Args:
-        settings: Its callback and metrics.
+        settings: The query's settings, with its callback and metrics.
     """
 
     def __init__(self, settings: QuerySettings) -> None:
         self._on_progress = settings.on_progress
         self._metrics = settings.metrics
-        self._warned_of = ""
+        self._last_warning = ""
 
     def committed(
         self,
@@ -57,9 +57,9 @@ class BatchReports:
         distances = batch.snapshots.distances
         groups, keys = largest_groups(acks), largest_keys(acks)
         warning = skew_warning(groups, keys)
-        if warning and warning.partition(" has ")[0] != self._warned_of:
-            self._warned_of = warning.partition(" has ")[0]
-            _log.warning("batch %d is uneven: %s", record.batch_id, warning)
+        if warning and warning.partition(" has ")[0] != self._last_warning:
+            self._last_warning = warning.partition(" has ")[0]
+            _log.warning("the load of batch %d is uneven: %s", record.batch_id, warning)
         late_rows = sum(ack.late_rows for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
         self._emit(
@@ -78,7 +78,7 @@ class BatchReports:
                 object_bytes=batch.metadata_bytes + sum(ack.object_bytes for ack in acks),
                 log_bytes=distances.log_bytes,
                 log_handles=distances.log_handles,
-                snapshots=sum(ack.materialized is not None for ack in acks),
+                snapshots=sum(ack.snapshot is not None for ack in acks),
                 snapshots_failed=sum(bool(ack.snapshot_error) for ack in acks),
                 largest_key_groups=groups,
                 largest_keys=keys,
@@ -91,7 +91,7 @@ class BatchReports:
     def delivered_again(
         self, batch_id: int, checkpoint_id: int, record: BatchRecord, watch: Stopwatch
     ) -> None:
-        """Report a micro-batch that was committed in an earlier run and is delivered again."""
+        """Report a micro-batch of an earlier run that is delivered again."""
         self._emit(
             BatchProgress(
                 batch_id=batch_id,

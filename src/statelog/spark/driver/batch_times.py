@@ -1,11 +1,11 @@
 """
-The times of a micro-batch: processing time, watermarks, and how far its sources were read.
+Read the processing time, watermarks and source positions of a micro-batch.
 
-They are Spark's own.  Spark follows the watermark of a query by itself, as long as the rows are
-evaluated, and writes processing time, watermark and source offsets of a micro-batch into its
-offset log before the batch runs; so a batch that is repeated, in this process or after a restart,
-has the same times.  Rows are late by the watermark of the micro-batch before, timers fire by the
-one of this batch.
+They are Spark's own.  Spark computes the watermark of a query by itself, provided that the rows are
+evaluated.  It writes processing time, watermark and source offsets of a micro-batch into its offset
+log before the batch runs, so a batch that is repeated, in this process or after a restart, has the
+same times.  The watermark of the micro-batch before decides which rows are late; the watermark of
+this one decides which timers fire.
 Source: Spark's MicroBatchExecution, WatermarkTracker, WatermarkSupport; measured on Spark 4.3.
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from statelog.core.source_position import SourceLog
 from statelog.errors import StatelogError
 from statelog.spark.driver.source_position import SourcePositions
+from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class BatchTimes:
         now_ms: Processing time; -1 if unknown.
         watermark_ms: The watermark: timers up to it are due; -1 if unknown.
         late_ms: The watermark of the micro-batch before: rows up to it are late; -1 if unknown.
-        position: How far the sources are read with this batch; None if unknown.
-        position_before: How far they were read before it.
-        source_logs: What the logs of file sources say of the batch; empty without such sources.
+        position: Position of the sources after this batch; None if unknown.
+        position_before: Position of the sources before this batch.
+        source_logs: Entries of the batch in the logs of file sources; empty without such sources.
         source_folders: Names of the sources' logs, in their order; empty if unknown.
     """
 
@@ -47,11 +47,11 @@ class BatchTimes:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the batch surely has no new input."""
+        """Whether the batch certainly has no new input."""
         return self.position is not None and self.position == self.position_before
 
     def not_before(self, watermark_ms: int) -> BatchTimes:
-        """Return these times with watermarks that do not go back behind *watermark_ms*."""
+        """Return these times with watermarks of at least *watermark_ms*."""
         return replace(
             self,
             watermark_ms=max(self.watermark_ms, watermark_ms),
@@ -65,15 +65,15 @@ class QueryTimes:
 
     Args:
         session: The session on which the query was started.
-        has_no_data_source: Whether the last source is the one for micro-batches without data,
-            which does not count as input.
+        has_no_data_source: Whether the last source is that for no-data batches, which is no
+            input.
     """
 
     def __init__(self, session: SparkSession, *, has_no_data_source: bool) -> None:
         self._session = session
         self._has_no_data_source = has_no_data_source
         self._query_id = ""
-        self._log: Any = None
+        self._log: JavaObject = None
         self._positions: SourcePositions | None = None
         self._last: tuple[int, int] | None = None
 
@@ -84,7 +84,7 @@ class QueryTimes:
         Raises:
             StatelogError: The query or its log entry cannot be found.
 
-        Blocks: Hardly; Spark keeps the last two entries of the log in memory.
+        Blocks: For calls of the JVM; Spark keeps the last two entries of the log in memory.
         """
         positions = self._open(query_id, batch_id)
         entry = self._log.get(batch_id)
@@ -122,7 +122,7 @@ class QueryTimes:
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
         """
-        Return what the logs of the sources say now of the entries that *logs* cover.
+        Read the entries of *logs* in the logs of the sources again.
 
         Raises:
             StatelogError: `of` was not called before.
@@ -130,19 +130,19 @@ class QueryTimes:
         Blocks: On the files of the checkpointLocation.
         """
         if self._positions is None:
-            raise StatelogError("the query is not known before the times of its first batch")
+            raise StatelogError("the positions of sources are unknown before the first batch")
         return self._positions.read_again(logs)
 
     def _open(self, query_id: str, batch_id: int) -> SourcePositions:
         """Find the running query, once."""
         if self._positions is not None and self._query_id == query_id:
             return self._positions
-        streams: Any = self._session._jsparkSession.streams()
+        streams: JavaObject = self._session._jsparkSession.streams()
         query = streams.get(query_id)
         if query is None:
             raise StatelogError(
-                f"query {query_id} is not among those of the session that started it; batch "
-                f"{batch_id} has no known watermark. Start the query on the session of its frame"
+                f"the watermark of batch {batch_id} is unknown: query {query_id} does not run on the "
+                "session of its frame. Start the query on that session"
             )
         execution = query.streamingQuery()
         self._query_id, self._log = query_id, execution.offsetLog()
@@ -153,8 +153,8 @@ class QueryTimes:
 
 
 def recorded_query_id(session: SparkSession, checkpoint_location: str) -> str:
-    """Return the id that Spark has written into a checkpointLocation; empty if there is none."""
-    jvm: Any = session._jvm
+    """Return the query id in a checkpointLocation; empty if there is none."""
+    jvm = jvm_of(session)
     path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint_location.rstrip('/')}/metadata")
     hadoop = session._jsparkSession.sessionState().newHadoopConf()
     if not path.getFileSystem(hadoop).exists(path):

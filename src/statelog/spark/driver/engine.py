@@ -1,9 +1,9 @@
 """
-The driver's side: one micro-batch in, one checkpoint out.
+Run the micro-batches of a query: each of them makes one checkpoint.
 
-For each batch: trigger a checkpoint, run the tasks, take their answers, commit, deliver.  The
-commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can be thrown away,
-everything after it can be repeated.
+For each micro-batch: trigger a checkpoint, run the tasks, take their answers, commit, deliver.  The
+commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can be discarded, everything
+after it can be repeated.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, Task
 from statelog.spark.worker.stopwatch import Stopwatch
 
 _MAX_INLINE_BYTES = 32 * 1024 * 1024
-"""What all tasks together may send through the driver, deltas and rows each."""
+"""Most bytes that all tasks together send through the driver, for deltas and rows each."""
 
-_STOPPED = (
+_INTERRUPTION = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
     "java.lang.InterruptedException"
 )
-"""What Spark takes for an interruption.  It searches the whole text of an error for this, by an
-expression that overflows the stack on the long text that a stopped job really leaves."""
+"""A text that Spark recognizes as an interruption.  It searches the text of an error for it, by an
+expression that overflows the stack on the long text of a job that was really stopped."""
 
 
-class _Stopped(Exception):  # noqa: N818
-    """`StreamingQuery.stop` came in the middle of a micro-batch."""
+class _QueryStopped(Exception):  # noqa: N818
+    """`StreamingQuery.stop` was called during a micro-batch."""
 
 
-_SIGNS_OF_STOP = (
+_STOP_MARKERS = (
     "java.lang.InterruptedException",
     "java.nio.channels.ClosedByInterruptException",
     "java.io.InterruptedIOException",
@@ -58,9 +58,9 @@ _SIGNS_OF_STOP = (
 )
 
 
-def _is_stop(error: Exception) -> bool:
+def _is_interruption(error: Exception) -> bool:
     text = str(error)
-    return any(sign in text for sign in _SIGNS_OF_STOP)
+    return any(marker in text for marker in _STOP_MARKERS)
 
 
 class MicroBatchEngine:
@@ -70,7 +70,7 @@ class MicroBatchEngine:
     Args:
         query: The query.
         sink: Takes the output frame and the batch id.
-        query_times: The times and positions of micro-batches; None where the caller keeps them.
+        query_times: Times and positions of micro-batches; None if they are unknown, as in tests.
     """
 
     def __init__(self, query: Query, sink: Sink, query_times: QueryTimes | None = None) -> None:
@@ -87,7 +87,9 @@ class MicroBatchEngine:
 
     def open(self, query_id: str | None = None) -> None:
         """
-        Check that this query can go on from what its location holds; see `StateLocation`.
+        Check that this query can continue from the state in its location.
+
+        See `StateLocation`.
 
         Args:
             query_id: Spark's id of the query, empty for a new query; None if unknown.
@@ -95,7 +97,11 @@ class MicroBatchEngine:
         self._location.inspect(query_id)
 
     def next_due_ms(self) -> int | None:
-        """Return when the next timer is due, as of the last commit; None if unknown."""
+        """
+        Return when the next timer is due, as of the last commit.
+
+        None if unknown.
+        """
         return self._location.next_due_ms
 
     def has_run(self) -> bool:
@@ -103,17 +109,21 @@ class MicroBatchEngine:
         return self._has_run
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Process one micro-batch; called by Spark, which repeats a batch that did not finish."""
+        """
+        Process one micro-batch.
+
+        Spark calls it, and repeats a batch that did not finish.
+        """
         try:
             self._process(frame, batch_id)
         except StatelogError:
             raise
         except Exception as error:
-            if _is_stop(error) and not is_active(frame):
-                raise _Stopped(_STOPPED) from None
-            told = cause_of(error, self._definition.processor, batch_id)
-            if told is not None:
-                raise told from None
+            if _is_interruption(error) and not is_active(frame):
+                raise _QueryStopped(_INTERRUPTION) from None
+            cause = cause_of(error, self._definition.processor, batch_id)
+            if cause is not None:
+                raise cause from None
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
@@ -144,18 +154,18 @@ class MicroBatchEngine:
             watch.lap("run")
             if times.is_idle and not any(map(_has_effect, acks)):
                 self._location.snapshots.aborted(spec.snapshots)
-                self._coordinator.decline(spec.checkpoint_id, "there was nothing to do")
+                self._coordinator.decline(spec.checkpoint_id, "the micro-batch had no effect")
                 self._location.next_due_ms = min(ack.next_due_ms for ack in acks)
                 return
             completed, record = self._commit(spec, query_id, times, acks)
             watch.lap("commit")
         except BaseException:
             self._location.snapshots.aborted(spec.snapshots)
-            # The error that is raised matters; a coordinator that was fenced rejects even this.
+            # A fenced coordinator rejects this call too; the first error is the one to raise.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
             raise
-        if not times.is_idle:  # it says nothing of the next batch with rows
+        if not times.is_idle:  # the cost of a no-data batch does not predict one with rows
             self._task_count.ran(batch_cost(acks, size))
         self._location.snapshots.committed(spec.snapshots, acks, now_ms())
         self._location.advance(completed, record)
@@ -173,7 +183,7 @@ class MicroBatchEngine:
         )
 
     def _input_bytes(self, frame: DataFrame, times: BatchTimes) -> int | None:
-        """Return the size of the input where it is known and of use."""
+        """Return the size of the input where it is known and needed."""
         definition, bounds = self._definition, self._query.task_bounds
         has_initial_rows = self._location.base is None and definition.initial is not None
         if bounds.least == bounds.most or has_initial_rows:
@@ -216,7 +226,7 @@ class MicroBatchEngine:
             base_id=-1 if location.base is None else location.base.checkpoint_id,
             committed=location.committed_handles(),
             ranges=ranges,
-            # A batch without data must not commit, or try a failing store each time, for a snapshot alone.
+            # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
             snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
             inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // tasks),
             staged=self._delivery.is_staged,
@@ -226,7 +236,7 @@ class MicroBatchEngine:
         column = self._definition.event_time
         if column is None:
             return None
-        # Rows of initial state come with a mark in front of the input's columns.
+        # With initial state a flag is in front of the input's columns.
         return LateRows(column + has_initial_rows, times.late_ms)
 
     def _partitioned(self, frame: DataFrame, spec: TaskSpec) -> DataFrame:
@@ -236,7 +246,7 @@ class MicroBatchEngine:
             return frame.sparkSession.range(0, tasks, 1, tasks)
         if spec.rows.initial is not None and definition.initial is not None:
             frame = with_initial_rows(frame, definition.initial)
-        if tasks == 1:  # everything goes to one task: nothing to shuffle
+        if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1)
         return frame.repartitionById(tasks, partition_of(tasks, definition.max_parallelism))
 
@@ -246,7 +256,7 @@ class MicroBatchEngine:
         for ack in acks:
             self._coordinator.acknowledge(
                 spec.checkpoint_id,
-                TaskStateSnapshot(ack.key_group_range, ack.log, ack.materialized),
+                TaskStateSnapshot(ack.key_group_range, ack.log, ack.snapshot),
             )
         rows = self._delivery.committed_rows(acks)
         record = BatchRecord(
@@ -281,14 +291,14 @@ class MicroBatchEngine:
         return completed, record
 
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
-        """Deliver a committed batch again, by the delivery it was committed with."""
+        """Deliver a committed batch again, with its own delivery."""
         watch = Stopwatch()
         base, record = self._location.base, self._location.record
         if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
         plan = self._definition.plan
         if plan.has_watermark or not plan.is_stateless:
-            # What Spark keeps before this operator goes forward only as the rows are evaluated.
+            # The state of Spark's own operators advances only when the rows are evaluated.
             frame.write.format("noop").mode("append").save()
         self._deliveries[Delivery(record.delivery)].deliver_again(frame, record, base)
         watch.lap("deliver")
@@ -296,6 +306,6 @@ class MicroBatchEngine:
 
 
 def _has_effect(ack: TaskAck) -> bool:
-    """Return whether a task saw rows, or changed or put out anything."""
-    wrote = ack.log is not None or ack.materialized is not None
+    """Return whether a task read rows, changed state or yielded output."""
+    wrote = ack.log is not None or ack.snapshot is not None
     return wrote or ack.rows > 0 or ack.output_rows > 0

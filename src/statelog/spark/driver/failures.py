@@ -1,51 +1,54 @@
 """
-What fails in a task, and how the driver reports it: the sentence first.
+Find the cause of a failed micro-batch in Spark's error.
 
-Between a processor's error and the user are the Python worker, the JVM and the Python driver, and
-each wraps the error in its own text.  So a task marks the end of its own text, the driver cuts the
-text out again, and the query shows it before everything that Spark adds.
+The Python worker, the JVM and the Python driver each wrap a processor's error in text of their own.
+So a task marks the end of its message, the driver extracts the message, and the query shows it
+before all that Spark adds.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog import errors
 from statelog.errors import ProcessorError, StatelogError, UnavailableError
-from statelog.spark.worker.failures import _END
+from statelog.spark.rows.jvm import jvm_of
+from statelog.spark.worker.failures import END_OF_REPORT
 
 _log = logging.getLogger("statelog.spark")
-_TOLD: Final = re.compile(rf"statelog\.errors\.(\w+): (.*?)\n{re.escape(_END)}", re.DOTALL)
+_REPORT: Final = re.compile(
+    rf"statelog\.errors\.(\w+): (.*?)\n{re.escape(END_OF_REPORT)}", re.DOTALL
+)
 _CANCELLED: Final = re.compile(r"\[SPARK_JOB_CANCELLED\] ([^\n]*?)\.?(?: SQLSTATE|\n|$)")
 _CRASHED: Final = "Python worker exited unexpectedly"
 
 
 def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> StatelogError | None:
     """
-    Return what a failed Spark job says of statelog's tasks, or None.
+    Return the task's error in a failed Spark job, or None.
 
     Args:
-        error: What the job was failed with; its text has that of the tasks.
+        error: The error of the job, whose text contains that of the tasks.
         processor: The processor that the tasks ran.
         batch_id: The micro-batch.
     """
     text = str(error)
-    found = _TOLD.search(text)
-    if found is not None:
-        kind = getattr(errors, found.group(1), StatelogError)
-        told: StatelogError = kind(found.group(2), batch_id=batch_id)
-        return told
+    report = _REPORT.search(text)
+    if report is not None:
+        kind = getattr(errors, report.group(1), StatelogError)
+        task_error: StatelogError = kind(report.group(2), batch_id=batch_id)
+        return task_error
     cancelled = _CANCELLED.search(text)
     if cancelled is not None:
         return UnavailableError(
             f"batch {batch_id} was not finished, because a Spark job of it was cancelled, and not by "
             f"the query's stop(): {cancelled.group(1)}. Nothing is lost: start the query again, and it "
-            "does this batch again",
+            "repeats this batch",
             batch_id=batch_id,
         )
     if _CRASHED not in text:
@@ -53,28 +56,32 @@ def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> S
     return ProcessorError(
         f"a Python worker ended while {type(processor).__name__} processed batch {batch_id}, so its "
         "key is unknown: native code crashed, or the system killed the worker, most often for lack "
-        "of memory. Nothing of this batch was committed; the last checkpoint is valid. Look into the "
-        "log of the worker and of the host; spark.python.worker.faulthandler.enabled=true shows "
+        "of memory. Nothing of this batch was committed; the last checkpoint is valid. Read the logs "
+        "of the worker and of the host; spark.python.worker.faulthandler.enabled=true shows "
         "where native code crashes",
         batch_id=batch_id,
     )
 
 
 def is_active(frame: DataFrame) -> bool:
-    """Return whether the query that runs a micro-batch was not stopped; False if it is unknown."""
+    """
+    Return whether the query of a micro-batch still runs.
+
+    False if that is unknown.
+    """
     session = frame.sparkSession
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         return False
     try:
-        jvm: Any = session._jvm
+        jvm = jvm_of(session)
         running = session._jsparkSession.sharedState().activeStreamingQueries()
         query = running.get(jvm.java.util.UUID.fromString(query_id))
         return query is not None and bool(query.isActive())
     except Exception as error:  # the connection ends with the query
-        _log.debug("whether query %s is active is unknown: %s", query_id, error)
+        _log.debug("cannot find out whether query %s is active: %s", query_id, error)
         return False
 
 
-class _BatchFailed(Exception):  # noqa: N818
-    """A micro-batch failed; its cause says why."""
+class BatchFailed(Exception):  # noqa: N818
+    """A micro-batch failed; `__cause__` is the error."""

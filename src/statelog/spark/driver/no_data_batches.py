@@ -1,17 +1,15 @@
 """
-Micro-batches without data: which queries have them, and which of them do nothing.
+Decide which queries have no-data batches, and which batches to skip.
 
-Under `foreachBatch` Spark runs no micro-batch without new input, so that timers would wait for
-the next row.  Therefore a query that can have timers gets a source of its own beside the user's,
-see `NoDataStream`.  It has no watermark, so it takes no part in the watermark's policy.
+Under `foreachBatch` Spark runs no micro-batch without new input, so that timers would wait for the
+next row.  Therefore a query that can have timers gets one more source beside the user's, see
+`NoDataStream`.  It has no watermark, so it does not change the query's watermark.
 
-Spark counts the sources of a query for life: whether there is such a source is told by its offset
-log.  Queries of older versions have the source `rate-micro-batch` in the same place.
+The number of sources of a query never changes, and its offset log records it.  Queries of older
+versions have the source `rate-micro-batch` in the same position.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -21,6 +19,7 @@ from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.source_position import newest_offsets
 from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.rows.jvm import jvm_of
 
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
@@ -29,40 +28,39 @@ def has_no_data_source(
     asked: bool | None, definition: OperatorDefinition, checkpoint_location: str
 ) -> bool:
     """
-    Return whether the query has a source for micro-batches without data.
+    Return whether the query has a source for no-data batches.
 
-    A query that ran before keeps what it has; a new one has it where it may have timers.
+    A query that ran before stays as it is; a new one has the source where it may have timers.
 
     Args:
-        asked: What the caller wants; None for no wish.
-        definition: The operator; its input is without this source.
-        checkpoint_location: Where Spark keeps the query's offset log.
+        asked: The setting `noDataBatches`; None if it is not set.
+        definition: The operator, whose input is without this source.
+        checkpoint_location: Where Spark stores the query's offset log.
 
     Raises:
-        UsageError: The caller wants another thing than the query began with.
+        UsageError: The setting contradicts how the query began.
     """
     frame, sources = definition.frame, definition.plan.sources
     if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
-        return False  # Spark refuses a source without a name, and ours has none
+        return False  # Spark rejects a source without a name, which this one is
     recorded = _recorded_sources(frame, checkpoint_location)
-    if recorded not in (sources, sources + 1):  # a new query, or one that Spark will refuse
+    if recorded not in (sources, sources + 1):  # a new query, or one that Spark will reject
         return definition.time_mode != "none" if asked is None else asked
     has_source = recorded == sources + 1
     if asked is not None and asked != has_source:
         raise UsageError(
             f"noDataBatches={asked}, but the query in {checkpoint_location} began "
             f"{'with' if has_source else 'without'} them, and Spark cannot change the sources of a "
-            "query. Leave noDataBatches out, or go on with a new checkpointLocation, the same "
+            "query. Remove noDataBatches, or continue with a new checkpointLocation, the same "
             "stateLocation and adopt=True"
         )
     return has_source
 
 
 def _recorded_sources(frame: DataFrame, checkpoint_location: str) -> int | None:
-    """Return the number of sources in the newest entry of the offset log; None for no entry."""
+    """Return the number of sources in the newest offsets, or None."""
     session = frame.sparkSession
-    jvm: Any = session._jvm
-    log = jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqLog
+    log = jvm_of(session).org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqLog
     folder = f"{checkpoint_location.rstrip('/')}/offsets"
     latest = newest_offsets(log(session._jsparkSession, folder, True), checkpoint_location)
     if not latest.isDefined():
@@ -77,12 +75,12 @@ def can_skip_batch(
     definition: OperatorDefinition, record: BatchRecord | None, times: BatchTimes
 ) -> bool:
     """
-    Return whether a micro-batch can be left out, tasks and all.
+    Return whether a micro-batch needs no Spark job and no commit.
 
     Args:
         definition: The operator.
-        record: Of the checkpoint to go on from; None for the empty state.
-        times: Of the micro-batch.
+        record: The record of the base checkpoint; None for the empty state.
+        times: The times of the micro-batch.
     """
     if not times.is_idle or not definition.plan.is_stateless:
         return False

@@ -1,17 +1,17 @@
 """
-A streaming source without rows, whose offset advances when a micro-batch without data is due.
+A streaming source without rows, for no-data batches.
 
-Spark plans a micro-batch when the offset of a source has changed.  This source stands beside the
-user's; Spark asks it at each trigger, on the thread of the query.  The answer is made here, in the
-driver's Python process, where the engine knows when the next timer is due; the watermark is read
-from Spark's own tracker.  Spark calls the source through py4j, as it calls the function given to
-`foreachBatch`.
+Spark plans a micro-batch when the offset of a source has changed.  This source is added to the
+user's, and Spark asks it for its offset at each trigger, on the thread of the query.  It answers in
+the driver's Python process, where the engine knows when the next timer is due, and reads the
+watermark from Spark's own tracker.  Spark calls the source through py4j, as it calls the function
+given to `foreachBatch`.
 Source: Spark's MicroBatchExecution.constructNextBatch, TransformWithStateExec.shouldRunAnotherBatch.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 from py4j.java_gateway import is_instance_of
@@ -21,6 +21,7 @@ from pyspark.sql.functions import lit
 
 from statelog.errors import StatelogError
 from statelog.spark.driver.state_location import now_ms
+from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 _COUNT = "noDataBatches"
@@ -30,7 +31,7 @@ _CONNECTOR = "org.apache.spark.sql.connector"
 
 class NoDataDecision:
     """
-    Decide at each trigger whether a micro-batch is due that has no data.
+    Decides at each trigger whether a no-data batch is due.
 
     Args:
         time_mode: "none", "processingtime" or "eventtime".
@@ -52,12 +53,12 @@ class NoDataDecision:
         is_first: bool = True,
     ) -> bool:
         """
-        Return whether the micro-batch of this trigger is due, also without data.
+        Return whether the micro-batch of this trigger is due without data too.
 
-        In event time it is due as on Spark, once for each move of the watermark: the rows of the
-        next micro-batch are late by the watermark of this one, whether or not a timer fires in it.
-        In processing time a run that ends has one at its beginning only: a timer that registers
-        itself again and again would keep it alive for ever, as on Spark.
+        In event time it is due as on Spark, once for each advance of the watermark: this batch's
+        watermark decides which rows of the next one are late, whether or not a timer fires.
+        In processing time a run with Trigger.AvailableNow has one at its beginning only: a timer
+        that registers itself repeatedly would keep the run from ending, as on Spark.
 
         Args:
             now_ms: Processing time.
@@ -66,9 +67,9 @@ class NoDataDecision:
             is_first: Whether the run has had no micro-batch yet.
         """
         if self._time_mode == "eventtime":
-            moved = watermark_ms > self._watermark_ms
+            has_advanced = watermark_ms > self._watermark_ms
             self._watermark_ms = max(self._watermark_ms, watermark_ms)
-            return moved
+            return has_advanced
         if self._time_mode == "processingtime":
             if self._run_ends and not is_first:
                 return False
@@ -77,23 +78,27 @@ class NoDataDecision:
 
 
 class QueryTimers(Protocol):
-    """What the engine of a query knows of its timers."""
+    """The timers of a query, as its engine knows them."""
 
     def next_due_ms(self) -> int | None:
-        """Return when the next timer is due, as of the last commit; None if unknown."""
+        """
+        Return when the next timer is due, as of the last commit.
+
+        None if unknown.
+        """
 
     def has_run(self) -> bool:
         """Return whether this run has had a micro-batch."""
 
 
-class _JavaObject:
-    """What Java asks of every object that it keeps."""
+class _PythonObject:
+    """The methods of Java's `Object`, for objects of Python that Spark stores."""
 
     def hashCode(self) -> int:
-        """Return what Spark's maps of sources need."""
+        """Return a hash for Spark's maps of sources."""
         return id(self) & 0x7FFFFFFF
 
-    def equals(self, other: Any) -> bool:
+    def equals(self, other: object) -> bool:
         """Return whether *other* is this object."""
         return other is self
 
@@ -102,14 +107,14 @@ class _JavaObject:
         return _DESCRIPTION
 
 
-class NoDataStream(_JavaObject):
+class NoDataStream(_PythonObject):
     """
     Spark's `MicroBatchStream` of the source.
 
     Args:
         session: The session on which the query is started.
         time_mode: "none", "processingtime" or "eventtime".
-        timers: What the engine knows of timers.
+        timers: The timers of the query.
 
     Thread: Spark's thread of the query; `hashCode`, `equals` and `toString` any thread.
     """
@@ -120,21 +125,22 @@ class NoDataStream(_JavaObject):
         self._timers = timers
         self._run_ends = False
         self._enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
-        self._execution: Any = None
+        self._execution: JavaObject = None
         self._decision: NoDataDecision | None = None
-        jvm: Any = session._jvm
-        self._offset_of = jvm.org.apache.spark.sql.execution.streaming.runtime.SerializedOffset
+        self._offset_of = jvm_of(
+            session
+        ).org.apache.spark.sql.execution.streaming.runtime.SerializedOffset
         self._initial = self._offset(0)
         self._no_limit = _java_class(session, f"{_CONNECTOR}.read.streaming.ReadLimit")
         self._no_partitions = _empty_array(session, f"{_CONNECTOR}.read.InputPartition")
-        # Spark pickles a factory into the tasks, though there is no partition to read.
+        # Spark serializes a factory into the tasks, although there is no partition to read.
         factory = (
             "org.apache.spark.sql.execution.streaming.sources.RateStreamMicroBatchReaderFactory$"
         )
         self._factory = getattr(_java_class(session, factory), "MODULE$")
 
-    def latestOffset(self, start: Any = None, limit: Any = None) -> Any:
-        """Return *start* if no micro-batch is due; None where there never was one."""
+    def latestOffset(self, start: JavaObject = None, limit: JavaObject = None) -> JavaObject:
+        """Return *start* if no micro-batch is due; None before the first one."""
         at = start.json()
         if self._is_due():
             return self._offset(_count(at) + 1)
@@ -166,70 +172,70 @@ class NoDataStream(_JavaObject):
         watermark_ms: int = latest.get()._2().metadataOpt().get().batchWatermarkMs()
         return watermark_ms
 
-    def _running(self) -> Any:
-        """Return Spark's execution of the query that asks."""
+    def _running(self) -> JavaObject:
+        """Return Spark's execution of the query whose thread calls."""
         if self._execution is None:
             query_id = self._session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            streams: Any = self._session._jsparkSession.streams()
+            streams: JavaObject = self._session._jsparkSession.streams()
             query = None if query_id is None else streams.get(query_id)
             if query is None:
                 raise StatelogError(
-                    f"query {query_id} is not among those of the session that started it; its "
-                    "watermark is not known. Start the query on the session of its frame"
+                    f"the watermark of query {query_id} is unknown: it does not run on the session "
+                    "of its frame. Start the query on that session"
                 )
             self._execution = query.streamingQuery()
         return self._execution
 
-    def _offset(self, count: int) -> Any:
+    def _offset(self, count: int) -> JavaObject:
         return self._offset_of(msgspec.json.encode({_COUNT: count}).decode())
 
-    def initialOffset(self) -> Any:
-        """Return the offset before the first micro-batch without data."""
+    def initialOffset(self) -> JavaObject:
+        """Return the offset before the first no-data batch."""
         return self._initial
 
-    def deserializeOffset(self, json: str) -> Any:
-        """Return any offset as it is; older queries have those of `rate-micro-batch`."""
+    def deserializeOffset(self, json: str) -> JavaObject:
+        """Return the offset of *json*; older queries have those of `rate-micro-batch`."""
         return self._offset_of(json)
 
-    def getDefaultReadLimit(self) -> Any:
+    def getDefaultReadLimit(self) -> JavaObject:
         """Return no limit."""
         return self._no_limit.allAvailable()
 
     def reportLatestOffset(self) -> None:
-        """Return nothing: there is no data to be behind of."""
+        """Return None: there is no data to report."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix no offset: timers that the run's last rows make due fire in the run."""
+        """Fix no offset, so that timers of the last rows fire."""
         self._run_ends = True
 
-    def planInputPartitions(self, start: Any, end: Any) -> Any:
+    def planInputPartitions(self, start: JavaObject, end: JavaObject) -> JavaObject:
         """Return no partition."""
         return self._no_partitions
 
-    def createReaderFactory(self) -> Any:
-        """Return a factory that is never asked."""
+    def createReaderFactory(self) -> JavaObject:
+        """Return a factory that is never called."""
         return self._factory
 
-    def commit(self, end: Any) -> None:
-        """Keep nothing."""
+    def commit(self, end: JavaObject) -> None:
+        """Do nothing: there is no data to free."""
 
     def stop(self) -> None:
-        """Let the query go."""
+        """Drop the reference to the query."""
         self._execution = None
 
-    class Java:  # how py4j wants it
+    class Java:  # the name that py4j requires
         implements: ClassVar = [
             f"{_CONNECTOR}.read.streaming.MicroBatchStream",
             f"{_CONNECTOR}.read.streaming.SupportsTriggerAvailableNow",
         ]
 
 
-class _NoDataTable(_JavaObject):
+class _NoDataTable(_PythonObject):
     """Spark's `Table`, `ScanBuilder` and `Scan` around a `NoDataStream`."""
 
     def __init__(self, session: SparkSession, stream: NoDataStream) -> None:
         self._stream = stream
-        jvm: Any = session._jvm
+        jvm = jvm_of(session)
         self._capabilities = jvm.java.util.HashSet()
         self._capabilities.add(
             _java_class(session, f"{_CONNECTOR}.catalog.TableCapability").MICRO_BATCH_READ
@@ -242,16 +248,16 @@ class _NoDataTable(_JavaObject):
     def name(self) -> str:
         return _DESCRIPTION
 
-    def capabilities(self) -> Any:
+    def capabilities(self) -> JavaObject:
         return self._capabilities
 
-    def newScanBuilder(self, options: Any) -> _NoDataTable:
+    def newScanBuilder(self, options: JavaObject) -> _NoDataTable:
         return self
 
     def build(self) -> _NoDataTable:
         return self
 
-    def readSchema(self) -> Any:
+    def readSchema(self) -> JavaObject:
         return self._schema
 
     def description(self) -> str:
@@ -260,16 +266,16 @@ class _NoDataTable(_JavaObject):
     def toMicroBatchStream(self, checkpoint_location: str) -> NoDataStream:
         return self._stream
 
-    def columnarSupportMode(self) -> Any:
+    def columnarSupportMode(self) -> JavaObject:
         return self._rows
 
-    def supportedCustomMetrics(self) -> Any:
+    def supportedCustomMetrics(self) -> JavaObject:
         return self._metrics
 
-    def reportDriverMetrics(self) -> Any:
+    def reportDriverMetrics(self) -> JavaObject:
         return self._task_metrics
 
-    class Java:  # how py4j wants it
+    class Java:  # the name that py4j requires
         implements: ClassVar = [
             f"{_CONNECTOR}.catalog.SupportsRead",
             f"{_CONNECTOR}.read.ScanBuilder",
@@ -278,14 +284,14 @@ class _NoDataTable(_JavaObject):
 
 
 def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
-    """Return *frame* with the source of *stream* beside it, last of all."""
+    """Return *frame* with the source of *stream* added as its last source."""
     session = frame.sparkSession
-    jvm: Any = session._jvm
+    jvm = jvm_of(session)
     ensure_callback_server_started(session.sparkContext._gateway)
-    # Spark makes the relation of a source by its name; this one takes the table of another.
+    # Spark makes a relation by the name of a source; this one gets another table afterwards.
     relation = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     plan = relation._jdf.queryExecution().analyzed()
-    gateway: Any = session.sparkContext._gateway
+    gateway: JavaObject = session.sparkContext._gateway
     parts = jvm.java.util.ArrayList()
     for at in range(plan.productArity()):
         part = plan.productElement(at)
@@ -294,22 +300,25 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
     jframe = jvm.org.apache.spark.sql.classic.Dataset.ofRows(
         session._jsparkSession, plan.makeCopy(parts.toArray())
     )
-    nothing = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    return frame.unionAll(DataFrame(jframe, session).select(*nothing))
+    nulls = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    return frame.unionAll(DataFrame(jframe, session).select(*nulls))
 
 
-def _java_class(session: SparkSession, name: str) -> Any:
-    jvm: Any = session._jvm
-    return getattr(jvm, name)
+def _java_class(session: SparkSession, name: str) -> JavaObject:
+    return getattr(jvm_of(session), name)
 
 
-def _empty_array(session: SparkSession, name: str) -> Any:
-    gateway: Any = session.sparkContext._gateway
+def _empty_array(session: SparkSession, name: str) -> JavaObject:
+    gateway: JavaObject = session.sparkContext._gateway
     return gateway.new_array(_java_class(session, name), 0)
 
 
 def _count(offset: str) -> int:
-    """Return the number of micro-batches an offset counts; 0 for one of another source."""
+    """
+    Return the number of no-data batches in an offset.
+
+    0 for the offset of another source.
+    """
     try:
         count = msgspec.json.decode(offset, type=dict[str, int]).get(_COUNT, 0)
     except msgspec.MsgspecError:

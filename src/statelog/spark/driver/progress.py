@@ -1,4 +1,4 @@
-"""What a micro-batch did, in numbers: for the log, for callbacks, for the report."""
+"""Combine the figures of a micro-batch's tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def slowest_phases(acks: Sequence[TaskAck]) -> dict[str, float]:
 
 
 def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
-    """Return how the tasks brought their state forward, added up."""
+    """Return the sums of how the tasks brought their state forward."""
     return {
         "folded": sum(ack.caught_up.folded for ack in acks),
         "replayed": sum(ack.caught_up.replayed for ack in acks),

@@ -1,10 +1,10 @@
 """
-Whether the first micro-batch of a run follows on a checkpoint.
+Decide whether the first micro-batch of a run follows a checkpoint.
 
-Spark repeats the micro-batch that did not finish, and what it repeats reads the same input.  That
-holds only while the checkpointLocation is whole: after files were removed or restored from a backup,
-a micro-batch of the same number is planned anew and reads other input.  So the position of the
-sources is compared, and not only the number.
+Spark repeats the micro-batch that did not finish, with the same input.  That is true only while the
+checkpointLocation is complete: after files were removed or restored from a backup, Spark plans a
+micro-batch of the same number again, with other input.  So the positions of the sources are compared,
+and not only the number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class QuerySources(Protocol):
         """The query's checkpointLocation as Spark resolved it."""
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Return what the logs of the sources say now of the entries that *logs* cover."""
+        """Read the entries of *logs* in the logs of the sources again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class FirstBatch:
     The first micro-batch of a run.
 
     Args:
-        query_id, batch_id: Spark's names of query and micro-batch.
+        query_id, batch_id: Spark's ids of query and micro-batch.
         times: Its times and positions.
-        sources: Where to read the positions of earlier micro-batches; None if unknown.
+        sources: Reads the positions of earlier micro-batches; None if unknown.
     """
 
     query_id: str
@@ -50,15 +50,15 @@ class FirstBatch:
 
 def check_state_is_there(first: FirstBatch, location: str) -> None:
     """
-    Check that a query without a checkpoint is at its beginning.
+    Check that a query without a checkpoint has read no input yet.
 
     Raises:
-        CheckpointError: It has read input before (`reason` "missing").
+        CheckpointError: It has read input (`reason` "missing").
     """
     if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
         raise CheckpointError(
             f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
-            "its state is missing. Point stateLocation to the state, or ask for "
+            "its state is missing. Set stateLocation to where the state is, or set "
             "restoreFrom='empty' to start without it",
             reason="missing",
         )
@@ -68,21 +68,21 @@ def is_committed(
     first: FirstBatch, base: CompletedCheckpoint, record: BatchRecord, location: str, *, free: bool
 ) -> bool:
     """
-    Return whether the run begins with the micro-batch that *base* holds.
+    Return whether the run begins with the micro-batch that *base* committed.
 
-    Micro-batches that read nothing from any source may be missing between *base* and the first
-    one: those with nothing to do are not committed.  What a checkpoint of an older statelog does
-    not say of its sources is not compared.
+    Micro-batches without input may be missing between *base* and the first one, because a batch
+    without effect is not committed.  A position that a checkpoint of an older version lacks is not
+    compared.
 
     Args:
         first: The first micro-batch of the run.
-        base: The checkpoint to go on from.
-        record: What it says of its micro-batch.
+        base: The checkpoint to continue from.
+        record: The record of its micro-batch.
         location: The state location, for errors.
         free: Whether any micro-batch may follow, because the caller asked for this checkpoint.
 
     Raises:
-        CheckpointError: The micro-batch does not follow on the state (`reason` "gap").
+        CheckpointError: The micro-batch does not follow the state (`reason` "gap").
 
     Blocks: On the files of the checkpointLocation.
     """
@@ -91,8 +91,8 @@ def is_committed(
     times, batch_id = first.times, first.batch_id
     if batch_id == record.batch_id:
         same = (
-            _may_be(times.position, record.position)
-            and _may_be(times.position_before, record.position_before)
+            _may_equal(times.position, record.position)
+            and _may_equal(times.position_before, record.position_before)
             and _same_logs(first, record)
         )
         if same or free:
@@ -117,12 +117,12 @@ def is_committed(
     return False
 
 
-def _may_be(found: str | None, recorded: str | None) -> bool:
-    return found is None or recorded is None or found == recorded
+def _may_equal(position: str | None, recorded: str | None) -> bool:
+    return position is None or recorded is None or position == recorded
 
 
 def _same_logs(first: FirstBatch, record: BatchRecord) -> bool:
-    """Return whether the logs of file sources still name the files that were processed."""
+    """Return whether the logs of file sources name the same files."""
     if not record.source_logs or first.sources is None:
         return True
     return first.sources.read_again(record.source_logs) == record.source_logs
@@ -135,7 +135,7 @@ def _refuse_planned_anew(
         f"Spark has planned batch {record.batch_id} anew: it covers other input of the sources than "
         f"the batch {record.batch_id} whose state is in {location} (checkpoint "
         f"{base.checkpoint_id}). Files of the checkpointLocation were removed, or it was restored "
-        "from a backup. To go on would lose rows or count them twice",
+        "from a backup. Continuing would lose rows or count them twice",
         first,
         base,
         location,
@@ -145,10 +145,10 @@ def _refuse_planned_anew(
 def _refuse(what: str, first: FirstBatch, base: CompletedCheckpoint, location: str) -> NoReturn:
     place = "CHECKPOINT_LOCATION" if first.sources is None else first.sources.checkpoint_location
     raise CheckpointError(
-        f"{what}. Nothing was changed. Either bring sources and state back together: `statelog "
-        f"rewind {place} --state-location {location}` lists the batches to go back to; or go on "
-        "from this state with a new checkpointLocation and adopt=True, where the sources are read "
-        "from the place that their options say",
+        f"{what}. Nothing was changed. Either make sources and state agree again: `statelog "
+        f"rewind {place} --state-location {location}` lists the batches to go back to; or continue "
+        "from this state with a new checkpointLocation and adopt=True, where the options of the "
+        "sources decide at which position reading begins",
         reason="gap",
         batch_id=first.batch_id,
         checkpoint_id=base.checkpoint_id,

@@ -1,23 +1,23 @@
 """
-Which key groups and keys have most of the rows: counted in the tasks, reported by the driver.
+Find the key groups and keys with most of the rows.
 
-Rows are counted by key group.  Keys are looked at only where one key group has a large share of an
+Rows are counted by key group.  Keys are counted only where one key group has a large share of an
 Arrow batch, so that the count costs nothing while the load is even.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from statelog.spark.query.progress import LargeKey, LargeKeyGroup
 from statelog.spark.worker.protocol import TaskAck
-from statelog.spark.worker.row_counter import REPORTED_MAX, ROWS_THAT_MATTER
+from statelog.spark.worker.row_counter import MIN_LARGE_ROWS, REPORTED_MAX
 
-SHARE_THAT_DOMINATES = 0.5
+DOMINATING_SHARE = 0.5
 
 
-def largest_groups(acks: Sequence[TaskAck]) -> list[dict[str, Any]]:
-    """Return the largest key groups of a micro-batch, with their share of its rows."""
+def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
+    """Return the largest key groups of a micro-batch."""
     total = sum(ack.rows for ack in acks)
     top = sorted((one for ack in acks for one in ack.top_groups), key=lambda one: -one[1])
     return [
@@ -26,8 +26,8 @@ def largest_groups(acks: Sequence[TaskAck]) -> list[dict[str, Any]]:
     ]
 
 
-def largest_keys(acks: Sequence[TaskAck]) -> list[dict[str, Any]]:
-    """Return the largest keys of a micro-batch, with their share of its rows."""
+def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
+    """Return the largest keys of a micro-batch."""
     total = sum(ack.rows for ack in acks)
     top = sorted((one for ack in acks for one in ack.top_keys), key=lambda one: -one[2])
     return [
@@ -36,18 +36,18 @@ def largest_keys(acks: Sequence[TaskAck]) -> list[dict[str, Any]]:
     ]
 
 
-def skew_warning(groups: Sequence[dict[str, Any]], keys: Sequence[dict[str, Any]]) -> str:
-    """Return a warning of a key or key group that has most of the rows, or ""."""
-    if not groups or groups[0]["rows"] < ROWS_THAT_MATTER:
+def skew_warning(groups: Sequence[LargeKeyGroup], keys: Sequence[LargeKey]) -> str:
+    """Return a warning of a dominating key or key group, or ""."""
+    if not groups or groups[0]["rows"] < MIN_LARGE_ROWS:
         return ""
-    if keys and keys[0]["share"] >= SHARE_THAT_DOMINATES:
+    if keys and keys[0]["share"] >= DOMINATING_SHARE:
         return (
-            f"key {keys[0]['key']} has {keys[0]['share']:.0%} of the rows; one key is always one "
-            "task's work, so more tasks do not help"
+            f"key {keys[0]['key']} has {keys[0]['share']:.0%} of the rows; the rows of one key "
+            "always go to one task, so more tasks do not help"
         )
-    if groups[0]["share"] >= SHARE_THAT_DOMINATES:
+    if groups[0]["share"] >= DOMINATING_SHARE:
         return (
-            f"key group {groups[0]['key_group']} has {groups[0]['share']:.0%} of the rows, and is "
-            "always one task's work"
+            f"key group {groups[0]['key_group']} has {groups[0]['share']:.0%} of the rows, "
+            "which always go to one task"
         )
     return ""

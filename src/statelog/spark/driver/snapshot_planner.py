@@ -1,8 +1,8 @@
 """
-Snapshots as the driver sees them: which task writes which key groups, and what became of it.
+Choose the snapshots of a micro-batch, and record their results.
 
-A snapshot that fails is told and tried again later; the micro-batch it came with goes on, because
-the log has everything.
+A snapshot that fails is logged and tried again later; its micro-batch commits all the same, because
+the log has all changes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from statelog.spark.worker.protocol import TaskAck
 _log = logging.getLogger("statelog.spark")
 
 
-class Snapshots:
+class SnapshotPlanner:
     """
-    Chooses and counts the snapshots of one run of a query.
+    Plans the snapshots of one run of a query.
 
     Args:
         policy: The bounds.
         max_parallelism: Number of key groups.
-        recorder: Told of each snapshot.
+        recorder: Counts the snapshots.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Snapshots:
         self.distances = LogDistances.of(None, max_parallelism)
 
     def begin(self, base: CompletedCheckpoint | None, state_entries: int) -> None:
-        """Begin with *base*, which is about to have *state_entries*."""
+        """Begin with *base*, which has about *state_entries* entries."""
         self.advance(base)
         handles = base.materialized if base is not None else ()
         size = sum(max(one.handle.size_bytes, 0) for one in handles)
@@ -56,11 +56,11 @@ class Snapshots:
         )
 
     def advance(self, base: CompletedCheckpoint | None) -> None:
-        """Go on from *base*."""
+        """Continue from *base*."""
         self.distances = LogDistances.of(base, self._groups)
 
     def choose(self, ranges: Sequence[KeyGroupRange], now_ms: int) -> dict[int, KeyGroupRange]:
-        """Return what each task is to write, by partition; counted as started."""
+        """Choose the key groups that each task writes, by partition."""
         wanted: dict[int, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
             for partition, key_groups in enumerate(ranges):
@@ -73,21 +73,21 @@ class Snapshots:
     def committed(
         self, wanted: Mapping[int, KeyGroupRange], acks: Sequence[TaskAck], now_ms: int
     ) -> None:
-        """Take in what became of the *wanted* snapshots in a micro-batch that was committed."""
+        """Record the results of the *wanted* snapshots of a committed micro-batch."""
         done = 0
         for ack in acks:
             if len(ack.group_entries) == len(ack.key_group_range):
                 self._schedule.has_entries(ack.key_group_range, ack.group_entries)
-            if ack.materialized is not None:
+            if ack.snapshot is not None:
                 done += 1
-                size = max(ack.materialized.handle.size_bytes, 0)
-                self._schedule.completed(ack.materialized.key_group_range, size)
+                size = max(ack.snapshot.handle.size_bytes, 0)
+                self._schedule.completed(ack.snapshot.key_group_range, size)
         for ack in acks:
             if ack.snapshot_error:
                 delay = self._schedule.failed(wanted[ack.partition], now_ms)
                 _log.warning(
-                    "a snapshot of key groups %s could not be written, and is tried again in %d s "
-                    "at the earliest; the log keeps everything meanwhile: %s",
+                    "the snapshot of key groups %s failed; the next attempt is in %d s or later, and "
+                    "the log holds all changes until then: %s",
                     wanted[ack.partition],
                     delay // 1000,
                     ack.snapshot_error,
@@ -97,5 +97,5 @@ class Snapshots:
         self._recorder.snapshots_failed(len(wanted) - done)
 
     def aborted(self, wanted: Mapping[int, KeyGroupRange]) -> None:
-        """Note that the micro-batch failed, and the snapshots with it."""
+        """Record that the micro-batch failed, and its snapshots with it."""
         self._recorder.snapshots_failed(len(wanted))

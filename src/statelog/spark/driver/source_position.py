@@ -1,8 +1,8 @@
 """
-How far a running query has read its sources, from the query and its checkpointLocation.
+Read the positions of a running query's sources.
 
-The offsets of the running micro-batch are in the JVM's memory.  What a file source's log says of
-them is one small file, which is read from disk where the checkpointLocation is on local disk, and
+The offsets of the running micro-batch are in the JVM's memory.  The log of a file source has one
+small file for them, which is read from disk where the checkpointLocation is on local disk, and
 through Spark's own file access elsewhere.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -19,6 +18,7 @@ from pyspark.sql import SparkSession
 from statelog.checkpoint.source_logs import QueryFiles, entries_digest, read_source_logs
 from statelog.core.source_position import NOTHING_READ, SourceLog, position_of
 from statelog.errors import CheckpointError
+from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _LOCAL = "file:"
 
@@ -26,11 +26,11 @@ _LOCAL = "file:"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPosition:
     """
-    How far the user's sources are read with a micro-batch, and before it.
+    The positions of the user's sources after a micro-batch, and before it.
 
     Args:
         position, position_before: Digests of the offsets; None if unknown.
-        logs: What the logs of file sources say of the micro-batch.
+        logs: Entries of the micro-batch in the logs of file sources.
         folders: Names of the sources' logs below `sources/`, in their order.
     """
 
@@ -47,12 +47,14 @@ class SourcePositions:
     Args:
         session: The session on which the query was started.
         query: Spark's `StreamExecution`.
-        has_no_data_source: Whether the last source is the one for micro-batches without data.
+        has_no_data_source: Whether the last source is that for no-data batches.
 
     Thread: Spark's thread of the query.
     """
 
-    def __init__(self, session: SparkSession, query: Any, *, has_no_data_source: bool) -> None:
+    def __init__(
+        self, session: SparkSession, query: JavaObject, *, has_no_data_source: bool
+    ) -> None:
         self._query = query
         self._own_sources = int(has_no_data_source)
         self.checkpoint_location: str = query.resolvedCheckpointRoot()
@@ -60,17 +62,17 @@ class SourcePositions:
         self._folders: tuple[str, ...] | None = None
         self._last: tuple[int, tuple[str | None, ...]] | None = None
 
-    def of(self, batch_id: int, entry: Any, before: Any) -> BatchPosition:
+    def of(self, batch_id: int, entry: JavaObject, before: JavaObject) -> BatchPosition:
         """
         Return the position of a micro-batch that is running.
 
         Args:
             batch_id: The micro-batch.
             entry: Its entry in the offset log.
-            before: The entry before it; None if there is none, or if this object has seen it.
+            before: The entry before it; None if there is none, or if this object has read it.
         """
         offsets = self._offsets(entry)
-        if offsets is None:  # sources with names have no order
+        if offsets is None:  # named sources have no order
             return BatchPosition()
         earlier: tuple[str | None, ...] | None = ()
         if self._last is not None and self._last[0] == batch_id - 1:
@@ -91,7 +93,7 @@ class SourcePositions:
         )
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Return what the logs say now of the entries that *logs* cover."""
+        """Read the entries of *logs* again."""
         return [
             SourceLog(
                 source=one.source,
@@ -103,16 +105,24 @@ class SourcePositions:
             for one in logs
         ]
 
-    def _offsets(self, entry: Any) -> tuple[str | None, ...] | None:
-        """Return the offsets of the user's sources as JSON; None where they have no order."""
+    def _offsets(self, entry: JavaObject) -> tuple[str | None, ...] | None:
+        """
+        Return the offsets of the user's sources as JSON.
+
+        None where they have no order.
+        """
         if entry.getClass().getSimpleName() != "OffsetSeq":
             return None
         offsets = entry.offsets()
-        found = [offsets.apply(at) for at in range(offsets.size() - self._own_sources)]
-        return tuple(offset.get().json() if offset.isDefined() else None for offset in found)
+        of_user = [offsets.apply(at) for at in range(offsets.size() - self._own_sources)]
+        return tuple(offset.get().json() if offset.isDefined() else None for offset in of_user)
 
     def _log_folders(self) -> tuple[str, ...]:
-        """Return for each of the user's sources the name of its log; two uses of one share it."""
+        """
+        Return the name of the log of each of the user's sources.
+
+        A source used twice has one log.
+        """
         if self._folders is None:
             sources = self._query.sources()
             count = sources.size() - self._own_sources
@@ -122,9 +132,9 @@ class SourcePositions:
         return self._folders
 
 
-def newest_offsets(log: Any, checkpoint_location: str) -> Any:
+def newest_offsets(log: JavaObject, checkpoint_location: str) -> JavaObject:
     """
-    Return the newest entry of an offset log, as Scala's Option of a pair.
+    Return an offset log's newest entry, as Scala's Option of a pair.
 
     Raises:
         CheckpointError: Spark cannot read it (`reason` "damaged").
@@ -132,12 +142,12 @@ def newest_offsets(log: Any, checkpoint_location: str) -> Any:
     try:
         return log.getLatest()
     except Py4JJavaError as error:
-        cause: Any = error.java_exception
+        cause: JavaObject = error.java_exception
         raise CheckpointError(
             f"Spark cannot read the offset log of {checkpoint_location}: {cause.getMessage()}. A "
-            "power failure may have cut the file short. Nothing was changed: `statelog rewind "
+            "power failure may have truncated the file. Nothing was changed: `statelog rewind "
             f"{checkpoint_location}` (with --state-location, where the state is elsewhere) lists "
-            "the batches to go back to, and removes the file when it does so",
+            "the batches to go back to; going back removes the file",
             reason="damaged",
         ) from error
 
@@ -169,12 +179,12 @@ class _HadoopFiles:
     """A checkpointLocation on any of Hadoop's file systems."""
 
     def __init__(self, session: SparkSession, root: str) -> None:
-        self._jvm: Any = session._jvm
+        self._jvm = jvm_of(session)
         self._root = root
-        place = self._path("")
-        self._files = place.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        folder = self._path("")
+        self._files = folder.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
-    def _path(self, name: str) -> Any:
+    def _path(self, name: str) -> JavaObject:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}" if name else self._root)
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
@@ -182,7 +192,7 @@ class _HadoopFiles:
         try:
             stream = self._files.open(path)
         except Py4JJavaError as error:
-            failed: Any = error.java_exception
+            failed: JavaObject = error.java_exception
             if failed.getClass().getSimpleName() == "FileNotFoundException":
                 return None
             raise

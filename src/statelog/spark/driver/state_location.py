@@ -1,9 +1,9 @@
 """
-The state location as one run of a query sees it: is it ours, where do we go on, what is the log.
+Open, check and claim the state location of a query.
 
-A location belongs to the query that wrote it.  A run first looks without touching anything; only
-at its first micro-batch, when it knows its query id and is sure to be the rightful one, it claims
-the location, which fences whoever had it before.
+A location belongs to the query that wrote it.  A run first reads it without writing.  At its first
+micro-batch, when it knows its query id and has checked that the state is its own, it claims the
+location, which fences the owner before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
-from statelog.spark.driver.snapshot_planner import Snapshots
+from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -51,7 +51,7 @@ class StateLocation:
             query.location, options=dict(settings.store_options), fsync=settings.fsync
         )
         recorder = CheckpointRecorder(settings.metrics)
-        self.snapshots = Snapshots(settings.snapshot_policy, groups, recorder)
+        self.snapshots = SnapshotPlanner(settings.snapshot_policy, groups, recorder)
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
@@ -64,7 +64,7 @@ class StateLocation:
         self.schema = query.definition.schema
         self.base: CompletedCheckpoint | None = None
         self.record: BatchRecord | None = None
-        """What the checkpoint to go on from says of its micro-batch."""
+        """The record of the base checkpoint's micro-batch."""
         self.went_back_to: int | None = None
         self.next_due_ms: int | None = NEVER_MS
         """When the next timer is due, in the time of the time mode; None if unknown."""
@@ -73,14 +73,14 @@ class StateLocation:
 
     def inspect(self, query_id: str | None = None) -> None:
         """
-        Check that the query can go on from what is there; takes nothing over yet.
+        Check the stored state without claiming it.
 
         Args:
             query_id: Spark's id of the query, empty for a new query; None if unknown.
 
         Raises:
-            CheckpointError: The newest checkpoint is damaged, or holds other state, or that of
-                another query.
+            CheckpointError: The newest checkpoint is damaged, or its state has another form, or
+                belongs to another query.
             StoreError: The location cannot be read.
 
         Blocks: On the store.
@@ -88,7 +88,7 @@ class StateLocation:
         settings = self._query.settings
         if isinstance(settings.restore_from, int):
             self.next_due_ms = None
-            return  # an explicit choice, made where the newest may be damaged
+            return  # the user names a checkpoint, maybe because the newest one is damaged
         newest = find_newest(self._store, self._paths, known=self._known).newest
         if newest is None:
             return
@@ -102,21 +102,21 @@ class StateLocation:
 
     def take_over(self, first: FirstBatch) -> bool:
         """
-        Claim the location, and find the checkpoint to start from.
+        Claim the location, and restore the checkpoint to start from.
 
-        What can be refused is refused before the claim, so that a rightful owner is not fenced by
-        a run that cannot go on.  An owner that commits between the checks and the claim is met by
-        the same checks once more.
+        All checks come before the claim, so that a run that cannot continue does not fence the
+        rightful owner.  They are repeated after the claim, because the owner may have committed in
+        between.
 
         Args:
             first: The first micro-batch of the run.
 
         Returns:
-            Whether that micro-batch is committed already.
+            Whether an earlier run committed that micro-batch.
 
         Raises:
-            CheckpointError: The state is another query's, or does not fit, or the micro-batch does
-                not follow on it (`reason`).
+            CheckpointError: The state belongs to another query or has another form, or the
+                micro-batch does not follow it (`reason`).
             StoreError: It cannot be read or written.
 
         Blocks: On the store.
@@ -146,14 +146,18 @@ class StateLocation:
             None if self.base is None else self.base.checkpoint_id,
             settings.delivery.value,
         )
-        # Left-overs of attempts that failed in earlier runs; old enough ones only.
+        # Orphans of attempts that failed in earlier runs, if they are old enough.
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
         return is_committed
 
     def _check(
         self, found: CompletedCheckpoint | None, first: FirstBatch, wanted: int | None
     ) -> bool:
-        """Return whether *first* is committed in *found*; refuse what cannot go on from there."""
+        """
+        Return whether *found* has committed *first*.
+
+        Raise if the query cannot continue from it.
+        """
         query, settings = self._query, self._query.settings
         if found is None:
             if settings.restore_from != "empty":
@@ -171,33 +175,39 @@ class StateLocation:
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """
-        Return the older checkpoint that was asked for, if this is not done already.
+        Return the older checkpoint to go back to.
 
-        A query keeps its arguments over restarts; going back again at each of them would throw
-        away everything committed since.
+        None if an earlier run went back already.
+
+        A query keeps its arguments over restarts; going back at each of them would discard all
+        later commits.
         """
         wanted = self._query.settings.restore_from
         if not isinstance(wanted, int):
             return None
         try:
             newest = find_newest(self._store, self._paths, known=self._known).newest
-        except CheckpointError:  # damaged: what one goes back from
+        except CheckpointError:  # a damaged checkpoint is a reason to go back
             return wanted
         done = newest is not None and BatchRecord.of(newest).went_back_to == wanted
         return None if done else wanted
 
     def next_checkpoint_id(self, batch_id: int) -> int:
-        """Return an id that no checkpoint ever had; the batch's number where that is free."""
+        """
+        Return an id that no checkpoint ever had.
+
+        The batch's number if it is unused.
+        """
         return max(self.coordinator.next_checkpoint_id, batch_id)
 
     def advance(self, completed: CompletedCheckpoint, record: BatchRecord) -> None:
-        """Go on from *completed*, which holds *record*."""
+        """Continue from *completed*, which holds *record*."""
         self.base, self.record = completed, record
         self.next_due_ms = record.next_due_ms
         self.snapshots.advance(completed)
 
     def committed_handles(self) -> tuple[str, ...]:
-        """Return the ids of the log handles that the base checkpoint itself added."""
+        """Return the ids of the log handles that the base added."""
         base = self.base
         if base is None:
             return ()
@@ -206,11 +216,11 @@ class StateLocation:
         )
 
     def clean_up(self) -> None:
-        """Delete what no retained checkpoint needs any more; a failure is only told."""
+        """Delete what no retained checkpoint needs any more, or log the failure."""
         try:
             self.coordinator.clean_up()
-        except StoreError as error:  # nothing is lost: a sweep finds what stays behind
-            _log.warning("could not delete what no checkpoint needs any more: %s", error)
+        except StoreError as error:  # harmless: the next collection of orphans deletes the rest
+            _log.warning("deletion of what no checkpoint needs any more failed: %s", error)
 
     def _sweep(self) -> None:
         try:
@@ -222,7 +232,7 @@ class StateLocation:
                 now=dt.datetime.now(dt.UTC),
             )
         except StatelogError as error:
-            _log.warning("could not sweep %s: %s", self._query.location, error)
+            _log.warning("deletion of orphans in %s failed: %s", self._query.location, error)
             return
         if report.deleted:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._query.location)
@@ -231,8 +241,8 @@ class StateLocation:
         if {record.time_mode, self._query.definition.time_mode} == {"processingtime", "eventtime"}:
             raise CheckpointError(
                 f"{self._query.location} holds timers of the time mode {record.time_mode}, the "
-                f"query has {self._query.definition.time_mode}: the same numbers would mean other times. Keep "
-                "the time mode, or use another stateLocation",
+                f"query has {self._query.definition.time_mode}: the same numbers would be other times. "
+                "Keep the time mode, or use another stateLocation",
                 reason="incompatible",
             )
         stored = OperatorStateSchema.from_json(record.schema)
@@ -252,7 +262,8 @@ class StateLocation:
         if newest.max_parallelism != self._query.definition.max_parallelism:
             raise CheckpointError(
                 f"{self._query.location} has {newest.max_parallelism} key groups, the query asks "
-                f"for {self._query.definition.max_parallelism}; the number is fixed for the life of the state",
+                f"for {self._query.definition.max_parallelism}; the number is fixed for the lifetime of "
+                "the state",
                 reason="max_parallelism",
             )
 
@@ -261,7 +272,7 @@ class StateLocation:
             raise CheckpointError(
                 f"{self._query.location} holds the state of query {record.query_id} (up to its "
                 f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
-                "checkpointLocation, or another stateLocation, or adopt=True to go on from this "
+                "checkpointLocation, or another stateLocation, or adopt=True to continue from this "
                 "state",
                 reason="other_query",
             )

@@ -1,4 +1,4 @@
-"""How the acknowledgements of tasks reach the driver: one for each task, the last one counts."""
+"""Collect the acknowledgements of the tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statelog.spark.worker.task_input import changed_partitions
 
 
 def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-    """Run all tasks of a staged micro-batch and return their answers, one per task."""
+    """Run all tasks of a staged micro-batch, and return their answers."""
     table = frame.mapInArrow(partial(staged_task, spec), "ack binary").toArrow()
     return one_per_task(pickle.loads(data) for data in table.column("ack").to_pylist())
 
@@ -23,11 +23,11 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     """
     Return one answer per task, the last.
 
-    A frame that was evaluated twice, or a stage that ran again, gives several; each of them is
-    whole, and any one may be committed.
+    A frame that is evaluated twice, or a stage that runs again, gives several answers of a task.
+    Each of them is complete, and any one may be committed.
 
     Raises:
-        UsageError: They saw different rows: the sink has changed the partitions.
+        UsageError: The answers count different rows: the sink has changed the partitions.
     """
     by_partition: dict[int, TaskAck] = {}
     for ack in acks:

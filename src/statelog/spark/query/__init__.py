@@ -1,9 +1,12 @@
 """
-One stateful query before it runs: everything that is decided once.
+Everything about a stateful query that is decided once, before it runs.
 
-    settings             from session, code and writer to `QuerySettings`
-    keyed_frame          `groupBy(...)` to a frame with key groups; input_plan, event_time, initial_state
-    declared_state       the processor's `init`, run once, to the declared state variables
-    operator_definition  all of it in one immutable object for the driver
-    delivery, progress   the types that the driver and the user share
+    keyed_frame          from `groupBy(...)` to a frame with key groups; input_plan, event_time, initial_state
+    declared_state       from the processor's `init`, run once, to the declared state variables
+    operator_definition  the operator as its call defines it
+    settings             the declarations of all settings, each made by `setting`
+    resolve              from session, code and writer to `QuerySettings`
+    query                definition, settings and location in one immutable object for the driver
+
+`delivery`, `modes` and `progress` hold the types that the driver and the user share.
 """

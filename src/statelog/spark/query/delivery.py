@@ -1,20 +1,20 @@
 """
-How output rows reach the user's sink.
+The two ways to deliver output rows to the user's sink.
 
-*staged*: the rows are committed with the state and handed to the sink after the commit; a replay
-delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job; the state is
-committed after it.
+*staged*: the driver commits the rows with the state and calls the sink after the commit; a replay
+delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job, and the driver
+commits the state after it.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
 
 from pyspark.sql import DataFrame
 
-Sink = Callable[[DataFrame, int], Any]
+Sink = Callable[[DataFrame, int], object]
+"""Called with the output of a micro-batch and its batch id; the result is ignored."""
 
 
 class Delivery(enum.Enum):

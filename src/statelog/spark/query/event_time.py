@@ -1,4 +1,4 @@
-"""The columns that carry event time, checked when the query is defined."""
+"""Find and check the columns with event time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _WATERMARK_KEY = "spark.watermarkDelayMs"
 
 def event_time_column(schema: StructType) -> str | None:
     """
-    Return the column that carries the watermark, or None.
+    Return the column with the watermark, or None.
 
     Args:
-        schema: Of the input.
+        schema: Schema of the input.
 
     Raises:
-        UsageError: Several columns carry one, or others have its name.
+        UsageError: Several columns have a watermark, or another column has the same name.
     """
     names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
     if not names:
         return None
     if len(names) > 1 or schema.names.count(names[0]) > 1:
         raise UsageError(
-            f"one event time column is needed; these carry a watermark: {', '.join(names)}, in "
+            f"exactly one event time column is needed; these have a watermark: {', '.join(names)}, in "
             f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
         )
     return names[0]

@@ -1,9 +1,8 @@
 """
-Initial state: rows with which the first micro-batch of an empty state begins.
+Initial state: rows for the first micro-batch of an empty state.
 
-They travel to the tasks together with the first batch's input, by the same key groups: one frame
-with the columns of both, and a column that says which side a row is of.  Later batches know nothing
-of it.
+They are sent to the tasks together with the first batch's input, by the same key groups, in one
+frame with the columns of both and a flag for initial rows.  Later micro-batches do not have them.
 Source: PySpark's transformWithState(initialState=...): initial state is processed in the first batch
 only; here that is the first batch of a state location without a checkpoint.
 """
@@ -19,7 +18,7 @@ from pyspark.sql.types import DataType
 from statelog.errors import UsageError
 from statelog.spark.query.keyed_frame import KeyedFrame, keyed_frame
 from statelog.spark.rows.initial_rows import InitialLayout
-from statelog.spark.rows.layout import KEY_GROUP_COLUMN, InputLayout
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 
 _IS_INITIAL = "__initial"
 
@@ -31,7 +30,7 @@ class InitialState:
 
     Args:
         keyed: The rows.
-        task_layout: How tasks find them.
+        task_layout: Their layout in the input of a task.
     """
 
     keyed: KeyedFrame
@@ -42,10 +41,12 @@ def initial_state(
     grouped: GroupedData | None, stream: KeyedFrame, max_parallelism: int
 ) -> InitialState | None:
     """
-    Return the initial state for the tasks of a stream, or None where *grouped* is None.
+    Return the initial state for the tasks of a stream.
+
+    It is None where *grouped* is None.
 
     Raises:
-        UsageError: It is a stream itself, or grouped by another key.
+        UsageError: *grouped* is a stream, or its key has other types.
     """
     if grouped is None:
         return None
@@ -74,13 +75,13 @@ def _text(types: list[DataType]) -> str:
 
 
 def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
-    """Return the keyed rows of a micro-batch together with those of *initial*."""
+    """Return the keyed rows of a micro-batch together with the initial rows."""
     rows = initial.keyed.frame
     inputs, initials = frame.schema.fields[1:], rows.schema.fields[1:]
     columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
     own, others = columns[: len(inputs)], columns[len(inputs) :]
-    left = frame.toDF(KEY_GROUP_COLUMN, *own).select(
-        col(KEY_GROUP_COLUMN),
+    left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *own).select(
+        col(INPUT_KEY_GROUP_COLUMN),
         lit(False).alias(_IS_INITIAL),
         *own,
         *(
@@ -88,8 +89,8 @@ def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
             for name, field in zip(others, initials, strict=True)
         ),
     )
-    right = rows.toDF(KEY_GROUP_COLUMN, *others).select(
-        col(KEY_GROUP_COLUMN),
+    right = rows.toDF(INPUT_KEY_GROUP_COLUMN, *others).select(
+        col(INPUT_KEY_GROUP_COLUMN),
         lit(True).alias(_IS_INITIAL),
         *(
             lit(None).cast(field.dataType).alias(name)

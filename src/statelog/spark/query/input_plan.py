@@ -1,12 +1,13 @@
-"""What the plan of an input says: whether it has a watermark, keeps state, how many sources."""
+"""Read facts from the plan of an input."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import DataFrame
+
+from statelog.spark.rows.jvm import JavaObject
 
 _STATELESS = frozenset(
     {
@@ -30,19 +31,19 @@ _STATELESS = frozenset(
         "View",
     }
 )
-"""Nodes that give rows only for rows of the same micro-batch; a join only with a batch frame.
-`MapInArrow` and the like are not among them: their functions may yield without input."""
+"""Nodes whose output depends on rows of the same micro-batch only; of joins, those with a batch frame.
+`MapInArrow` and the like are not included, because their functions may yield without input."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
     """
-    What the plan of an input says.
+    Facts from the plan of an input.
 
     Args:
-        has_watermark: Whether `withWatermark` stands in it.
-        is_stateless: Whether a micro-batch without new input surely gives no rows, and none of
-            Spark's own state goes forward with it.
+        has_watermark: Whether the input has a watermark.
+        is_stateless: Whether a micro-batch without new input certainly yields no rows and changes
+            no state of Spark's own operators.
         sources: Number of streaming sources, as Spark's offset log counts them.
     """
 
@@ -52,9 +53,9 @@ class InputPlan:
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
-    """Return what the plan of a streaming *frame* says."""
+    """Return the facts from the plan of a streaming *frame*."""
     has_watermark, is_stateless, sources = False, True, 0
-    plan: Any = frame._jdf.queryExecution().analyzed()
+    plan: JavaObject = frame._jdf.queryExecution().analyzed()
     for node, children in _streaming_nodes(plan):
         name = node.nodeName()
         has_watermark |= name == "EventTimeWatermark"
@@ -63,8 +64,8 @@ def input_plan(frame: DataFrame) -> InputPlan:
     return InputPlan(has_watermark, is_stateless, sources)
 
 
-def _streaming_nodes(plan: Any) -> Iterator[tuple[Any, int]]:
-    """Yield the nodes that stream, each with the number of its children that stream."""
+def _streaming_nodes(plan: JavaObject) -> Iterator[tuple[JavaObject, int]]:
+    """Yield the streaming nodes, each with the number of its streaming children."""
     children = plan.children()
     nodes = [children.apply(at) for at in range(children.size())]
     streaming = [node for node in nodes if node.isStreaming()]

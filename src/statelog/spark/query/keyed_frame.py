@@ -1,15 +1,14 @@
 """
-From a grouped frame to rows with a key group: what flows into the tasks.
+Add the key group to each row of a grouped frame.
 
-The key group of a row is `pmod(xxhash64(key columns), groups)`, Spark's own 64-bit hash with its
-seed of 42, so the JVM computes it in generated code before the shuffle.  It is fixed for ever; the
-test vectors stand in docs/formats/key-groups.md.
+The key group of a row is `pmod(xxhash64(key columns), groups)`, with Spark's own 64-bit hash and its
+seed of 42, so the JVM computes it in generated code before the shuffle.  The hash never changes; its
+test vectors are in docs/formats/key-groups.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
@@ -17,7 +16,8 @@ from pyspark.sql.functions import expr, lit, pmod, xxhash64
 from pyspark.sql.types import StructField, StructType
 
 from statelog.errors import UsageError
-from statelog.spark.rows.layout import KEY_GROUP_COLUMN
+from statelog.spark.rows.jvm import jvm_of
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
 _KEY_PREFIX = "__key_"
 
@@ -25,13 +25,13 @@ _KEY_PREFIX = "__key_"
 @dataclass(frozen=True, slots=True)
 class KeyedFrame:
     """
-    A frame whose rows carry their key group and key.
+    A frame whose rows have their key group and key.
 
     Args:
-        frame: Columns: the key group, then key columns that are no plain columns of the input,
-            then the input's columns.
-        key_positions: Where the key columns stand.
-        first_input: Where the input's columns begin.
+        frame: Columns: the key group, then the key columns that are computed, then the input's
+            columns.
+        key_positions: Positions of the key columns.
+        first_input: Position of the first column of the input.
         key_schema: Names and types of the key columns.
     """
 
@@ -50,16 +50,16 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
         max_parallelism: Number of key groups.
 
     Raises:
-        UsageError: The frame is grouped in a way that gives no keys (rollup, cube, pivot).
+        UsageError: The grouping is no plain one (rollup, cube, pivot).
     """
     df, key_columns = _parts(grouped)
     keys = df.select(*key_columns)
     key_group = pmod(xxhash64(*key_columns), lit(max_parallelism)).cast("int")
-    computed: list[Any] = []
+    computed: list[Column] = []
     positions: list[int] = []
     plain: dict[int, int] = {}
     for index, name in enumerate(keys.columns):
-        # A key that is an input column by name and type need not travel twice.
+        # A key that is an input column is not sent twice.
         if df.columns.count(name) == 1 and _is_input(grouped, index, name):
             plain[index] = df.columns.index(name)
         else:
@@ -72,15 +72,15 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
         else:
             positions.append(position)
             position += 1
-    frame = df.select(key_group.alias(KEY_GROUP_COLUMN), *computed, "*")
+    frame = df.select(key_group.alias(INPUT_KEY_GROUP_COLUMN), *computed, "*")
     fields = [StructField(field.name, field.dataType) for field in keys.schema.fields]
     return KeyedFrame(frame, tuple(positions), first_input, StructType(fields))
 
 
 def partition_of(tasks: int, max_parallelism: int) -> Column:
-    """Return the number of the task that owns a row of a `KeyedFrame`."""
-    # As text, in one call to the JVM: the same put together from columns takes fifty.
-    return expr(f"cast({KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)")
+    """Return the number of the task that owns a row."""
+    # As text, in one call to the JVM; built from columns it would take fifty.
+    return expr(f"cast({INPUT_KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)")
 
 
 def session_of(grouped: GroupedData) -> SparkSession:
@@ -88,7 +88,7 @@ def session_of(grouped: GroupedData) -> SparkSession:
     Return the session of a grouped frame.
 
     Raises:
-        UsageError: *grouped* is something else.
+        UsageError: *grouped* is no GroupedData.
     """
     if not isinstance(grouped, GroupedData):
         raise UsageError(
@@ -98,15 +98,16 @@ def session_of(grouped: GroupedData) -> SparkSession:
     return grouped._df.sparkSession
 
 
-def _parts(grouped: GroupedData) -> tuple[DataFrame, list[Any]]:
+def _parts(grouped: GroupedData) -> tuple[DataFrame, list[Column]]:
     df: DataFrame = grouped._df
-    jvm: Any = df.sparkSession._jvm
     expressions = grouped._jgd.groupingExprs()
     text = grouped._jgd.toString()
     if "type: GroupBy" not in text or expressions.size() == 0:
         raise UsageError(f"state needs plain grouping keys, not {text:.200}")
-    to_column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column
-    columns = [ClassicColumn(to_column(expressions.apply(i))) for i in range(expressions.size())]
+    to_column = jvm_of(df.sparkSession).org.apache.spark.sql.classic.ExpressionUtils.column
+    columns: list[Column] = [
+        ClassicColumn(to_column(expressions.apply(i))) for i in range(expressions.size())
+    ]
     return df, columns
 
 

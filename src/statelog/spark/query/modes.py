@@ -18,9 +18,9 @@ def mode_of(
 
     Args:
         name: Name of the argument, for the message.
-        value: What the caller gave.
-        allowed: The modes there are.
-        error: What to raise.
+        value: The mode as the caller gave it.
+        allowed: The modes in lower case.
+        error: The class to raise.
 
     Raises:
         UsageError: *value* is not one of *allowed*.

@@ -1,4 +1,4 @@
-"""A stateful operator as its call defines it, before a query is started over it."""
+"""A stateful operator as its call defines it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class OperatorDefinition:
         schema: Key and state variables that the processor declares.
         time_mode: "none", "processingtime" or "eventtime".
         max_parallelism: Number of key groups; the frame is made with it.
-        layout: Where the key columns and the input's columns are in *frame*.
-        plan: What the input's plan says.
-        row_format: The form in which the processor sees rows.
+        layout: Positions of the key columns and the input's columns in *frame*.
+        plan: Facts from the input's plan.
+        row_format: The form in which the processor gets rows.
         output: Schema of the output rows.
         arrow_output: The same in Arrow's types.
         initial: Rows that the first micro-batch of an empty state begins with.
-        event_time: Position of the column by which rows are late, or None.
+        event_time: Position of the column with the event time of rows, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
-        arguments: The settings that the code gave, without those that it left out.
+        arguments: The settings given in the code.
     """
 
     frame: DataFrame

@@ -1,4 +1,4 @@
-"""The processor as Spark ships it to the workers, or the reason why it cannot be shipped."""
+"""Pickle a processor as Spark does to send it to the workers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
 
-# --------------------------------------------------------------------------------- on the driver
-
 
 def pickled(processor: StatefulProcessor) -> bytes:
     """
-    Return a processor as Spark ships it to the workers.
+    Return a processor as Spark sends it to the workers.
 
     Raises:
         UsageError: It is a class or no processor, or it cannot be pickled.
@@ -32,13 +30,14 @@ def pickled(processor: StatefulProcessor) -> bytes:
         data: bytes = cloudpickle.dumps(processor)
     except Exception as error:
         raise UsageError(
-            f"{type(processor).__name__} cannot be pickled, so Spark cannot ship it to its "
-            f"workers: {_culprit(processor)}{error}. Open what cannot be pickled in init()"
+            f"{type(processor).__name__} cannot be pickled, so Spark cannot send it to its "
+            f"workers: {_unpicklable_attribute(processor)}{error}. Create such objects in init()"
         ) from error
     return data
 
 
-def _culprit(processor: StatefulProcessor) -> str:
+def _unpicklable_attribute(processor: StatefulProcessor) -> str:
+    """Return the attribute that cannot be pickled, for a message."""
     for name, value in getattr(processor, "__dict__", {}).items():
         try:
             cloudpickle.dumps(value)

@@ -1,10 +1,24 @@
-"""The figures of one micro-batch, for the log, for callbacks and for the report."""
+"""The figures of one micro-batch, for log, callbacks and report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
+
+
+class LargeKeyGroup(TypedDict):
+    """A key group with many rows of a micro-batch."""
+
+    key_group: int
+    rows: int
+    share: float
+
+
+class LargeKey(LargeKeyGroup):
+    """A key with many rows of a micro-batch."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,27 +27,27 @@ class BatchProgress:
     One micro-batch.
 
     Args:
-        batch_id: Spark's number of it.
-        checkpoint_id: The checkpoint it made.
-        replayed: Whether the state had been committed before and only the rows were delivered.
+        batch_id: Spark's id of the micro-batch.
+        checkpoint_id: The checkpoint that it made.
+        replayed: Whether an earlier run committed the state, so that only the rows were delivered.
         tasks: Number of tasks.
-        rows, keys, output_rows: Input rows, keys touched, rows delivered.
-        late_rows: Rows dropped because they came later than the watermark; not among *rows*.
+        rows, keys, output_rows: Number of input rows, of their keys, of rows delivered.
+        late_rows: Rows dropped because they were later than the watermark; *rows* leaves them out.
         state_entries: Entries of all state variables before the batch.
         delta_bytes: Bytes of the changes.
         output_bytes: Bytes of the staged rows.
         objects: Objects written to the store, the commit included.
         object_bytes: Their size.
-        log_bytes, log_handles: Log behind the snapshots: bytes of changes, number of pieces.
-        snapshots, snapshots_failed: Snapshots written; those that could not be.
-        largest_key_groups: Up to three with the most rows: `key_group`, `rows`, `share`.
-        largest_keys: Keys in them that have many rows: `key`, `key_group`, `rows`, `share`; none
-            while the load is even.
-        catch_up: Key groups folded from memory, change sets replayed, snapshots restored, key groups
-            taken from local files, blocks of key groups put into columns.
+        log_bytes, log_handles: The log after the snapshots: bytes of changes, number of handles.
+        snapshots, snapshots_failed: Snapshots that were written; snapshots that failed.
+        largest_key_groups: The key groups with the most rows, at most three.
+        largest_keys: The keys in them with many rows, at most three; empty while the load is even.
+        catch_up: How the tasks brought their state forward: key groups folded from memory, change
+            sets replayed, snapshots restored, key groups read from local files, blocks of key groups
+            moved into columns.
         milliseconds: Duration by phase on the driver.
-        task_milliseconds: Duration by phase of the slowest task of each; `wait`, for rows, is part
-            of `input`.
+        task_milliseconds: Duration by phase, of the slowest task in each; `input` includes `wait`,
+            the wait for rows.
     """
 
     batch_id: int
@@ -53,8 +67,8 @@ class BatchProgress:
     log_handles: int = 0
     snapshots: int = 0
     snapshots_failed: int = 0
-    largest_key_groups: Sequence[Mapping[str, Any]] = ()
-    largest_keys: Sequence[Mapping[str, Any]] = ()
+    largest_key_groups: Sequence[LargeKeyGroup] = ()
+    largest_keys: Sequence[LargeKey] = ()
     catch_up: Mapping[str, int] = field(default_factory=dict)
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     task_milliseconds: Mapping[str, float] = field(default_factory=dict)

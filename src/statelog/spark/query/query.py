@@ -1,4 +1,4 @@
-"""One stateful query: everything about it that does not change while it runs."""
+"""One stateful query: everything that does not change while it runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from statelog.spark.query.settings import QuerySettings
 @dataclass(frozen=True, slots=True)
 class Query:
     """
-    A query that is about to start: the driver's only source of what was asked for.
+    A query that is about to start, as the driver needs it.
 
     Args:
         definition: The operator.
-        settings: Its settings, out of session, code and writer.
+        settings: Its settings, from session, code and writer.
         location: Root of the state location, as a URL.
-        task_bounds: Between how many tasks each micro-batch may have.
+        task_bounds: Fewest and most tasks of a micro-batch.
     """
 
     definition: OperatorDefinition

@@ -1,5 +1,5 @@
 """
-Settings out of the places where people write them.
+Resolve the settings of a query from session, code and writer.
 
 Precedence, highest first: an option `statelog.<name>` of the writer, an argument in the code,
 `spark.statelog.<name>` in the session's configuration; for the options of
@@ -48,26 +48,26 @@ _BY_NAME: Final = {_plain(one.name): at for at, one in SETTINGS.items()} | {
 
 @dataclass(slots=True)
 class _Layer:
-    """What one place says: settings by field, store options, options of docs/reference."""
+    """The settings, store options and options of one place."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    store: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    store: dict[str, object] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
 
 
 def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     """
-    Refuse arguments of `transform_with_state` that are no settings.
+    Reject arguments of `transform_with_state` that are no settings.
 
     Raises:
-        UsageError: There is one; the message names those there are.
+        UsageError: An argument is unknown; the message has the known ones.
     """
     known = {one.name for one in SETTINGS.values()} | {one.former for one in SETTINGS.values()}
     unknown = set(arguments) - known
     if unknown:
         names = ", ".join(one.name for one in SETTINGS.values())
         raise UsageError(
-            f"transform_with_state takes no argument {', '.join(sorted(unknown))}; it takes Spark's "
+            f"transform_with_state has no argument {', '.join(sorted(unknown))}; it takes Spark's "
             f"and {names}"
         )
 
@@ -80,17 +80,17 @@ def resolve_settings(
     environ: Mapping[str, str] | None = None,
 ) -> QuerySettings:
     """
-    Put the settings of a query together.
+    Resolve the settings of a query.
 
     Args:
         conf: The session's configuration; only keys that begin with `spark.statelog.` are read.
-        arguments: What the code says; None for what it does not say.
-        written: Options of the writer, without `statelog.`; None before there is one.
-        environ: The environment; None for this process's.
+        arguments: Settings given in the code; None counts as not given.
+        written: Options of the writer, without `statelog.`; None before there is a writer.
+        environ: Environment variables; None for those of this process.
 
     Raises:
         InvalidOptionsError: A key is unknown or is set twice in one place, a value cannot be
-            understood or is out of range, or values contradict each other; the message names the
+            parsed or is out of range, or values contradict each other; the message names the
             place.
     """
     session = _read(
@@ -118,7 +118,7 @@ def resolve_settings(
     )
     options = load_options(
         code.options | writer.options,
-        spark_conf={CONF_PREFIX + key: value for key, value in session.options.items()},
+        spark_conf={CONF_PREFIX + key: str(value) for key, value in session.options.items()},
         environ=environ,
     )
     base = session.settings.pop("state_location", None)
@@ -138,7 +138,11 @@ def resolve_settings(
 
 
 def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
-    """Understand the settings of one place, none of which may be there twice."""
+    """
+    Parse the settings of one place.
+
+    Reject a setting that is given twice.
+    """
     layer = _Layer()
     for key, value, origin in entries:
         if key.lower().startswith(_STORE_OPTIONS):
@@ -158,7 +162,7 @@ def _read(place: Place, entries: Iterable[tuple[str, object, str]]) -> _Layer:
                 value = _parsed(setting, value, origin)
         if at in into:
             raise InvalidOptionsError(
-                f"{origin}: {name} is set a second time; leave one out", key=key
+                f"{origin}: {name} is set a second time; remove one of the two", key=key
             )
         into[at] = value
     return layer
@@ -168,9 +172,9 @@ def _check_place(setting: Setting, key: str, origin: str, place: Place) -> None:
     if place not in setting.places:
         raise InvalidOptionsError(f"{origin} has no effect there; {_REFUSAL[place]}", key=key)
     if setting.former and _plain(key) == _plain(setting.former):
-        said = f"{origin} is now called {setting.name!r}; the next version drops the old name"
-        warnings.warn(said, DeprecationWarning, stacklevel=2)
-        _log.warning("%s", said)
+        message = f"{origin} is now called {setting.name!r}; the next version removes the old name"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        _log.warning("%s", message)
 
 
 def _parsed(setting: Setting, value: object, origin: str) -> object:
@@ -182,17 +186,19 @@ def _parsed(setting: Setting, value: object, origin: str) -> object:
 
 def _option(key: str, origin: str) -> str:
     """
-    Return the key of an option of docs/reference/options.md, or a key of Flink's as it is.
+    Return the key of an option of docs/reference/options.md.
+
+    A key of Flink's is unchanged.
 
     Raises:
-        InvalidOptionsError: There is none of this name, or it contradicts how Spark runs.
+        InvalidOptionsError: There is no such option, or it has no meaning on Spark.
     """
     try:
         spec = find_option(key)
     except InvalidOptionsError as error:
-        near = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
-        known = SETTINGS[_BY_NAME[near[0]]].name if near else ""
-        hint = f"unknown setting {key!r}; did you mean {known!r}?" if near else error
+        similar = difflib.get_close_matches(_plain(key), _BY_NAME, n=1, cutoff=0.7)
+        known = SETTINGS[_BY_NAME[similar[0]]].name if similar else ""
+        hint = f"unknown setting {key!r}; did you mean {known!r}?" if similar else error
         raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
     if isinstance(spec, ForeignKey):
         return key

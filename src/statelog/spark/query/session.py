@@ -1,10 +1,9 @@
-"""What the entry points need of a session: that it is classic, its Python, its schemas."""
+"""Check and prepare a session for the entry points."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -14,36 +13,36 @@ from statelog.errors import UsageError
 _CONNECT = "pyspark.sql.connect"
 
 
-def refuse_connect(entry: str, *objects: Any) -> None:
+def refuse_connect(entry: str, *objects: object) -> None:
     """
-    Refuse objects of Spark Connect.
+    Reject objects of Spark Connect.
 
     Raises:
-        UsageError: One of *objects* belongs to a Spark Connect session.
+        UsageError: One of *objects* belongs to a session of Spark Connect.
     """
     for each in objects:
         if any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__):
             raise UsageError(
                 f"{entry} does not work on Spark Connect ({type(each).__name__}): the driver's part "
                 "of statelog has to run in the driver. Use a classic session, such as one from "
-                "SparkSession.builder.master(...) with no remote address"
+                "SparkSession.builder.master(...) without a remote address"
             )
 
 
 def use_this_python(session: SparkSession) -> None:
-    """Let local workers run on the driver's interpreter where nobody chose another."""
+    """Run local workers on the driver's interpreter unless PYSPARK_PYTHON names another."""
     context = session.sparkContext
-    chosen = "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python")
-    if not chosen and str(context.master).startswith("local"):
+    is_chosen = "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python")
+    if not is_chosen and str(context.master).startswith("local"):
         context.pythonExec = sys.executable
 
 
 def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
     """
-    Return a schema that may be DDL text.
+    Return a schema that may be given as DDL text.
 
     Raises:
-        UsageError: It is no schema of named columns.
+        UsageError: The text is no schema of named columns.
     """
     if isinstance(schema, StructType):
         return schema

@@ -1,4 +1,4 @@
-"""How a setting is declared: its name, how its value is read, where it may be said, its text."""
+"""Declare a setting by its name, parser, places and text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statelog.spark.query.delivery import Delivery
 
 
 class Place(enum.Flag):
-    """Where a setting may be said."""
+    """The places where a setting may be set."""
 
     SESSION = enum.auto()
     CODE = enum.auto()
@@ -28,11 +28,11 @@ class Setting:
     The declaration of one setting.
 
     Args:
-        name: The setting as people type it.
-        parse: Returns the value of what was given; called with the key for its error.
-        values: Type and range, for people.
-        text: What the setting does.
-        places: Where it may be said.
+        name: The name as users type it.
+        parse: Returns the parsed value; called with the given value, and the key for its error.
+        values: Type and range, for the documentation.
+        text: The documentation.
+        places: Where it may be set.
         former: Name in the version before, which is accepted with a warning; "" for none.
         option: Key of docs/reference/options.md that the setting sets; "" for none.
     """
@@ -47,7 +47,7 @@ class Setting:
 
 
 def parse_delivery(value: object, *, key: str) -> Delivery:
-    """Return a delivery; raises `InvalidOptionsError` if there is none of this name."""
+    """Return the delivery of this name; raises `InvalidOptionsError` for another name."""
     try:
         return Delivery(value.lower() if isinstance(value, str) else value)
     except ValueError:
@@ -56,7 +56,7 @@ def parse_delivery(value: object, *, key: str) -> Delivery:
 
 
 def parse_restore_from(value: object, *, key: str) -> int | str:
-    """Return "latest", "empty" or a checkpoint id; raises `InvalidOptionsError` else."""
+    """Return "latest", "empty" or a checkpoint id; raises `InvalidOptionsError` otherwise."""
     if value in ("latest", "empty"):
         return str(value)
     try:
@@ -71,7 +71,7 @@ def parse_restore_from(value: object, *, key: str) -> int | str:
 
 
 def as_given(value: object, *, key: str) -> object:
-    """Return *value*: an object that only code can give."""
+    """Return *value*: an object that only code can set."""
     return value
 
 
@@ -86,7 +86,11 @@ def setting(
     default_factory: Any = dataclasses.MISSING,
     **where: Any,
 ) -> Any:
-    """Return a dataclass field that declares a setting; see `Setting` for the arguments."""
+    """
+    Return a dataclass field that declares a setting.
+
+    See `Setting` for the arguments.
+    """
     declared = {"setting": Setting(name, parse, values, text, **where)}
     if default is dataclasses.MISSING:
         return field(default_factory=default_factory, compare=compare, metadata=declared)

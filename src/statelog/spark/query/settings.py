@@ -1,10 +1,10 @@
 """
 The settings of one stateful query, each declared once.
 
-A field of `QuerySettings` declares a setting: its type and default, its name as people type it, how
-a value is read, where it may be said, and its text.  `SETTINGS` is the table of these declarations.
-The docstring of `OperatorSettings`, docs/reference/settings.md, the refusal of unknown names and
-the reading of all places are made from it; `resolve` puts the places together.
+A field of `QuerySettings` declares a setting: its type and default, its name as users type it, its
+parser, the places where it may be set, and its text.  `SETTINGS` is the table of these declarations.
+The docstring of `OperatorSettings`, docs/reference/settings.md and the check of unknown names use
+it; `resolve` reads the places and resolves the settings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict
+from typing import Final, TypedDict
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
@@ -34,10 +34,10 @@ from statelog.state.backend import DEFAULT_BUDGET, StateBackend
 CONF_PREFIX: Final = "spark.statelog."
 OPTION_PREFIX: Final = "statelog."
 STATE_FOLDER: Final = "statelog"
-"""Folder inside the checkpointLocation that holds the state unless stateLocation says otherwise."""
+"""Folder inside the checkpointLocation where the state is stored without a stateLocation."""
 
 BESIDE_CHECKPOINT: Final = "checkpoint"
-"""The stateLocation that names this default place, so that a session can ask for it."""
+"""The value of stateLocation for this folder, so that a session can choose it."""
 
 _DEFAULT_INLINE_BYTES: Final = 1024 * 1024
 
@@ -51,8 +51,8 @@ class QuerySettings:
     The settings of one stateful query; `SETTINGS` documents each field but these.
 
     Args:
-        base_location: Folder that holds the state of each query under its name, where the session
-            names one.
+        base_location: Folder with a subfolder for the state of each query, where the session has
+            one.
 
     Raises:
         InvalidOptionsError: A value is out of range, or two contradict each other.
@@ -185,7 +185,7 @@ class QuerySettings:
         "the system's temporary directory.",
         default=None,
     )
-    store_options: Mapping[str, Any] = setting(
+    store_options: Mapping[str, object] = setting(
         "storeOptions",
         as_given,
         "mapping; elsewhere one key `storeOptions.<name>` each",
@@ -240,17 +240,17 @@ class QuerySettings:
             raise InvalidOptionsError(
                 f"minTasks is at most maxTasks ({self.max_tasks}); got {self.min_tasks}"
             )
-        _ = self.backend  # made once, so that it rejects what is wrong
+        _ = self.backend  # made here, so that wrong values are rejected at once
         if self.inline_bytes < 0:
-            raise InvalidOptionsError(f"inlineBytes is never negative; got {self.inline_bytes}")
+            raise InvalidOptionsError(f"inlineBytes is at least 0; got {self.inline_bytes}")
         if self.adopt and self.restore_from == "empty":
             raise InvalidOptionsError(
-                "adopt continues from existing state, restoreFrom='empty' insists on none: leave "
-                "one of them out"
+                "adopt continues from existing state, restoreFrom='empty' requires that there is "
+                "none: remove one of them"
             )
 
     def task_bounds(self, cores: int) -> tuple[int, int]:
-        """Return between how many tasks a micro-batch may have, on so many *cores*."""
+        """Return the fewest and the most tasks of a micro-batch."""
         if self.tasks is not None:
             return self.tasks, self.tasks
         most = self.max_tasks or min(cores, self.max_parallelism)
@@ -273,8 +273,8 @@ class QuerySettings:
         Return where the state of a query is stored.
 
         Args:
-            checkpoint_location: The query's; the state of a temporary one is inside of it, unless
-                the query itself names another place.
+            checkpoint_location: The query's checkpointLocation; with a temporary one the state is
+                inside it, unless the query itself has a stateLocation.
             query_name: Its name, or None.
             temporary: Whether *checkpoint_location* is deleted with the query.
 
@@ -287,9 +287,9 @@ class QuerySettings:
             return self.state_location
         if not query_name or "/" in query_name or query_name in (".", ".."):
             raise UsageError(
-                f"{CONF_PREFIX}stateLocation is a base folder: each query keeps its state in it "
-                f"under its name. Give the query a queryName without '/' (it is {query_name!r}), "
-                f"or its own place by .option('{OPTION_PREFIX}stateLocation', ...)"
+                f"{CONF_PREFIX}stateLocation is a base folder: the state of each query is stored in "
+                f"it under its name. Give the query a queryName without '/' (it is {query_name!r}), "
+                f"or a location of its own by .option('{OPTION_PREFIX}stateLocation', ...)"
             )
         return f"{(self.base_location or '').rstrip('/')}/{query_name}"
 
@@ -303,7 +303,11 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 
 class OperatorSettings(TypedDict, total=False):
-    """The docstring is made from SETTINGS; a test compares the names here with that table."""
+    """
+    Its docstring is built from SETTINGS.
+
+    A test compares the names here with that table.
+    """
 
     stateLocation: str | None
     delivery: str | None
@@ -320,7 +324,7 @@ class OperatorSettings(TypedDict, total=False):
     memoryBudget: int | str | None
     stateBackend: str | None
     localDirectory: str | None
-    storeOptions: Mapping[str, Any] | None
+    storeOptions: Mapping[str, object] | None
     fsync: bool | None
     snapshotPolicy: SnapshotPolicy | None
     onProgress: Callable[[BatchProgress], None] | None
@@ -331,8 +335,8 @@ def _documentation() -> str:
     lines = [
         "Settings of an operator beyond Spark's arguments.",
         "",
-        "What is left out, or None, is taken from the session's configuration",
-        "(`spark.statelog.<name>`), then from the default.",
+        "A setting that is left out, or None, is read from the session's configuration",
+        "(`spark.statelog.<name>`), then has its default.",
         "",
         "Args:",
     ]

@@ -1,9 +1,12 @@
 """
-Arrow to what a processor sees, and back; one pair of modules for each row format.
+Convert rows between Arrow and what a processor handles.
 
-    layout, initial_rows        where the columns of the input are
-    key_order                   rows by key group and key
-    row_input, pandas_input     Rows, or pandas frames, for each key
-    row_output, pandas_output   what the processor yields, as record batches
-    formats                     the formats; interface: what a run needs of each
+    layout, initial_rows        the columns of a task's input; late_rows: rows to drop
+    key_order                   the rows sorted by key group and key
+    row_input, pandas_input     the Rows, or the pandas frames, of each key
+    row_output, pandas_output   what the processor yields, as record batches; event_time_check
+    formats                     the row formats; interface: what a run needs of each of them
+
+`pandas_internals` cuts and joins frames.  `types`, `ipc`, `jvm` and `spark_errors` are used by all
+packages of `spark`.
 """

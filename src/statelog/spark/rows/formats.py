@@ -1,8 +1,8 @@
 """
-The two forms in which a processor sees rows: PySpark's `Row`s, or pandas DataFrames.
+The two row formats of a processor: PySpark's `Row`s, or pandas DataFrames.
 
-All that differs between them is how rows come in and go out; keys, state, timers and failures are
-the run loop's (`ProcessorRun`).
+They differ in the input and the output only.  `ProcessorRun` handles keys, state, timers and
+failures for both.
 """
 
 from __future__ import annotations
@@ -24,26 +24,34 @@ if TYPE_CHECKING:
 
 
 class RowFormat(Protocol):
-    """Makes the input and the output of one task; travels to it pickled."""
+    """
+    Makes the input and the output of one task.
+
+    Sent to the task pickled.
+    """
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows of one key the processor sees as one piece; 0 where it sees each alone."""
+        """
+        Most rows of one key in one frame.
+
+        0 where the processor gets single rows.
+        """
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
         """
-        Return an input that has read nothing yet.
+        Return an empty input.
 
         Args:
             layout: The layout of the input.
             key_codec: The operator's key.
-            nulls: Columns that have a null in rows of the task which this input does not read.
+            nulls: Columns that have a null in other rows of the task.
         """
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an output that holds nothing yet."""
+        """Return an empty output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +60,17 @@ class SparkRowFormat:
 
     @property
     def rows_at_once(self) -> int:
-        """Return 0: a processor takes row by row."""
+        """Return 0: a processor gets single rows."""
         return 0
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """Return an input that has read nothing yet."""
+        """Return an empty input."""
         return RowInput(layout, key_codec)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an output that holds nothing yet."""
+        """Return an empty output."""
         return RowOutput(schema, batch_id)
 
 
@@ -72,7 +80,7 @@ class PandasRowFormat:
     Rows as pandas DataFrames.
 
     Args:
-        settings: What the session says about frames.
+        settings: The session's settings for frames.
         columns: Names and types of the output.
     """
 
@@ -84,17 +92,17 @@ class PandasRowFormat:
         """Return the most rows of a frame."""
         return self.settings.max_records
 
-    # pandas is imported where it is needed: its import takes longer than a task.
+    # The import of pandas takes longer than a task, so tasks without it do not import it.
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
-        """Return an input that has read nothing yet."""
+        """Return an empty input."""
         from statelog.spark.rows.pandas_input import FrameInput
 
         return FrameInput(layout, key_codec, self.settings, nulls)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an output that holds nothing yet."""
+        """Return an empty output."""
         from statelog.spark.rows.pandas_output import FrameOutput
 
         return FrameOutput(schema, self.columns, batch_id, self.settings)

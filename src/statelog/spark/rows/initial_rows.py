@@ -1,4 +1,4 @@
-"""The rows of initial state inside the input of a first micro-batch: their layout and their split."""
+"""Split a first micro-batch into input rows and initial rows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.spark.rows.layout import KEY_GROUP_COLUMN, InputLayout
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 
-_FIRST_COLUMN = 2  # behind the key group and the mark
+_FIRST_COLUMN = 2  # after the key group and the flag for initial rows
 
 
 @dataclass(frozen=True, slots=True)
 class InitialLayout:
     """
-    What a first batch that carries initial state looks like.
+    The layout of a first micro-batch that carries initial state.
 
     Args:
-        layout: The layout of initial rows, once they are parted from the input.
-        input_names: Names of the input's columns behind the key group.
-        initial_names: Names of the initial rows' columns behind the key group.
+        layout: The layout of initial rows after the split.
+        input_names: Names of the input's columns after the key group.
+        initial_names: Names of the initial rows' columns after the key group.
     """
 
     layout: InputLayout
@@ -32,7 +32,7 @@ class InitialLayout:
 def split_batches(
     batches: Iterable[pa.RecordBatch], layout: InitialLayout
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Return the input rows and the initial rows of `with_initial_rows`, each as they were."""
+    """Undo `with_initial_rows`: return the input rows and the initial rows."""
     inputs, initials = [], []
     for batch in batches:
         inputs.append(input_part(batch, layout))
@@ -41,18 +41,18 @@ def split_batches(
 
 
 def input_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
-    """Return the input rows of one batch of `with_initial_rows`, as they were."""
+    """Return the input rows of one batch of `with_initial_rows`."""
     columns = slice(_FIRST_COLUMN, _FIRST_COLUMN + len(layout.input_names))
     return _part(batch.filter(pc.invert(batch.column(1))), columns, layout.input_names)
 
 
 def initial_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
-    """Return the initial rows of one batch of `with_initial_rows`, as they were."""
+    """Return the initial rows of one batch of `with_initial_rows`."""
     columns = slice(_FIRST_COLUMN + len(layout.input_names), None)
     return _part(batch.filter(batch.column(1)), columns, layout.initial_names)
 
 
 def _part(batch: pa.RecordBatch, columns: slice, names: tuple[str, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [batch.column(0), *batch.columns[columns]], names=[KEY_GROUP_COLUMN, *names]
+        [batch.column(0), *batch.columns[columns]], names=[INPUT_KEY_GROUP_COLUMN, *names]
     )

@@ -1,13 +1,20 @@
-"""What a run of a processor needs of its input and its output, whatever the row format."""
+"""The protocols of a run's input and output, for every row format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import pyarrow as pa
+from pyspark.sql import Row
 
 from statelog.state.heap.tables import Key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RowLike: TypeAlias = "Row | pd.DataFrame"
+"""What a processor gets and yields: one row, or a frame of rows."""
 
 
 class KeyedInput(Protocol):
@@ -16,7 +23,7 @@ class KeyedInput(Protocol):
     row_count: int
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Take in all rows: key group, computed key columns, input columns."""
+        """Read all rows: key group, computed key columns, input columns."""
 
     def key_groups(self) -> Iterable[int]:
         """Return the key groups that have rows, ascending."""
@@ -24,39 +31,51 @@ class KeyedInput(Protocol):
     def table_keys(self, key_group: int) -> Iterable[Key]:
         """Return the keys as tables hold them."""
 
-    def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Any]]:
-        """Yield each key as tables hold it, as the processor sees it, and its rows."""
+    def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
+        """
+        Yield each key, in both its forms, and its rows.
+
+        The first form is the one in tables, the second the one that the processor gets.
+        """
 
 
 class Output(Protocol):
-    """Gathers what a processor yields."""
+    """Collects what a processor yields, and converts it to record batches."""
 
     @property
     def pending(self) -> int:
         """The number of rows that the next batch will have."""
 
-    def extend(self, produced: Iterable[Any]) -> None:
-        """Take what one call of the processor yields; runs its generator."""
+    def extend(self, produced: Iterable[RowLike]) -> None:
+        """Run one call's generator, and take what it yields."""
 
     def batch(self) -> pa.RecordBatch:
-        """Return everything as one batch; raises `ProcessorError` if something does not fit."""
+        """
+        Return all rows as one batch.
+
+        Raises `ProcessorError` if a value does not fit.
+        """
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all rows."""
 
 
-class Yielded(Protocol):
-    """Takes what a processor yields while it runs."""
+class OutputCollector(Protocol):
+    """Takes what a processor yields during a run."""
 
     @property
-    def extend(self) -> Callable[[Iterable[Any]], None]:
-        """Takes what one call of the processor yields; runs its generator."""
+    def extend(self) -> Callable[[Iterable[RowLike]], None]:
+        """A function that runs one call's generator, and takes what it yields."""
 
     def bound_each_call(self) -> None:
-        """Expect much: a single call of the processor may yield more than memory holds."""
+        """Bound the memory that the rows of one call use."""
 
-    def settle(self) -> None:
-        """Move rows out of memory where they are many; called between key groups."""
+    def convert_if_many(self) -> None:
+        """
+        Convert the rows to Arrow once they are many.
+
+        Called between key groups.
+        """
 
     def flush(self) -> None:
         """Convert all rows; raises `ProcessorError` if one does not fit."""

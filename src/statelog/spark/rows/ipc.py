@@ -1,4 +1,4 @@
-"""Record batches as compressed Arrow IPC streams, and back."""
+"""Write record batches as compressed Arrow IPC streams, and read them."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
 """
-The rows of a task in the order in which they are processed: by key group, then by key.
+Sort the rows of a task by key group, then by key.
 
-Found in columns for all rows at once; a step of Python for each row would cost more than all else
-that reading takes.
+The order is computed in columns for all rows at once.  A step of Python for each row would cost more
+than the rest of reading.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +18,25 @@ import pyarrow.compute as pc
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 
+RowNumbers = npt.NDArray[np.int64]
+KeyGroups = npt.NDArray[np.int32]
+"""The key group of each row."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyOrder:
     """
-    Where the rows of each key stand.
+    The order of a task's rows.
 
     Args:
-        rows: Row numbers by key group and key; arrival order within a key is kept.
+        rows: Row numbers by key group and key, those of one key in the order of arrival.
         firsts: Number of the first row of each key, in the order of keys.
-        bounds: Where each key's rows begin in *rows*, and the end.
-        ranges: Key group -> its first key and the one behind its last; ascending.
+        bounds: The position in *rows* where each key begins, then the length of *rows*.
+        ranges: Key group -> index of its first key, and of the key after its last; ascending.
     """
 
-    rows: npt.NDArray[np.int64]
-    firsts: npt.NDArray[np.int64]
+    rows: RowNumbers
+    firsts: RowNumbers
     bounds: list[int]
     ranges: dict[int, tuple[int, int]]
 
@@ -43,7 +46,7 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 class KeyedRows:
     """
-    The keys of a task's rows, in order: what the inputs of both row formats have in common.
+    The sorted keys of a task's rows, for both row formats.
 
     Args:
         key_codec: The operator's key.
@@ -56,10 +59,12 @@ class KeyedRows:
         self._shown: list[Key] = []
         self.row_count = 0
 
-    def _bring_in_order(
-        self, key_groups: npt.NDArray[Any], key_columns: Sequence[pa.Array[Any]]
-    ) -> list[pa.Array[Any]]:
-        """Find the order of rows and the keys; return the columns of keys, a row for each."""
+    def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """
+        Sort the rows and keep the keys.
+
+        Return the key columns with one row for each key.
+        """
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
@@ -78,15 +83,15 @@ class KeyedRows:
         return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
 
 
-def key_order(
-    key_groups: npt.NDArray[Any], key_columns: Sequence[pa.Array[Any]], codec: KeyCodec
-) -> KeyOrder:
+def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: KeyCodec) -> KeyOrder:
     """
-    Return the order of a task's rows; keys of one key group are ordered by first appearance.
+    Return the order of a task's rows.
+
+    Keys of one key group are ordered by first appearance.
 
     Args:
-        key_groups: Of each row; at least one.
-        key_columns: The parts of each row's key.
+        key_groups: The key group of each row; at least one.
+        key_columns: The columns of the key.
         codec: The operator's key.
     """
     codes = _codes(key_columns, codec)
@@ -98,7 +103,7 @@ def key_order(
     keys = np.argsort(groups, kind="stable")
     sizes = counts[keys]
     ends = np.cumsum(sizes)
-    # Whole runs of rows change places, from where they stand by code to where they stand by key.
+    # The rows of a key stay together: only the start of each run of rows changes.
     moves = np.repeat(starts[keys] - (ends - sizes), sizes)
     numbers, first_keys = np.unique(groups[keys], return_index=True)
     end_keys = [*first_keys[1:].tolist(), len(keys)]
@@ -111,26 +116,26 @@ def key_order(
     )
 
 
-def _codes(columns: Sequence[pa.Array[Any]], codec: KeyCodec) -> npt.NDArray[np.int64]:
+def _codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
-    Return the number of each row's key; keys are numbered by first appearance.
+    Return the number of each row's key.
 
-    A null is a key like any other, NaNs are one key, and so are 0.0 and -0.0.
+    Keys are numbered by first appearance.
+
+    A null is a key, all NaNs are one key, and 0.0 and -0.0 are one key.
     """
     codes, _ = _column_codes(columns[0], codec, 0)
     for position, column in enumerate(columns[1:], 1):
         part, parts = _column_codes(column, codec, position)
-        # Numbered anew after each column, so that the product cannot overflow.
+        # New numbers after each column, so that the product cannot overflow.
         codes, _ = _numbered(pa.array(codes * parts + part))
     return codes
 
 
-def _column_codes(
-    column: pa.Array[Any], codec: KeyCodec, position: int
-) -> tuple[npt.NDArray[np.int64], int]:
+def _column_codes(column: pa.Array, codec: KeyCodec, position: int) -> tuple[RowNumbers, int]:
     if pa.types.is_floating(column.type):
         column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 becomes 0.0
-        # To Arrow, NaNs of other bits are other values.
+        # Arrow compares NaNs by their bits.
         column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
     if not pa.types.is_nested(column.type):
         try:
@@ -143,6 +148,6 @@ def _column_codes(
     return np.asarray(codes, np.int64), max(len(numbers), 1)
 
 
-def _numbered(column: pa.Array[Any]) -> tuple[npt.NDArray[np.int64], int]:
+def _numbered(column: pa.Array) -> tuple[RowNumbers, int]:
     encoded = column.dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)

@@ -1,8 +1,9 @@
 """
-Rows that come later than the watermark: dropped in the task before the processor, and counted.
+Drop rows that are later than the watermark, and count them.
 
-Not by Spark, before the shuffle: there the watermark would be part of the plan, which Spark would
-analyse and compile anew for each micro-batch, and a count would take another operator in it.
+Tasks do it, before the processor.  A filter of Spark's before the shuffle would have the watermark in
+its plan, which Spark would analyse and compile again for each micro-batch, and a count would need
+one more operator.
 Source: Spark's WatermarkSupport; the count is its `numRowsDroppedByWatermark`, Flink's
 `numLateRecordsDropped`.
 """
@@ -19,20 +20,20 @@ import pyarrow.compute as pc
 @dataclass(frozen=True, slots=True)
 class LateRows:
     """
-    Which rows of a micro-batch are late.
+    The rule for late rows of a micro-batch.
 
     Args:
-        position: The column of a task's input that holds the event time; of a window its end counts.
-        late_ms: Rows whose event time is at or before it are late; those without one are not.
+        position: Position of the event time in a task's input; of a window the end counts.
+        late_ms: Rows with an event time up to this are late; rows without one are not.
     """
 
     position: int
     late_ms: int
 
-    def left_out(
+    def without_late(
         self, batches: Iterable[pa.RecordBatch], seen: LateCount
     ) -> Iterator[pa.RecordBatch]:
-        """Yield *batches* without the late rows, which are counted in *seen*."""
+        """Yield *batches* without the late rows, and count these in *seen*."""
         for batch in batches:
             at = batch.column(self.position)
             if pa.types.is_struct(at.type):
@@ -50,7 +51,7 @@ class LateCount:
     The late rows of one task.
 
     Args:
-        rows: How many there were so far.
+        rows: Their number so far.
     """
 
     rows: int = 0

@@ -1,4 +1,4 @@
-"""Where the columns of a task's input are."""
+"""The positions of the columns in a task's input."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class InputLayout:
     """
-    What stands where in the batches of a task: key group, computed key columns, input columns.
+    The layout of a task's batches: key group, keys, input columns.
 
     Args:
-        key_positions: Where the key columns stand.
-        first_input: Where the columns begin that the processor sees.
+        key_positions: Positions of the key columns.
+        first_input: Position of the first column that the processor gets.
     """
 
     key_positions: tuple[int, ...]
     first_input: int
 
 
-KEY_GROUP_COLUMN = "__key_group"
+INPUT_KEY_GROUP_COLUMN = "__key_group"
+"""Name of the first column of a task's input."""

@@ -1,16 +1,16 @@
 """
-pandas frames as output: from the DataFrames a processor yields to Arrow.
+Convert the DataFrames that a processor yields to Arrow.
 
-PySpark converts each frame by itself.  Here frames of one form (same columns, same types in the same
-blocks) are put together first, block by block, and converted once: converting is what costs.  If
-that fails, they are converted one by one, as PySpark does, to find the frame that is at fault.
+PySpark converts each frame by itself.  Here frames of one form (same columns, same types) are joined
+first and converted once, because each conversion is expensive.  If that fails, the frames are
+converted one by one, as PySpark does, to find the one that cannot be converted.
 Source: PySpark's PandasToArrowConversion, with the arguments of transformWithStateInPandas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -21,55 +21,36 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError
 from statelog.spark.rows.pandas_input import PandasSettings
+from statelog.spark.rows.pandas_internals import FrameJoiner, frame_access
 
 _UNFIT = (PySparkException, pa.ArrowException, KeyError, TypeError, ValueError, IndexError)
 
 
+@dataclass(slots=True)
 class _Frames:
     """
     Frames of one form.
 
     Args:
-        like: The first of them.
+        joiner: Keeps their rows.
+        ordinals: The number of each frame in the order in which the processor yielded it.
+        lengths: The number of rows of each frame.
     """
 
-    def __init__(self, like: Any) -> None:
-        self.ordinals: list[int] = []
-        self.lengths: list[int] = []
-        self.parts: list[Any] = []
-        self._columns = like.columns
-        self._places = list(zip(like._mgr.blknos, like._mgr.blklocs, strict=True))
-        # Blocks of other classes (categories, strings, ...) are left to pandas.concat.
-        self.in_blocks = bool(self._places) and all(
-            isinstance(block.dtype, np.dtype) for block in like._mgr.blocks
-        )
-
-    def whole(self) -> Any:
-        """Return all rows as one frame."""
-        if not self.in_blocks:
-            return pd.concat(self.parts, ignore_index=True)
-        # Arrays of datetimes and durations are numpy's inside.
-        blocks = [
-            np.concatenate([getattr(values, "_ndarray", values) for values in one], axis=1)
-            for one in zip(*self.parts, strict=True)
-        ]
-        columns = {
-            position: blocks[block][row] for position, (block, row) in enumerate(self._places)
-        }
-        frame = pd.DataFrame(columns, copy=False)
-        frame.columns = self._columns
-        return frame
+    joiner: FrameJoiner
+    ordinals: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
 
 
 class FrameOutput:
     """
-    Gathers the frames of one task and turns them into a record batch.
+    Converts the frames of one task to a record batch.
 
     Args:
         schema: Names and types of the output, in Arrow's types.
         output: The same in Spark's.
         batch_id: The micro-batch, for messages.
-        settings: How frames are read.
+        settings: The session's settings for frames.
     """
 
     def __init__(
@@ -79,57 +60,48 @@ class FrameOutput:
         self._output = output
         self._batch_id = batch_id
         self._settings = settings
-        self._forms: dict[tuple[Any, ...], _Frames] = {}
+        self._access = frame_access()
+        self._forms: dict[Hashable, _Frames] = {}
         self._count = 0
         self.pending = 0
         """The number of rows that the next batch will have."""
 
-    def extend(self, produced: Iterable[Any]) -> None:
+    def extend(self, produced: Iterable[object]) -> None:
         """
         Take the frames that one call of the processor yields.
 
-        They are copied: a processor may yield one frame again and again, changed in between.
+        They are copied: a processor may yield one frame several times, with changes in between.
 
         Raises:
-            ProcessorError: Something yielded is no DataFrame.
+            ProcessorError: The processor yields something else than a DataFrame.
         """
-        forms = self._forms
+        forms, access = self._forms, self._access
         for frame in produced:
             if not isinstance(frame, pd.DataFrame):
                 raise self._failed(
                     f"a pandas processor yields DataFrames, not "
                     f"{type(frame).__name__} {frame!r:.100}"
                 )
-            manager = frame._mgr
-            blocks = manager.blocks
-            names, rows = manager.axes
-            # What the blocks say of their columns; asking the frame would make it search for them.
-            form = (
-                *names.tolist(),
-                *[each for b in blocks for each in (b.dtype, b.mgr_locs.as_array.tobytes())],
-            )
+            form, row_count = access.form_of(frame)
             frames = forms.get(form)
             if frames is None:
-                frames = forms[form] = _Frames(frame)
+                frames = forms[form] = _Frames(access.joiner(frame))
             frames.ordinals.append(self._count)
-            frames.lengths.append(len(rows))
-            self.pending += len(rows)
+            frames.lengths.append(row_count)
+            frames.joiner.add(frame)
+            self.pending += row_count
             self._count += 1
-            if frames.in_blocks:
-                frames.parts.append([block.values.copy() for block in blocks])
-            else:
-                frames.parts.append(frame.copy())
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self._forms, self._count, self.pending = {}, 0, 0
 
     def batch(self) -> pa.RecordBatch:
         """
-        Return all rows as one batch, in the order in which they were yielded.
+        Return all rows as one batch, in the order of yields.
 
-        Columns go by name, or by position where no name is a string; columns that the output does
-        not have are left out.
+        Columns are found by name, or by position where no name is a string; columns that the output
+        does not have are left out.
 
         Raises:
             ProcessorError: A column is missing, or a value does not fit its column.
@@ -153,7 +125,7 @@ class FrameOutput:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _tables(self, frames: _Frames) -> Iterator[pa.Table]:
-        whole = frames.whole()
+        whole = frames.joiner.joined()
         try:
             yield self._convert(whole)
         except _UNFIT:
@@ -166,7 +138,7 @@ class FrameOutput:
                 except _UNFIT as error:
                     raise self._unfit(frame, error) from error
 
-    def _convert(self, frame: Any) -> pa.Table:
+    def _convert(self, frame: pd.DataFrame) -> pa.Table:
         settings = self._settings
         batch = PandasToArrowConversion.convert(
             frame,
@@ -179,8 +151,8 @@ class FrameOutput:
         )
         return pa.Table.from_batches([batch])
 
-    def _unfit(self, frame: Any, error: Exception) -> ProcessorError:
-        """Return an error that shows the frame, and says which columns are missing."""
+    def _unfit(self, frame: pd.DataFrame, error: Exception) -> ProcessorError:
+        """Return an error with the frame's first rows and missing columns."""
         types = ", ".join(
             f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
         )
@@ -206,6 +178,6 @@ class FrameOutput:
         )
 
 
-def _one_array(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
     whole = column.combine_chunks()
     return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)

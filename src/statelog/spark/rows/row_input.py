@@ -1,11 +1,11 @@
-"""The input as Rows: each key's rows as an iterator of `Row`s."""
+"""Read the input as Rows: an iterator of `Row`s for each key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Row
 
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
@@ -16,7 +16,7 @@ from statelog.state.heap.tables import Key
 
 class RowInput(KeyedRows):
     """
-    The input rows of one task, by key group and key; arrival order within a key is kept.
+    The input rows of one task, by key.
 
     Args:
         layout: The layout of the input.
@@ -26,13 +26,13 @@ class RowInput(KeyedRows):
     def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
         super().__init__(key_codec)
         self._layout = layout
-        self._rows: list[Any] = []
+        self._rows: list[Row] = []
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Take in all rows: key group, computed key columns, input columns."""
+        """Read all rows: key group, computed key columns, input columns."""
         layout = self._layout
         parts: list[pa.RecordBatch] = []
-        rows: list[Any] = []
+        rows: list[Row] = []
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -44,11 +44,11 @@ class RowInput(KeyedRows):
         if not parts:
             return
         groups, *keys = pa.Table.from_batches(parts).combine_chunks().columns
-        self._bring_in_order(groups.to_numpy(), [column.combine_chunks() for column in keys])
+        self._sort(groups.to_numpy(), [column.combine_chunks() for column in keys])
         self._rows = [rows[at] for at in self._order.rows.tolist()]
 
-    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
-        """Yield each key as tables hold it, as the processor sees it, and its rows."""
+    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Row]]]:
+        """Yield each key, in both its forms, and its rows."""
         first, end = self._order.ranges.get(key_group, (0, 0))
         rows, bounds = self._rows, self._order.bounds
         for at in range(first, end):

@@ -1,9 +1,8 @@
-"""Output rows: from what a processor yields to Arrow, and how they travel to the driver."""
+"""Convert the Rows that a processor yields to Arrow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -15,7 +14,7 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 class RowOutput:
     """
-    Gathers the `Row`s of one task and turns them into record batches.
+    Collects the `Row`s of one task and converts them to record batches.
 
     Args:
         schema: Names and types of the output.
@@ -27,8 +26,8 @@ class RowOutput:
         self._batch_id = batch_id
         self._names = list(schema.names)
         self._nested = [at for at, field in enumerate(schema) if _may_hold_struct(field.type)]
-        self._rows: list[Any] = []
-        self.extend = self._rows.extend  # called once a key: no method of ours in between
+        self._rows: list[Row] = []
+        self.extend = self._rows.extend  # called for each key, so without a method in between
 
     @property
     def pending(self) -> int:
@@ -36,17 +35,17 @@ class RowOutput:
         return len(self._rows)
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self._rows.clear()
 
     def batch(self) -> pa.RecordBatch:
         """
         Return all rows as one batch.
 
-        Fields go by name; a name that a row lacks becomes null, as in Spark.
+        Fields are found by name; a field that a row lacks becomes null, as in Spark.
 
         Raises:
-            ProcessorError: A row is no Row, or a value does not fit its column.
+            ProcessorError: An item is no Row, or a value does not fit its column.
         """
         rows = self._rows
         columns = self._columns(rows)
@@ -58,7 +57,7 @@ class RowOutput:
                 raise self._unfit(field, rows, column, error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    def _columns(self, rows: Sequence[Row]) -> Sequence[Sequence[object]]:
         if not rows:
             return [()] * len(self._names)
         try:
@@ -70,7 +69,7 @@ class RowOutput:
                 f"{wrong!r:.100}"
             ) from None
         if fields.count(self._names) == len(rows):
-            columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+            columns: list[Sequence[object]] = list(zip(*rows, strict=True))
             for at in self._nested:
                 columns[at] = [_by_name(value) for value in columns[at]]
             return columns
@@ -78,9 +77,9 @@ class RowOutput:
         return [[value.get(name) for value in values] for name in self._names]
 
     def _unfit(
-        self, field: pa.Field, rows: Sequence[Any], column: Sequence[Any], error: Exception
+        self, field: pa.Field, rows: Sequence[Row], column: Sequence[object], error: Exception
     ) -> ProcessorError:
-        """Return an error that shows the first row that does not fit its column."""
+        """Return an error with the first row that does not fit."""
         for row, value in zip(rows, column, strict=True):
             try:
                 pa.array([value], type=field.type)
@@ -105,8 +104,8 @@ def _may_hold_struct(kind: pa.DataType) -> bool:
     return any(_may_hold_struct(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _by_name(value: Any) -> Any:
-    """Return a value whose Rows are dicts, as `Row.asDict(True)` does; Arrow goes by position."""
+def _by_name(value: object) -> object:
+    """Return a value with dicts for Rows."""
     if isinstance(value, Row):
         return value.asDict(recursive=True) if hasattr(value, "__fields__") else value
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """
-Errors of statelog that are Spark's errors too.
+Errors of statelog that are instances of Spark's errors too.
 
-Code written for Spark catches Spark's classes and looks for Spark's words, so where Spark raises an
-error of its own for a wrong use, statelog's error is an instance of both.
+Code written for Spark catches Spark's classes and compares Spark's messages.  So where Spark raises
+an error of its own for a wrong use, statelog's error is an instance of both.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pyspark.errors import (
 
 from statelog.errors import UsageError
 
-_ERROR_READER: Any = vars(PySparkException(""))["_error_reader"]
+_ERROR_READER: object = vars(PySparkException(""))["_error_reader"]
 
 
 class _SparkUsageError(UsageError):
     """
-    A wrong use, in statelog's words, that `PySparkException`'s methods can be asked about.
+    A wrong use, with the methods of `PySparkException`.
 
     Args:
         message: What is wrong and what to do.
@@ -35,7 +35,7 @@ class _SparkUsageError(UsageError):
         UsageError.__init__(self, message, **facts)
         if isinstance(self, PySparkException):
             PySparkException.__init__(self, message, facts.get("condition"))
-            # One for all: it is no fact of this error, and a copy has to be equal.
+            # Shared by all errors: it is no fact of this one, and a copy has to be equal.
             vars(self)["_error_reader"] = _ERROR_READER
 
     def __str__(self) -> str:
@@ -44,11 +44,11 @@ class _SparkUsageError(UsageError):
 
 
 class DeletedStateError(_SparkUsageError, PySparkRuntimeError):
-    """A state variable is used that `deleteIfExists` has deleted."""
+    """A processor uses a state variable that `deleteIfExists` has deleted."""
 
 
 class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
-    """A call does not fit the time mode."""
+    """A call is not possible in the time mode."""
 
 
 class MissingStateError(_SparkUsageError, PySparkAssertionError):
@@ -56,7 +56,7 @@ class MissingStateError(_SparkUsageError, PySparkAssertionError):
 
 
 class WrongTimeError(_SparkUsageError, IllegalArgumentException):
-    """A time does not move forward, or is not later than the watermark."""
+    """A time does not move forward, or is before the watermark."""
 
 
 class WrongArgumentError(_SparkUsageError, AssertionError):

@@ -1,8 +1,11 @@
 """
-What a user holds after `transform_with_state`: a stream that records the plan behind it.
+The result of `transform_with_state`: a stream that records its steps.
 
     stateful_stream   the DataFrame methods: recorded, answered, or rejected with the reason
     recorded_plan     the recorded steps, applied to each micro-batch
-    writer            Spark's DataStreamWriter; `start` settles the query and returns a StreamingQuery
-    sinks             how the rows of one micro-batch reach a format, a table or a function
+    writer            Spark's DataStreamWriter; `start` resolves the settings and starts the query
+    sinks             write the rows of one micro-batch to a format, a table or a function
+    stateful_query    the StreamingQuery that `start` returns; temporary_checkpoint: its folder
+
+`api` uses `recorded_plan` and `stateful_stream`.
 """

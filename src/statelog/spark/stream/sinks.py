@@ -1,37 +1,47 @@
-"""Sinks for what `writeStream` is told: each micro-batch written as a batch."""
+"""Sinks that write each micro-batch with Spark's batch writer."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.driver.arrow_frame import frame_of_arrow
 from statelog.spark.query.delivery import Sink
+from statelog.spark.rows.jvm import jvm_of
 from statelog.spark.stream import temporary_checkpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql._typing import SupportsProcess
 
 _READ_ONLY = ("binaryfile", "rate", "rate-micro-batch", "socket", "state-metadata", "statestore")
 _FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
+
+OptionValue = bool | float | int | str | None
+"""The value of an option of Spark's writers."""
+
+RowFunction: TypeAlias = "Callable[[Row], None] | SupportsProcess"
+"""What `foreach` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    Where output is written, and how.
+    The place and form in which output is written.
 
     Args:
         source: The format; None for the session's default.
         table: Name of a table, or None.
-        partition_by, cluster_by: Columns to lay it out by.
+        partition_by, cluster_by: Columns by which files are partitioned or clustered.
         settings: The sink's options: lower-case key -> key and value.
     """
 
@@ -39,18 +49,24 @@ class Target:
     table: str | None = None
     partition_by: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
-    settings: Mapping[str, tuple[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, tuple[str, OptionValue]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
 
-    def with_option(self, key: str, value: Any) -> Target:
-        """Return the target with one more option; keys differ by more than case."""
+    def with_option(self, key: str, value: OptionValue) -> Target:
+        """
+        Return the target with one more option.
+
+        The case of a key has no meaning.
+        """
         return replace(self, settings={**self.settings, key.lower(): (key, value)})
 
     @property
     def is_one_time(self) -> bool:
-        """Whether Spark gives a query with this sink a temporary_checkpoint checkpointLocation."""
+        """Whether Spark gives a query with this sink a temporary checkpointLocation."""
         return self.table is None and (self.source or "").lower() in temporary_checkpoint.SINKS
 
-    def option(self, key: str, default: Any) -> Any:
+    def option(self, key: str, default: OptionValue) -> OptionValue:
         """Return the value of an option."""
         return self.settings.get(key.lower(), (key, default))[1]
 
@@ -61,27 +77,27 @@ def batch_sink(
     """
     Return a sink that appends each micro-batch with Spark's batch writer.
 
-    A batch that is replayed is written again, so only `foreachBatch` with a sink that honours the
-    batch id is exactly once.
+    A batch that is replayed is written again.  Exactly once needs `foreachBatch` with a sink that
+    uses the batch id.
 
     Args:
-        session: The user's session, where a table in memory can be seen.
+        session: The user's session, in which a table in memory is visible.
         schema: Columns of the output.
         target: Where to write.
-        query_name: Name of the query; that of the table in memory.
+        query_name: Name of the query, and of the table in memory.
 
     Raises:
         AnalysisException: Spark lacks the package for the format.
-        UsageError: `memory` without a query name, files without a path, or a column to lay the
-            output out by that is not there.
+        UsageError: `memory` has no query name, files have no path, or a column of *target* is
+            missing.
     """
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
     if target.table is None and source == "console":
         truncate = str(target.option("truncate", "true")).lower() == "true"
-        return _Console(int(target.option("numRows", 20)), truncate)
+        return _Console(int(str(target.option("numRows", 20))), truncate)
     if target.table is None and source == "memory":
         if not query_name:
-            raise UsageError("the memory sink needs a queryName: the table is called so")
+            raise UsageError("the memory sink needs a queryName, which is the name of its table")
         return _Memory(session, query_name, schema)
     _check_format(session, source)
     if target.table is None and source in _FILE_FORMATS and target.option("path", None) is None:
@@ -90,7 +106,7 @@ def batch_sink(
     for name in (*target.partition_by, *target.cluster_by):
         if name.lower() not in columns:
             raise UsageError(
-                f"cannot lay the output out by {name!r}: it has the columns "
+                f"cannot partition or cluster the output by {name!r}: it has the columns "
                 f"{', '.join(schema.names)}"
             )
 
@@ -112,32 +128,33 @@ def batch_sink(
 
 def _check_format(session: SparkSession, source: str) -> None:
     """
-    Refuse a format before the first micro-batch is committed.
+    Check a format before the first micro-batch is committed.
 
     Raises:
         AnalysisException: Spark lacks the package for it.
-        UsageError: Spark knows no such format, or it can be read only.
+        UsageError: Spark has no such format, or can only read it.
     """
     if source in _READ_ONLY:
-        raise UsageError(f"the format {source} can be read only; write to another one")
+        raise UsageError(f"the format {source} can be read only; use another one")
     if source:
-        jvm: Any = session._jvm
         conf = session._jsparkSession.sessionState().conf()
-        find = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
+        find = jvm_of(
+            session
+        ).org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
         try:
             find(source, conf)
-        except Py4JJavaError as error:  # as Spark leaves it: with the whole stack of the JVM
+        except Py4JJavaError as error:  # its text has the whole stack of the JVM
             raise UsageError(
                 f"the output cannot be written: {error.java_exception.getMessage()}"
             ) from None
 
 
-def foreach_sink(f: Any) -> Sink:
+def foreach_sink(f: RowFunction) -> Sink:
     """
-    Return a sink that gives each row to *f*, in the tasks.
+    Return a sink that calls *f* with each row, in the tasks.
 
     Args:
-        f: A function of a row, or an object with `process(row)` and, if it likes,
+        f: A function of a row, or an object with `process(row)` and, optionally,
             `open(partition_id, epoch_id)` and `close(error)`.
 
     Raises:
@@ -165,10 +182,14 @@ class _Console:
 
 
 class _Memory:
-    """Gathers all rows in the driver, as a temporary_checkpoint view; for tests and small results."""
+    """
+    Collects all rows in the driver as a temporary view.
+
+    For tests and small results.
+    """
 
     def __init__(self, session: SparkSession, name: str, schema: StructType) -> None:
-        self._session = session  # that of a micro-batch is a copy, whose views nobody sees
+        self._session = session  # a micro-batch has a copy of it, whose views the user cannot see
         self._name = name
         self._schema = schema
         self._batches: dict[int, pa.Table] = {}

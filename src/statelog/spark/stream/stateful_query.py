@@ -1,8 +1,9 @@
-"""The `StreamingQuery` that `start` returns: its errors begin with what went wrong."""
+"""The `StreamingQuery` that `start` returns: its errors begin with their cause."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import StatelogError
-from statelog.spark.driver.failures import _BatchFailed, _log
-from statelog.spark.worker.failures import _copy
+from statelog.spark.driver.failures import BatchFailed
+from statelog.spark.worker.failures import with_message
+
+_log = logging.getLogger("statelog.spark")
 
 
 class Failures:
@@ -25,23 +28,27 @@ class Failures:
 
     def __init__(self, process: Callable[[DataFrame, int], None]) -> None:
         self._process = process
-        self.told: StatelogError | None = None
+        self.last: StatelogError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Process a micro-batch; an error of statelog comes first in the text that Spark makes."""
+        """
+        Process a micro-batch.
+
+        Raise statelog's error so that Spark's text begins with it.
+        """
         try:
             self._process(frame, batch_id)
         except StatelogError as error:
             _log.debug("batch %d failed", batch_id, exc_info=error)
-            # Spark's text is that of a traceback, which begins with the cause.  A copy that was
-            # never raised has no frames before its sentence.
-            self.told = _copy(error, error.message)
-            raise _BatchFailed(f"batch {batch_id} failed") from self.told
+            # Spark's text is a traceback, which begins with the cause.  A copy that was never
+            # raised has no frames before its message.
+            self.last = with_message(error, error.message)
+            raise BatchFailed(f"batch {batch_id} failed") from self.last
 
 
 class StatefulQuery(StreamingQuery):
     """
-    Spark's `StreamingQuery`, whose errors begin with what statelog says of them.
+    Spark's `StreamingQuery`, whose errors begin with statelog's message.
 
     Args:
         query: The query.
@@ -54,30 +61,30 @@ class StatefulQuery(StreamingQuery):
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """See Spark's `StreamingQuery.awaitTermination`."""
-        with self._sentence_first():
+        with self._message_first():
             return super().awaitTermination(timeout)
 
     def processAllAvailable(self) -> None:
         """See Spark's `StreamingQuery.processAllAvailable`."""
-        with self._sentence_first():
+        with self._message_first():
             super().processAllAvailable()
 
     def exception(self) -> StreamingQueryException | None:
         """See Spark's `StreamingQuery.exception`."""
         error = super().exception()
         if error is not None:
-            self._begin_with_sentence(error)
+            self._begin_with_message(error)
         return error
 
     @contextlib.contextmanager
-    def _sentence_first(self) -> Iterator[None]:
+    def _message_first(self) -> Iterator[None]:
         try:
             yield
         except StreamingQueryException as error:
-            self._begin_with_sentence(error)
+            self._begin_with_message(error)
             raise
 
-    def _begin_with_sentence(self, error: Any) -> None:
-        told = self._failures.told
-        if told is not None and isinstance(getattr(error, "_desc", None), str):
-            error._desc = f"{type(told).__name__}: {told.message}\n\n{error._desc}"
+    def _begin_with_message(self, error: Any) -> None:
+        last = self._failures.last
+        if last is not None and isinstance(getattr(error, "_desc", None), str):
+            error._desc = f"{type(last).__name__}: {last.message}\n\n{error._desc}"

@@ -1,15 +1,16 @@
 """
-`StatefulStream`: the output of a stateful operator, as a frame to go on with.
+`StatefulStream`: the output of a stateful operator as a DataFrame.
 
-It is a `DataFrame` by its methods.  Those that look at one row at a time are recorded and applied
-to each micro-batch's output before the sink; those that need more are refused, with what to do
-instead.  Staged rows lie in the checkpoint as the processor yielded them, so the plan may change at
-a restart.
+Its methods are those of a `DataFrame`.  Methods that process rows one by one are recorded and applied
+to each micro-batch's output before the sink.  Methods that need more than one micro-batch raise an
+error that says what to do instead.  Staged rows are stored in the checkpoint as the processor yielded
+them, so the steps may change at a restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, Final, NoReturn
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -60,14 +61,14 @@ SHOWN: Final = [
     "printSchema",
     "schema",
 ]
-"""What is known of the frame without rows."""
+"""Methods and properties that need no rows."""
 
 _STATE: Final = (
     "it needs state of its own, and a query keeps the state of one stateful operator: do it in the "
-    "processor, or before it, or in a second query over what this one writes"
+    "processor, or before it, or in a second query over the output of this one"
 )
 _WHOLE: Final = (
-    "it looks at all rows, and a stream has no end: within one micro-batch it can be done in "
+    "it needs all rows, and a stream has no end: do it to the rows of one micro-batch in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
 _UNION: Final = (
@@ -76,12 +77,12 @@ _UNION: Final = (
     "one sink"
 )
 _SUBQUERY: Final = (
-    "it makes a subquery of the frame, and Spark takes no stream in a subquery: write the rows "
-    "somewhere, and ask that in a query of its own, or do it to each micro-batch in "
+    "it makes a subquery of the frame, and Spark allows no stream in a subquery: write the rows to "
+    "a table, and query that in a query of its own, or do it to each micro-batch in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
 _ACTION: Final = (
-    "a stream has rows only while its query runs: start one with .writeStream, and look at the "
+    "a stream has rows only while its query runs: start one with .writeStream, and read the "
     "rows in foreachBatch(lambda frame, batch_id: ...)"
 )
 _WRITE: Final = (
@@ -89,11 +90,11 @@ _WRITE: Final = (
 )
 _KEPT: Final = "a stream has no rows to keep; a micro-batch can be cached in foreachBatch"
 _VIEW: Final = (
-    "a view of it could not be queried, because its rows come out of the running query: go on with "
-    "the frame itself (select, selectExpr, where, join, ...), or make the view in foreachBatch"
+    "a view of it could not be queried, because only the running query has its rows: use the frame "
+    "itself (select, selectExpr, where, join, ...), or create the view in foreachBatch"
 )
 _PLAIN: Final = (
-    "it is not offered on the output of a stateful operator: it can be done to each micro-batch in "
+    "it is not available on the output of a stateful operator: do it to each micro-batch in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
 
@@ -133,15 +134,15 @@ class StatefulStream(DataFrame):
     The output of a stateful operator over a stream.
 
     Args:
-        operator: What yields the rows.
-        plan: What is done to them.
+        operator: The operator.
+        plan: The steps applied to its output.
     """
 
     _operator: OperatorDefinition
     _plan: RecordedPlan
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> StatefulStream:
-        # DataFrame's own would make a classic frame out of the arguments.
+    def __new__(cls, *args: object, **kwargs: object) -> StatefulStream:
+        # DataFrame's own method would make a classic frame of the arguments.
         return object.__new__(cls)
 
     def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
@@ -166,7 +167,7 @@ class StatefulStream(DataFrame):
 
     @property
     def writeStream(self) -> StatefulStreamWriter:
-        """A writer that works like Spark's."""
+        """A writer with the methods of Spark's."""
         return StatefulStreamWriter(self._operator, self._plan)
 
     def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> DataFrame:
@@ -186,11 +187,11 @@ class StatefulStream(DataFrame):
         return self._plan.shape[item]
 
     def __getattr__(self, name: str) -> Any:
-        # Also reached for what a DataFrame has inside, such as the JVM's frame.
+        # Also called for internals of a DataFrame, such as the JVM's frame.
         if name == "_jdf":
             raise UsageError(
-                "the output of a stateful operator cannot be an argument of another frame or of a "
-                "function on frames: begin with it, such as in stateful.join(batch, ...)"
+                "the output of a stateful operator cannot be an argument of a method of another "
+                "frame or of a function: call its own method, as in stateful.join(batch, ...)"
             )
         if name.startswith("_"):
             raise AttributeError(name)
@@ -207,31 +208,31 @@ class StatefulStream(DataFrame):
         return f"StatefulStream[{columns}]"
 
     def _repr_html_(self) -> None:
-        """Show plain text in notebooks."""
+        """Return None, so that notebooks show the plain text."""
 
 
 def _recorded(name: str) -> Callable[..., StatefulStream]:
-    def method(self: StatefulStream, *args: Any, **kwargs: Any) -> StatefulStream:
+    def method(self: StatefulStream, *args: object, **kwargs: object) -> StatefulStream:
         return StatefulStream(self._operator, self._plan.then(name, args, kwargs))
 
     return method
 
 
-def _shown(name: str) -> Any:
+def _shown(name: str) -> object:
     if isinstance(getattr(DataFrame, name), property):
         return property(lambda self: getattr(self._plan.shape, name))
     return lambda self, *args, **kwargs: getattr(self._plan.shape, name)(*args, **kwargs)
 
 
-def _refused(name: str, reason: str) -> Any:
-    def refuse(self: StatefulStream, *args: Any, **kwargs: Any) -> NoReturn:
+def _refused(name: str, reason: str) -> object:
+    def refuse(self: StatefulStream, *args: object, **kwargs: object) -> NoReturn:
         raise UsageError(f"{name} cannot follow a stateful operator: {reason}")
 
     return property(refuse) if isinstance(getattr(DataFrame, name), property) else refuse
 
 
-def _define(name: str, method: Any) -> None:
-    if not isinstance(method, property):
+def _define(name: str, method: object) -> None:
+    if isinstance(method, FunctionType):
         method.__name__ = name
         method.__qualname__ = f"StatefulStream.{name}"
         method.__doc__ = f"See Spark's `DataFrame.{name}`."

@@ -1,7 +1,7 @@
 """
-The temporary checkpointLocation of a query that was given none, where Spark gives one.
+Make and delete a temporary checkpointLocation.
 
-Source: Spark's DataStreamWriter and StreamExecution: sinks that a query is run for once, the folder
+Source: Spark's DataStreamWriter and StreamExecution: the sinks of one-time queries, the folder
 `temporary-...`, its deletion at the end of a query that did not fail.
 """
 
@@ -10,23 +10,29 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.spark.rows.jvm import jvm_of
+
 _log = logging.getLogger("statelog.spark")
 
 SINKS: Final = ("console", "memory", "noop")
-"""Formats whose queries get one; `foreach` and `foreachBatch` do as well."""
+"""Formats whose queries get a temporary one, as with `foreach` and `foreachBatch`."""
 
 _FORCE: Final = "spark.sql.streaming.forceDeleteTempCheckpointLocation"
 _FILE: Final = "file://"
 
 
 def temporary_checkpoint(session: SparkSession) -> str:
-    """Return a new folder on the driver's disk; the JVM deletes it when it ends, at the latest."""
-    jvm: Any = session._jvm
+    """
+    Return a new folder on the driver's disk.
+
+    The JVM deletes it at its exit at the latest.
+    """
+    jvm = jvm_of(session)
     root = jvm.java.lang.System.getProperty("java.io.tmpdir")
     folder = jvm.org.apache.spark.util.Utils.createTempDir(root, "temporary")
     checkpoint = f"{_FILE}{folder.getCanonicalPath()}"
@@ -39,7 +45,7 @@ def temporary_checkpoint(session: SparkSession) -> str:
 
 
 def delete_at_end(query: StreamingQuery, checkpoint: str, session: SparkSession) -> None:
-    """Delete a temporary checkpointLocation once *query* has ended, as Spark does."""
+    """Delete a temporary checkpointLocation when *query* ends, as Spark does."""
     forced = str(session.conf.get(_FORCE, "false")).lower() == "true"
     jquery = query._jsq
 
@@ -47,8 +53,8 @@ def delete_at_end(query: StreamingQuery, checkpoint: str, session: SparkSession)
         try:
             jquery.awaitTermination()
         except Exception as error:
-            if not forced:  # Spark leaves what may tell why the query failed
-                _log.debug("the temporary folder %s stays: %s", checkpoint, error)
+            if not forced:  # kept, as by Spark, to find out why the query failed
+                _log.debug("the temporary folder %s is kept: %s", checkpoint, error)
                 return
         shutil.rmtree(checkpoint.removeprefix(_FILE), ignore_errors=True)
 

@@ -1,8 +1,8 @@
 """
-`StatefulStreamWriter`: what starts a query over a stateful stream.
+`StatefulStreamWriter`: start a query over a stateful stream.
 
 It is Spark's `DataStreamWriter` over the input, so that query names, triggers and their errors are
-Spark's; what Spark would do with the output is kept here and done to each micro-batch.
+Spark's.  The format, table and options of the output are stored here and used for each micro-batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pyspark.errors import PySparkValueError
 from pyspark.sql import DataFrame
@@ -29,7 +29,7 @@ from statelog.spark.query.query import Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
 from statelog.spark.stream.recorded_plan import RecordedPlan
-from statelog.spark.stream.sinks import Target, batch_sink, foreach_sink
+from statelog.spark.stream.sinks import OptionValue, RowFunction, Target, batch_sink, foreach_sink
 from statelog.spark.stream.stateful_query import Failures, StatefulQuery
 from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
 from statelog.store.object_store import normalize_url
@@ -42,15 +42,15 @@ class StatefulStreamWriter(DataStreamWriter):
     Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`.
 
     Args:
-        operator: What yields the rows.
-        plan: What is done to them before they are written.
+        operator: The operator.
+        plan: The steps applied to its output.
     """
 
     def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
         super().__init__(operator.frame)
         self._operator = operator
         self._plan = plan
-        self._settings: dict[str, Any] = {}
+        self._settings: dict[str, object] = {}
         self._checkpoint: str | None = None
         self._query_name: str | None = None
         self._trigger: dict[str, Any] = {}
@@ -59,10 +59,10 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
         """
-        Accept "append" or "update"; both hand on what the processor yields.
+        Accept "append" or "update"; both write what the processor yields.
 
         Raises:
-            UsageError: Another mode; "complete" too, as in Spark, because nothing is aggregated.
+            UsageError: The mode is another one; "complete" too, because there is no aggregation.
         """
         mode = outputMode.strip().lower() if isinstance(outputMode, str) else ""
         if mode == "complete":
@@ -84,8 +84,8 @@ class StatefulStreamWriter(DataStreamWriter):
         for name in ("continuous", "realTime"):
             if trigger.get(name) is not None:
                 raise UsageError(
-                    f"the trigger {name} runs no micro-batches, by which state is committed; use "
-                    "processingTime or availableNow"
+                    f"the trigger {name} runs no micro-batches, and statelog commits state by "
+                    "micro-batches; use processingTime or availableNow"
                 )
         super().trigger(**trigger)
         self._trigger = trigger
@@ -102,12 +102,12 @@ class StatefulStreamWriter(DataStreamWriter):
         self._target = replace(self._target, source=_text("source", source))
         return self
 
-    def option(self, key: str, value: Any) -> StatefulStreamWriter:
+    def option(self, key: str, value: OptionValue) -> StatefulStreamWriter:
         """
         Set an option.
 
-        `checkpointLocation` is the query's, `statelog.<setting>` the state's, all others the
-        sink's.
+        `checkpointLocation` applies to the query, `statelog.<setting>` to the state, all others to
+        the sink.
         """
         if value is None:
             return self
@@ -119,29 +119,29 @@ class StatefulStreamWriter(DataStreamWriter):
             self._target = self._target.with_option(key, value)
         return self
 
-    def options(self, **options: Any) -> StatefulStreamWriter:
+    def options(self, **options: OptionValue) -> StatefulStreamWriter:
         """Set several options."""
         for key, value in options.items():
             self.option(key, value)
         return self
 
-    def partitionBy(self, *cols: Any) -> StatefulStreamWriter:
-        """Partition the files or table that is written."""
+    def partitionBy(self, *cols: str | list[str]) -> StatefulStreamWriter:
+        """Partition the output files or table."""
         self._target = replace(self._target, partition_by=_names(cols))
         return self
 
-    def clusterBy(self, *cols: Any) -> StatefulStreamWriter:
-        """Cluster the table that is written."""
+    def clusterBy(self, *cols: str | list[str]) -> StatefulStreamWriter:
+        """Cluster the output table."""
         self._target = replace(self._target, cluster_by=_names(cols))
         return self
 
-    def foreach(self, f: Any) -> StatefulStreamWriter:
-        """Give each row to a function, or to an object with `process` (`open`, `close`)."""
+    def foreach(self, f: RowFunction) -> StatefulStreamWriter:
+        """Call a function, or an object with `process`, with each row."""
         self._sink = foreach_sink(f)
         return self
 
-    def foreachBatch(self, func: Callable[[DataFrame, int], Any]) -> StatefulStreamWriter:
-        """Give each micro-batch's output and id to *func*."""
+    def foreachBatch(self, func: Callable[[DataFrame, int], object]) -> StatefulStreamWriter:
+        """Call *func* with each micro-batch's output and id."""
         if not callable(func):
             raise UsageError(f"foreachBatch takes a function of frame and batch id, not {func!r}")
         self._sink = func
@@ -154,22 +154,22 @@ class StatefulStreamWriter(DataStreamWriter):
         outputMode: str | None = None,
         partitionBy: str | list[str] | None = None,
         queryName: str | None = None,
-        **options: Any,
+        **options: OptionValue,
     ) -> StreamingQuery:
         """
         Start the query.
 
         Args:
-            path: Where a file format writes.
-            format: As by the method of this name.
-            outputMode: As by the method of this name.
-            partitionBy: As by the method of this name.
-            queryName: As by the method of this name.
-            options: More options, as with `option`.
+            path: Folder of a file format.
+            format: See the method of this name.
+            outputMode: See the method of this name.
+            partitionBy: See the method of this name.
+            queryName: See the method of this name.
+            options: More options, see `option`.
 
         Raises:
             CheckpointError: The state location cannot be used by this query.
-            StoreError: It cannot be read or written.
+            StoreError: The state location cannot be read or written.
             UsageError: A setting is wrong.
         """
         self._take(format, outputMode, partitionBy, queryName, options)
@@ -185,7 +185,7 @@ class StatefulStreamWriter(DataStreamWriter):
         outputMode: str | None = None,
         partitionBy: str | list[str] | None = None,
         queryName: str | None = None,
-        **options: Any,
+        **options: OptionValue,
     ) -> StreamingQuery:
         """Start the query, appending each micro-batch to a table; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
@@ -198,7 +198,7 @@ class StatefulStreamWriter(DataStreamWriter):
         output_mode: str | None,
         partition_by: str | list[str] | None,
         query_name: str | None,
-        options: dict[str, Any],
+        options: dict[str, OptionValue],
     ) -> None:
         self.options(**options)
         if output_mode is not None:
@@ -224,7 +224,7 @@ class StatefulStreamWriter(DataStreamWriter):
         engine.open(recorded_query_id(self._spark, checkpoint))
         if has_source:
             stream = NoDataStream(self._spark, definition.time_mode, engine)
-            self._begin_anew(with_no_data_source(definition.frame, stream))
+            self._write_instead(with_no_data_source(definition.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
@@ -234,17 +234,17 @@ class StatefulStreamWriter(DataStreamWriter):
         return running
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
-        """Put together everything about the query that does not change while it runs."""
+        """Return everything about the query that does not change while it runs."""
         definition, session = self._operator, self._spark
-        # The frame has its key groups already; the session may have changed since.
+        # The frame has its key groups already, and the session may have changed after that.
         arguments = {**definition.arguments, "maxParallelism": definition.max_parallelism}
         settings = resolve_settings(session.conf.getAll, arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(session.sparkContext.defaultParallelism)
         return Query(definition, settings, normalize_url(location), TaskBounds(*bounds))
 
-    def _begin_anew(self, frame: DataFrame) -> None:
-        """Write *frame* instead, under the name and with the trigger that were set."""
+    def _write_instead(self, frame: DataFrame) -> None:
+        """Write *frame* instead of the input, with its name and trigger."""
         self._jwrite = frame._jdf.writeStream()
         if self._query_name is not None:
             super().queryName(self._query_name)
@@ -252,7 +252,7 @@ class StatefulStreamWriter(DataStreamWriter):
             super().trigger(**self._trigger)
 
     def _checkpoint_location(self, one_time: bool) -> str | None:
-        """Return the query's checkpointLocation, found as Spark finds it; None for a temporary one."""
+        """Return the query's checkpointLocation by Spark's rules; None for a temporary one."""
         if self._checkpoint is not None:
             return self._checkpoint
         base = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
@@ -261,13 +261,12 @@ class StatefulStreamWriter(DataStreamWriter):
         if one_time:
             return None
         raise UsageError(
-            "a query needs .option('checkpointLocation', ...), or a session with "
-            "spark.sql.streaming.checkpointLocation and a queryName, so that its state can be "
-            "found again"
+            "a query needs .option('checkpointLocation', ...), or a queryName in a session with "
+            "spark.sql.streaming.checkpointLocation, so that a restart finds its state"
         )
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise PySparkValueError(
             errorClass="VALUE_NOT_NON_EMPTY_STR",
@@ -276,7 +275,8 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _names(columns: tuple[Any, ...]) -> tuple[str, ...]:
+def _names(columns: tuple[str | list[str], ...]) -> tuple[str, ...]:
+    """Return names given one by one, or as one list."""
     if len(columns) == 1 and isinstance(columns[0], list | tuple):
-        columns = tuple(columns[0])
-    return columns
+        return tuple(columns[0])
+    return cast("tuple[str, ...]", columns)

@@ -1,4 +1,4 @@
-"""The changelog under a `ProcessorTester`: real writers and readers on a store in memory."""
+"""The changelog of a `ProcessorTester`, on a store in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statelog.store import LocationPaths, ObjectStore, open_store
 
 class TesterLog:
     """
-    State, and the log and snapshot from which it can be read again.
+    State with its log and its snapshot.
 
     Args:
         codec: The operator's codec.
@@ -39,22 +39,26 @@ class TesterLog:
             self._store, job_id="", scheduler=DirectStateChangeUploadScheduler(uploader)
         )
         self._checkpoint_id = -1
-        self._materialized: tuple[MaterializedHandle, ...] = ()
+        self._snapshots: tuple[MaterializedHandle, ...] = ()
         self._log: list[ChangelogStateHandle] = []
 
     def current(self) -> KeyedState:
-        """Return the state with everything that was committed."""
+        """Return the committed state."""
         committed = [handle.state_handle_id for handle in self._log[-1:]]
         self.state.catch_up(self._range, self._checkpoint_id, committed, self._load)
         return self.state
 
     def _load(self) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
         return self._store, ChangelogStateBackendHandle(
-            self._range, self._checkpoint_id, self._materialized, tuple(self._log)
+            self._range, self._checkpoint_id, self._snapshots, tuple(self._log)
         )
 
     def commit(self, overlays: Mapping[int, Overlay]) -> None:
-        """Append the overlays of one batch to the log; raises Arrow's errors if a value does not fit."""
+        """
+        Append the overlays of one batch.
+
+        Raises Arrow's errors if a value does not fit.
+        """
         codec = self.state.codec
         changes = codec.encode(overlays)
         if not len(changes):
@@ -76,7 +80,7 @@ class TesterLog:
         )
 
     def restart(self, codec: OperatorCodec, now_ms: int) -> None:
-        """Read the state from the log with a new codec, write a snapshot, and begin with that."""
+        """Read the state from the log, then from a snapshot."""
         schema = codec.schema.to_json()
         if self._checkpoint_id < 0:
             return
@@ -94,5 +98,5 @@ class TesterLog:
                 snapshot = stream.close_and_get_handle()
             if snapshot is None:
                 raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
-            self._materialized = (MaterializedHandle(self._range, self._checkpoint_id, snapshot),)
+            self._snapshots = (MaterializedHandle(self._range, self._checkpoint_id, snapshot),)
             self._log = []

@@ -1,8 +1,8 @@
 """
-DDL text as a schema without a Spark session.
+Parse DDL text without a Spark session.
 
-Spark parses `"n long, tags array<string>"` in the JVM; a test of a processor has none.  This reads the
-part of Spark's grammar in which schemas of state and rows are written.
+Spark parses `"n long, tags array<string>"` in the JVM; a test of a processor has none.  This parser
+supports the part of Spark's grammar that schemas of state and rows need.
 Source: Spark's SqlBaseParser grammar, rules colTypeList and dataType.  Deviations: collations,
 defaults and generated columns are not read; a `timestamp` always has a time zone.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import types as T  # noqa: N812
 
@@ -51,7 +51,7 @@ def parse_ddl(text: str) -> T.StructType:
     Return the schema that *text* describes.
 
     Raises:
-        UsageError: It is no list of columns, or names a type that is not known here.
+        UsageError: The text is no list of columns, or has an unknown type.
     """
     return _Parser(text).schema()
 
@@ -75,7 +75,7 @@ class _Parser:
         while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
-                raise self._failed(f"{text[position:].strip()[:20]!r} is not understood")
+                raise self._failed(f"{text[position:].strip()[:20]!r} is not valid")
             tokens.append(match.group().strip())
             position = match.end()
         return tokens
@@ -83,19 +83,21 @@ class _Parser:
     def schema(self) -> T.StructType:
         """Read the whole text as columns, or as one `struct<...>`."""
         if self._peek() == "struct" and self._tokens[1:2] == ["<"]:
-            found: Any = self._type()
+            self._take("struct", "<")
+            fields = self._fields(">")
+            self._expect(">")
         else:
-            found = T.StructType(self._fields(""))
+            fields = self._fields("")
         if self._at < len(self._tokens):
-            raise self._failed(f"{self._tokens[self._at]!r} comes too much")
-        return T.StructType(found.fields)
+            raise self._failed(f"unexpected {self._tokens[self._at]!r}")
+        return T.StructType(fields)
 
     def _peek(self) -> str:
         return self._tokens[self._at].lower() if self._at < len(self._tokens) else ""
 
     def _next(self) -> str:
         if self._at == len(self._tokens):
-            raise self._failed("it ends too early")
+            raise self._failed("unexpected end")
         self._at += 1
         return self._tokens[self._at - 1]
 
@@ -120,7 +122,7 @@ class _Parser:
             if name.startswith("`"):
                 name = name[1:-1].replace("``", "`")
             elif not re.fullmatch(r"[\w-]+", name):
-                raise self._failed(f"{name!r} stands where a column's name is needed")
+                raise self._failed(f"unexpected {name!r}, a column's name is needed")
             self._take(":")
             kind = self._type()
             nullable = not self._take("not", "null")
@@ -136,7 +138,7 @@ class _Parser:
             while True:
                 token = self._next()
                 if not token.isdigit():
-                    raise self._failed(f"{token!r} stands where a number is needed")
+                    raise self._failed(f"unexpected {token!r}, a number is needed")
                 numbers.append(int(token))
                 if not self._take(","):
                     break
@@ -157,7 +159,7 @@ class _Parser:
         if name == "interval":
             return self._interval()
         if name not in ("array", "map", "struct"):
-            raise self._failed(f"the type {name!r} is not known here")
+            raise self._failed(f"the type {name!r} is unknown")
         self._expect("<")
         found: T.DataType
         if name == "array":

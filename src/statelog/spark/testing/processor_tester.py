@@ -1,117 +1,68 @@
 """
-Run a `StatefulProcessor` in a plain unit test: no Spark session, no JVM, no files.
+Run a `StatefulProcessor` in a unit test without Spark and JVM.
 
-It is the real thing on a small scale.  Each call is one micro-batch of the run loop that tasks run, on
-real keyed state: changes are encoded, appended to a changelog on a store in memory, and folded in as
-in a worker.  `restart` reads the state back from the log, then from a snapshot.
-Source: PySpark's TwsTester, whose methods, handle and errors it has.  Deviations: every batch runs a
-fresh copy of the processor, as tasks do, so that what it keeps on `self` is lost here too and `init`
-runs in each; timers that are due fire at the end of every batch, not only when time moves; time to
-live counts; values go through the types of their state; `handleExpiredTimer` gets the key as a Row;
-where keySchema has several columns, a key is a tuple of their values.
+Each call is one micro-batch of the same `ProcessorRun` that tasks use, on the same keyed state:
+changes are encoded, appended to a changelog on a store in memory, and folded in as in a worker.
+`restart` reads the state back from the log, then from a snapshot.
+Source: PySpark's TwsTester, with its methods, handle and errors.  Deviations: every batch runs a
+new copy of the processor, as tasks do, so that attributes of `self` are lost here too and `init` runs
+in each; timers that are due fire at the end of every batch, not only when time moves; time to live
+has effect; values are converted to the types of their state; `handleExpiredTimer` gets the key as a
+Row; where keySchema has several columns, a key is a tuple of their values.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.model import DEFAULT_MAX_PARALLELISM, KeyGroupRange
-from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.pickled_processor import pickled
-from statelog.spark.rows.interface import KeyedInput
+from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
     WrongArgumentError,
     WrongTimeError,
 )
-from statelog.spark.rows.types import arrow_schema, make_row
-from statelog.spark.testing.changelog import TesterLog
+from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
+from statelog.spark.testing.tester_rows import TesterOutput, TesterRows
+from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
-from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, Overlay, nothing
-from statelog.state.keys.key_groups import key_group_of
-from statelog.state.objects.bound_state import Cursor
-from statelog.state.objects.timers import Timers
-from statelog.state.schema.descriptors import TIMERS_NAME
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-@dataclass
-class _Rows:
-    """The rows of a few keys, for the run loop."""
-
-    by_group: dict[int, dict[Key, tuple[Key, list[Any]]]] = field(default_factory=dict)
-    row_count: int = 0
-
-    def add(self, key_group: int, key: Key, shown: Key, rows: Iterable[Any]) -> None:
-        """Add rows (or frames) of one key."""
-        keyed = self.by_group.setdefault(key_group, {})
-        keyed.setdefault(key, (shown, []))[1].extend(rows)
-
-    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read nothing: the rows were given to `add`."""
-
-    def key_groups(self) -> list[int]:
-        """Return the key groups that have rows, ascending."""
-        return sorted(self.by_group)
-
-    def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables hold them."""
-        return [key for key, _, _ in self.keys(key_group)]
-
-    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Any]]:
-        """Yield each key as tables hold it, as the processor sees it, and its rows."""
-        for key, (shown, rows) in self.by_group.get(key_group, {}).items():
-            yield key, shown, iter(rows)
-
-
-class _Collected:
-    """Keeps what a processor yields as it is."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-
-    def extend(self, produced: Iterable[Any]) -> None:
-        """Take what one call of the processor yields."""
-        self.rows.extend(produced)
-
-    def bound_each_call(self) -> None:
-        """Do nothing: the rows of a test fit into memory."""
-
-    settle = flush = bound_each_call
+Values = tuple[object, ...]
+"""The fields of a value, an element or a map key."""
 
 
 class ProcessorTester:
     """
-    Tests a `StatefulProcessor` key by key; see the module for what is real and what is not.
+    Tests a `StatefulProcessor` key by key.
+
+    The module lists the deviations from PySpark's tester.
 
     Args:
-        processor: The processor, for Rows or pandas frames.  It is pickled, as Spark does.
-        initialStateRow: (key, Row) pairs given to `handleInitialState` at once.
+        processor: The processor, for Rows or pandas frames.  It is pickled, as by Spark.
+        initialStateRow: (key, Row) pairs with which `handleInitialState` is called at once.
         initialStatePandas: (key, DataFrame) pairs instead.
         timeMode: "None", "ProcessingTime" or "EventTime".
-        outputMode: "Append", "Update" or "Complete"; makes no difference.
+        outputMode: "Append", "Update" or "Complete"; has no effect.
         eventTimeExtractor: Returns the event time of a row in milliseconds; EventTime needs it, to
             drop late rows.
-        keySchema: Names and types of the key's columns, also as DDL text.  Default: one column,
-            typed as the first key; a tuple is then a struct.
-        outputStructType: Schema of the output, also as DDL text: what Rows do not fit is an error.
+        keySchema: Names and types of the key's columns, also as DDL text.  Default: one column
+            with the type of the first key; a tuple is then a struct.
+        outputStructType: Schema of the output, also as DDL text; Rows that do not fit are an error.
 
     Raises:
         UsageError: An argument is wrong, or the processor cannot be pickled.
@@ -121,8 +72,8 @@ class ProcessorTester:
     def __init__(
         self,
         processor: StatefulProcessor,
-        initialStateRow: Sequence[tuple[Any, Row]] | None = None,
-        initialStatePandas: Sequence[tuple[Any, pd.DataFrame]] | None = None,
+        initialStateRow: Sequence[tuple[object, Row]] | None = None,
+        initialStatePandas: Sequence[tuple[object, pd.DataFrame]] | None = None,
         timeMode: str = "None",
         outputMode: str = "Append",
         eventTimeExtractor: Callable[[Any], int] | None = None,
@@ -141,39 +92,38 @@ class ProcessorTester:
         self._extractor = eventTimeExtractor
         self._pickled = pickled(processor)
         self.processor = processor
-        self._keys = None if keySchema is None else arrow_schema(_schema(keySchema))
-        self._given_keys = self._keys
-        self._output = None if outputStructType is None else arrow_schema(_schema(outputStructType))
-        self._range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
+        self._output = None if outputStructType is None else _arrow_schema(outputStructType)
         self._now_ms = 0
         self._watermark_ms = 0
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
-        self._log: TesterLog | None = None
-        states = self._operator(pa.schema([])).schema.states  # wrong ones are told at once
-        self.handle = TesterHandle(self._open, states, self._drop, self._time_mode)
+        keys = None if keySchema is None else _arrow_schema(keySchema)
+        self._state = TesterState(processor, self._time_mode, keys)
+        self.handle = TesterHandle(
+            self._open, self._state.declared, self._state.drop, self._time_mode
+        )
         initial = initialStatePandas if initialStateRow is None else initialStateRow
         if initial:
-            rows = _Rows()
+            rows = TesterRows()
             for key, row in initial:
-                rows.add(*self._place(key), [row])
-            self._run(_Rows(), rows)
+                rows.add(*self._state.place(key), [row])
+            self._run(TesterRows(), rows)
 
     # ---------------------------------------------------------------------------------- batches
 
-    def test(self, key: Any, input: list[Row]) -> list[Row]:
+    def test(self, key: object, input: list[Row]) -> list[Row]:
         """
-        Run one micro-batch of *input*, all of one key, through a processor of Rows.
+        Run one micro-batch of one key through a processor of Rows.
 
         Args:
             key: The key: one value, or a tuple of the values of several key columns.
             input: The rows.
 
         Returns:
-            What the processor yields, that of timers which were due included.
+            What the processor yields, for timers that were due too.
 
         Raises:
-            ProcessorError: The processor failed; its own error is the `__cause__`.
+            ProcessorError: The processor failed; `__cause__` is its own error.
         """
         self._in_pandas = False
         self.handle.setGroupingKey(key)
@@ -182,8 +132,12 @@ class ProcessorTester:
             input = [row for row in input if extractor(row) > self._watermark_ms]
         return self._run(self._rows_of(key, input))
 
-    def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
-        """Run one micro-batch through a processor of pandas frames; as `test`, with frames."""
+    def testInPandas(self, key: object, input: pd.DataFrame) -> pd.DataFrame:
+        """
+        Run one micro-batch through a processor of pandas frames.
+
+        As `test`, with frames.
+        """
         self._in_pandas = True
         self.handle.setGroupingKey(key)
         extractor = self._extractor
@@ -206,47 +160,50 @@ class ProcessorTester:
             UsageError: The time mode is another one, or time would not move forward.
         """
         self._now_ms = self._moved("setProcessingTime", self._now_ms, currentTimeMs)
-        return self._in_form(self._run(_Rows()))
+        return self._in_form(self._run(TesterRows()))
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
-        """Move the watermark forward, and fire the timers that are due; as `setProcessingTime`."""
+        """
+        Move the watermark forward, and fire the timers that are due.
+
+        As `setProcessingTime`.
+        """
         self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
         self.handle.setWatermark(self._watermark_ms)
-        return self._in_form(self._run(_Rows()))
+        return self._in_form(self._run(TesterRows()))
 
     def restart(self) -> None:
-        """Forget all state in memory and read it back: from the log, then from a snapshot of it."""
-        if self._log is not None:
-            self._log.restart(self._codec(), self._now())
+        """Read the state back from the log, then from a snapshot."""
+        self._state.restart(self._now())
 
     # ------------------------------------------------------------------------------------ state
 
-    def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
+    def updateValueState(self, stateName: str, key: object, value: Values) -> None:
         """Set a value state of *key*."""
         handle, commit = self._open(key)
         handle.getValueState(stateName, "").update(value)
         commit()
 
-    def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
-        """Return a value state of *key*, or None if there is none or its time is over."""
+    def peekValueState(self, stateName: str, key: object) -> Values | None:
+        """Return a value state of *key*, or None."""
         self.handle.setGroupingKey(key)
         handle, _ = self._open(key)
-        value: tuple[Any, ...] | None = handle.getValueState(stateName, "").get()
+        value: Values | None = handle.getValueState(stateName, "").get()
         return value
 
-    def updateListState(self, stateName: str, key: Any, value: list[tuple[Any, ...]]) -> None:
+    def updateListState(self, stateName: str, key: object, value: list[Values]) -> None:
         """Set a list state of *key*."""
         handle, commit = self._open(key)
         handle.getListState(stateName, "").put(value)
         commit()
 
-    def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
+    def peekListState(self, stateName: str, key: object) -> list[Values]:
         """Return the elements of a list state of *key*."""
         self.handle.setGroupingKey(key)
         handle, _ = self._open(key)
         return list(handle.getListState(stateName, "").get())
 
-    def updateMapState(self, stateName: str, key: Any, value: Mapping[Any, Any]) -> None:
+    def updateMapState(self, stateName: str, key: object, value: Mapping[Values, Values]) -> None:
         """Set all entries of a map state of *key*."""
         handle, commit = self._open(key)
         state = handle.getMapState(stateName, "", "")
@@ -255,91 +212,48 @@ class ProcessorTester:
             state.updateValue(user_key, entry)
         commit()
 
-    def peekMapState(self, stateName: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    def peekMapState(self, stateName: str, key: object) -> dict[Values, Values]:
         """Return the entries of a map state of *key*."""
         self.handle.setGroupingKey(key)
         handle, _ = self._open(key)
         return dict(handle.getMapState(stateName, "", "").iterator())
 
-    def peekTimers(self, key: Any) -> list[int]:
+    def peekTimers(self, key: object) -> list[int]:
         """Return the timers of *key*, ascending."""
         self.handle.setGroupingKey(key)
         return list(self.handle.listTimers())
 
-    def deleteState(self, stateName: str, key: Any) -> None:
-        """Delete a state variable of *key*; raises `UsageError` if there is no such variable."""
+    def deleteState(self, stateName: str, key: object) -> None:
+        """
+        Delete a state variable of *key*.
+
+        Raises `UsageError` if there is no such variable.
+        """
         self.handle.setGroupingKey(key)
         self.handle.deleteState(stateName)
 
     # ---------------------------------------------------------------------------------- inside
 
-    def _operator(self, keys: pa.Schema) -> OperatorCodec:
-        schema = operator_schema(
-            self.processor, "tester", keys, parse_ddl, time_mode=self._time_mode
-        )
-        return OperatorCodec(schema, make_row)
+    def _rows_of(self, key: object, rows: Iterable[RowLike]) -> TesterRows:
+        keyed = TesterRows()
+        keyed.add(*self._state.place(key), rows)
+        return keyed
 
-    def _codec(self) -> OperatorCodec:
-        return self._opened(()).state.codec
-
-    def _opened(self, key: Key) -> TesterLog:
-        """Return the log, opened with the types of the first key."""
-        if self._log is None:
-            if self._keys is None:
-                self._keys = pa.schema([("key", _type_of(key[0] if key else None))])
-            self._log = TesterLog(self._operator(self._keys), self._range)
-        return self._log
-
-    def _place(self, key: Any) -> tuple[int, Key, Key]:
-        """Return a key's group, the key as tables hold it, and as the processor sees it."""
-        shown: Key = key if type(key) is tuple and self._is_key(key) else (key,)
-        codec = self._opened(shown).state.codec
-        frozen = codec.key.freeze(shown)
-        if any(pa.types.is_struct(kind) for kind in codec.key.schema.types):
-            # Only Spark can hash a struct; which group it is makes no difference here.
-            return crc32(repr(frozen).encode("utf-8")) % len(self._range), frozen, shown
-        return key_group_of(shown, codec.key.schema, len(self._range)), frozen, shown
-
-    def _is_key(self, value: tuple[Any, ...]) -> bool:
-        """Return whether a tuple is a whole key; else it is the value of the key's one column."""
-        columns = self._given_keys
-        if columns is None:
-            return False
-        return len(columns) > 1 or (len(value) == 1 and not pa.types.is_struct(columns.types[0]))
-
-    def _drop(self, name: str) -> None:
-        """Empty a state variable for all keys."""
-        log = self._opened(())
-        state = log.current()
-        state_id = state.codec.schema.state_id(name)
-        overlays: dict[int, Overlay] = {}
-        for group, content in state.groups.items():
-            deltas: Overlay = [{} for _ in state.codec.states]
-            kind = state.codec.kinds[state_id]
-            deltas[state_id].update((key, nothing(kind)) for key in content.tables[state_id])
-            if deltas[state_id]:
-                overlays[group] = deltas
-        log.commit(overlays)
-
-    def _rows_of(self, key: Any, rows: Iterable[Any]) -> _Rows:
-        found = _Rows()
-        found.add(*self._place(key), rows)
-        return found
-
-    def _run(self, rows: KeyedInput, initial: KeyedInput | None = None) -> list[Any]:
-        if self._log is None:
-            return []  # no key was ever named: no timers, no rows
+    def _run(self, rows: TesterRows, initial: TesterRows | None = None) -> list[Any]:
+        if not self._state.has_keys:
+            return []  # no key yet: no timers, no rows
         self._batch_id += 1
-        state = self._log.current()
-        output = _Collected()
-        run = ProcessorRun(self._context(), state, self._range, output)
+        output = TesterOutput()
+        run = ProcessorRun(
+            self._context(), self._state.current(), self._state.key_group_range, output
+        )
         run.process(rows, initial)
         if self._output is not None and not self._in_pandas:
             typed = RowOutput(self._output, self._batch_id)
             typed.extend(output.rows)
             typed.batch()
         try:
-            self._log.commit(run.overlays)
+            self._state.commit(run.overlays)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise run.explain_unfit(error) from error
         return output.rows
@@ -352,22 +266,8 @@ class ProcessorTester:
         processor = pickle.loads(self._pickled)
         return BatchContext(processor, self._batch_id, self._time_mode, self._now(), watermark_ms)
 
-    def _open(self, key: Any) -> tuple[KnownStates, Callable[[], None]]:
-        """Return a handle at *key*, and a function that commits what was done with it."""
-        group, frozen, _ = self._place(key)
-        log = self._opened(())
-        state = log.current()
-        codec = state.codec
-        overlay: Overlay = [{} for _ in codec.states]
-        cursor = Cursor(self._now())
-        timers = None
-        if self._time_mode != "none":
-            timers_id = codec.schema.state_id(TIMERS_NAME)
-            timers = Timers(cursor, timers_id, codec.states[timers_id].value)
-        cursor.enter(state.groups[group], overlay)
-        cursor.key = frozen
-        handle = KnownStates(cursor, codec, timers, lambda state_id: None)
-        return handle, lambda: log.commit({group: overlay})
+    def _open(self, key: object) -> tuple[KnownStates, Callable[[], None]]:
+        return self._state.open_key(key, self._now())
 
     def _moved(self, method: str, old: int, new: int) -> int:
         mode = "EventTime" if method == "setWatermark" else "ProcessingTime"
@@ -378,12 +278,12 @@ class ProcessorTester:
             )
         if new <= old:
             raise WrongTimeError(
-                f"{method}: time moves forward; it is {old} ms, {new} ms was given"
+                f"{method}: time moves forward; it is {old} ms, and {new} ms was given"
             )
         return new
 
     def _in_form(self, produced: list[Any]) -> Any:
-        """Return rows as they are, frames as one."""
+        """Return rows unchanged, and frames joined."""
         if not self._in_pandas:
             return produced
         import pandas as pd
@@ -391,14 +291,5 @@ class ProcessorTester:
         return pd.concat(produced, ignore_index=True) if produced else pd.DataFrame()
 
 
-def _schema(schema: StructType | str) -> StructType:
-    return parse_ddl(schema) if isinstance(schema, str) else schema
-
-
-def _type_of(key: Any) -> pa.DataType:
-    """Return the type of a key; that of text for None, as any type would do."""
-    if key is None:
-        return pa.string()
-    if type(key) is tuple:
-        return pa.struct([(f"_{place}", _type_of(part)) for place, part in enumerate(key, 1)])
-    return pa.infer_type([key])
+def _arrow_schema(schema: StructType | str) -> pa.Schema:
+    return arrow_schema(parse_ddl(schema) if isinstance(schema, str) else schema)

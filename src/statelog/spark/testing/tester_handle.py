@@ -1,8 +1,8 @@
 """
-The handle of a `ProcessorTester`, with which a test reaches the state and the timers of a key.
+The handle of a `ProcessorTester`: the state and the timers of one key.
 
-Source: the handle of PySpark's TwsTester.  Deviations: it has the state variables that `init` asks
-for and makes no others; what it changes is committed call by call.
+Source: the handle of PySpark's TwsTester.  Deviations: it has only the state variables that `init`
+creates; each call commits its changes.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ Open = Callable[[Any], tuple[KnownStates, Callable[[], None]]]
 
 class TesterHandle(StatefulProcessorHandle):
     """
-    The handle of a tester; `setGroupingKey` says whose state it shows.
+    The handle of a tester, at the key of `setGroupingKey`.
 
     Args:
-        open_key: Returns a handle of a key, and what commits the changes made with it.
+        open_key: Returns a handle of a key, and a function that commits its changes.
         states: The state variables.
-        drop: Empties a state variable for all keys.
+        drop: Deletes a state variable for all keys.
         time_mode: "none", "processingtime" or "eventtime".
     """
 
@@ -94,19 +94,19 @@ class TesterHandle(StatefulProcessorHandle):
         self.grouping_key: Any = None
 
     def setGroupingKey(self, key: Any) -> None:
-        """Show the state and timers of *key* from now on."""
+        """Use the state and timers of *key* from now on."""
         self.grouping_key = key
 
     def setWatermark(self, watermarkMs: int) -> None:
-        """Refuse timers up to this watermark; the tester's `setWatermark` calls this."""
+        """Reject timers up to this watermark; the tester's `setWatermark` calls this."""
         self._watermark_ms = watermarkMs
 
     def _state(self, name: str, kind: StateKind) -> Any:
-        self._open_key(self.grouping_key)[0].of_kind(name, kind)  # refuses what is not there
+        self._open_key(self.grouping_key)[0].of_kind(name, kind)  # raises for an unknown variable
         return _KEYED[kind](self, name, kind)
 
     def call(self, name: str, kind: StateKind, method: str, *args: Any) -> Any:
-        """Call a method of a state variable of the current key, and commit what it changes."""
+        """Call a method of a state variable, and commit its changes."""
         handle, commit = self._open_key(self.grouping_key)
         result = getattr(handle.of_kind(name, kind), method)(*args)
         if isinstance(result, Iterator):
@@ -117,7 +117,7 @@ class TesterHandle(StatefulProcessorHandle):
     def getValueState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> ValueState:
-        """Return the value state *stateName*, of the key that is current when it is used."""
+        """Return the value state *stateName* of the current key."""
         state: ValueState = self._state(stateName, StateKind.VALUE)
         return state
 
@@ -148,7 +148,7 @@ class TesterHandle(StatefulProcessorHandle):
         return self._open_key(self.grouping_key)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key; in event time one later than the watermark."""
+        """Register a timer of the current key, later than the watermark."""
         handle, commit = self._timers()
         if self._time_mode == "eventtime" and expiryTimestampMs <= self._watermark_ms:
             raise WrongTimeError(
@@ -169,7 +169,7 @@ class TesterHandle(StatefulProcessorHandle):
         return self._timers()[0].listTimers()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Empty a state variable for all keys, if there is one of this name."""
+        """Delete a state variable for all keys, if it exists."""
         if stateName in self._kinds:
             self._drop(stateName)
 
@@ -185,7 +185,7 @@ class TesterHandle(StatefulProcessorHandle):
 
 
 def _keyed(kind: StateKind) -> type:
-    """Return PySpark's class of a state, each call of which goes to the current key."""
+    """Return PySpark's class of a state, for the current key."""
 
     def method(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any) -> Any:

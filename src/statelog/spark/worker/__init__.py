@@ -4,6 +4,11 @@ One task of one micro-batch, in a Python worker.
     protocol        what the driver sends (`TaskSpec`) and what the task answers (`TaskAck`)
     task_entry      the functions that Spark calls with a partition
     task            catch up, read the input, run the processor, append the changes, acknowledge
+    task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
-    batch_task      the same over a batch frame, whose state is discarded
+    output_parts    the output rows as record batches; task_log: the changes into the changelog
+    batch_task      a task over a batch frame, whose state is discarded
+
+Other packages use `protocol`, `task_entry`, `batch_task`, `processor_run`, `handle`, `failures` and
+`stopwatch`.
 """

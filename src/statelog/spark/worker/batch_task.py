@@ -1,4 +1,4 @@
-"""One task over one partition of a batch frame: state begins empty and is discarded at the end."""
+"""Run one task over a partition of a batch frame."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from statelog.state.schema.descriptors import OperatorStateSchema
 
 def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
-    Run the processor over one partition, beginning without state.
+    Run the processor over one partition, beginning with empty state.
 
     Raises:
-        ProcessorError: The processor failed, or what it yielded or kept does not fit.
+        ProcessorError: The processor failed, or a value of its output or state does not fit.
     """
     with contextlib.closing(SpillFile(spec.backend.folder)) as file:
         yield from _run(spec, batches, file)

@@ -1,4 +1,4 @@
-"""Failures of a task on their way to the driver: the sentence first, then the processor's lines."""
+"""Report failures of a task to the driver, message first."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, ParamSpec, TypeVar
 
 from statelog import errors
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StatelogError
 from statelog.spark.query.processor_failures import ProcessExit
 
-_END: Final = "[end of what the task reported]"
+END_OF_REPORT: Final = "[end of what the task reported]"
 _OWN_FOLDER: Final = str(Path(errors.__file__).parent) + os.sep
 _MOST_LINES: Final = 60
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-# ------------------------------------------------------------------------------------- in a task
 
 
 @contextlib.contextmanager
 def reported_to_driver(location: str) -> Iterator[None]:
     """
-    Raise statelog's errors of a task in the form that `cause_of` finds in Spark's text.
+    Raise statelog's errors in the form that `cause_of` finds in Spark's text.
 
     Args:
-        location: The state location, for what can be done about a file in it.
+        location: The state location, for the message where a file in it cannot be read.
     """
     try:
         yield
     except StatelogError as failure:
         error = _with_remedy(failure, location)
         lines = processor_lines(error.__cause__)
-        # Without the chain: a worker prints it before the error, and the driver needs it once.
-        raise _copy(error, f"{error.message}{lines}\n{_END}") from None
+        # Without the chain, which a worker would print before the error a second time.
+        raise with_message(error, f"{error.message}{lines}\n{END_OF_REPORT}") from None
 
 
-def _copy(error: StatelogError, message: str) -> StatelogError:
-    """Return an error of the same class, or of its nearest in the tree, with another message."""
+def with_message(error: StatelogError, message: str) -> StatelogError:
+    """Return an error of the nearest public class with another message."""
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     copy: StatelogError = kind(message, **error.facts)
     return copy
 
 
 def _with_remedy(error: StatelogError, location: str) -> StatelogError:
-    """Return an error that says what to do where an object of the state cannot be read."""
+    """Add what to do to an error of an unreadable object."""
     if not isinstance(error, ObjectNotFoundError | CorruptionError):
         return error
     missing = isinstance(error, ObjectNotFoundError)
     return CheckpointError(
         f"the state in {location} cannot be read: {error.message}. An object that its newest "
         f"checkpoint needs is {'missing' if missing else 'damaged'}. Run `statelog verify {location}` "
-        "to see which checkpoints are whole, put the object back from a copy, or go back to a whole "
-        "checkpoint by its id: restoreFrom=<checkpoint id>",
+        "to see which checkpoints are complete, restore the object from a copy, or go back to a "
+        "complete checkpoint: restoreFrom=<checkpoint id>",
         reason="missing" if missing else "damaged",
     )
 
 
 def processor_lines(error: BaseException | None) -> str:
-    """Return the traceback of a processor's error without the frames of statelog itself."""
+    """Return the traceback of a processor's error without statelog's own frames."""
     if error is None:
         return ""
-    told = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in told.stack if not frame.filename.startswith(_OWN_FOLDER)]
+    report = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in report.stack if not frame.filename.startswith(_OWN_FOLDER)]
     if not frames:
         return ""
-    told.stack = traceback.StackSummary.from_list(frames)
-    lines = "".join(told.format()).rstrip("\n").split("\n")
+    report.stack = traceback.StackSummary.from_list(frames)
+    lines = "".join(report.format()).rstrip("\n").split("\n")
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
         left_out = f"  ... {len(lines) - _MOST_LINES} lines left out ..."
@@ -77,16 +77,18 @@ def processor_lines(error: BaseException | None) -> str:
     return "\n" + "\n".join(lines)
 
 
-def ends_of_process_are_errors(run: Callable[..., Result]) -> Callable[..., Result]:
+def ends_of_process_are_errors(
+    run: Callable[Parameters, Result],
+) -> Callable[Parameters, Result]:
     """
-    Let `os._exit` raise in the thread that calls *run*, while it runs.
+    Let `os._exit` raise an error in the thread that calls *run*.
 
-    The end of a worker would leave no word of the processor, the key and the micro-batch.  Other
-    threads, and processes that a processor forks, end as they ask to.
+    The end of a worker would hide the processor, the key and the micro-batch.  Other threads, and
+    processes that a processor forks, end as usual.
     """
 
     @functools.wraps(run)
-    def guarded(*args: Any, **kwargs: Any) -> Result:
+    def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         process, thread, leave = os.getpid(), threading.get_ident(), os._exit
 
         def refuse(status: int) -> NoReturn:

@@ -1,20 +1,20 @@
 """
-The rows of one key that are too many for memory, read while the processor asks for them.
+Read the rows of one key that do not fit in memory.
 
-The rows are on the local disk, in the order of arrival.  A pass over their keys alone finds the
-key; then each call for its rows reads the file from the start.  Several keys whose hash is the same
-are told apart, each by a pass of its own.
+The rows are stored on the local disk in the order of arrival.  One pass over the key columns finds
+the key; each request for its rows reads the file from the start.  Where several keys have the same
+hash, each is read by a pass of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 
 from statelog.errors import InvariantError
 from statelog.spark.rows.formats import RowFormat
+from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
@@ -25,12 +25,12 @@ _SLICE_ROWS = 16_384
 
 class HugeKeyInput:
     """
-    The rows of a few keys, most often of one, on the local disk.
+    The rows of one or a few keys on the local disk.
 
     Args:
         layout: The layout of the input.
         key_codec: The operator's key.
-        row_format: Makes what the processor sees of some rows.
+        row_format: Converts rows for the processor.
         nulls: Columns that have a null in any row of the task.
         batches: Returns an iterator over all rows from the start.
     """
@@ -58,7 +58,7 @@ class HugeKeyInput:
         groups = batch.column(0).to_numpy()
         columns = [batch.column(at) for at in self._layout.key_positions]
         order = key_order(groups, columns, self._codec)
-        # One row of each key, through the row format: it says how the key is shown.
+        # Read one row of each key: the row format decides how the processor gets the key.
         shown = self._row_format.input(self._layout, self._codec, self._nulls)
         shown.read([batch.take(pa.array(order.firsts))])
         for key_group in shown.key_groups():
@@ -67,7 +67,7 @@ class HugeKeyInput:
                 keys.setdefault(key, as_shown)
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Refuse: the rows are on the disk already."""
+        """Raise an error: the rows are on the disk already."""
         raise InvariantError("the rows of a huge key are read from the task's file")
 
     def key_groups(self) -> list[int]:
@@ -78,36 +78,36 @@ class HugeKeyInput:
         """Return the keys as tables hold them."""
         return list(self._keys.get(key_group, {}))
 
-    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Any]]]:
-        """Yield each key as tables hold it, as the processor sees it, and its rows, lazily."""
+    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
+        """Yield each key, in both its forms, and its rows."""
         for key, shown in self._keys.get(key_group, {}).items():
             yield key, shown, self._rows_of(key_group, key)
 
-    def _rows_of(self, key_group: int, key: Key) -> Iterator[Any]:
+    def _rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
         for batch in _rebatched(self._of_key(key), self._row_format.rows_at_once or _SLICE_ROWS):
-            found = self._row_format.input(self._layout, self._codec, self._nulls)
-            found.read([batch])
-            for _, _, rows in found.keys(key_group):
+            slice_input = self._row_format.input(self._layout, self._codec, self._nulls)
+            slice_input.read([batch])
+            for _, _, rows in slice_input.keys(key_group):
                 yield from rows
 
     def _of_key(self, key: Key) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a key in the order of arrival."""
-        only = sum(map(len, self._keys.values())) == 1
+        is_only_key = sum(map(len, self._keys.values())) == 1
         for batch in self._batches():
-            if only:
+            if is_only_key:
                 yield batch
                 continue
             columns = [batch.column(at) for at in self._layout.key_positions]
             order = key_order(batch.column(0).to_numpy(), columns, self._codec)
             firsts = pa.array(order.firsts)
             keys = self._codec.decode([column.take(firsts) for column in columns])
-            for at, found in enumerate(keys):
-                if found == key:
+            for at, each in enumerate(keys):
+                if each == key:
                     yield batch.take(pa.array(order.rows[order.bounds[at] : order.bounds[at + 1]]))
 
 
 def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of *batches* in batches of *rows*, the last one smaller."""
+    """Yield batches of *rows* rows, the last one smaller."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,12 +1,12 @@
 """
-The input of a task in parts that fit into memory.
+Split the input of a task into parts that fit in memory.
 
-A task reads its rows up to a bound and processes them at once, which is the case for nearly every
-micro-batch.  Above the bound it writes all rows to a file on the local disk, apart by key group, and
-reads them back a few key groups at a time.  Key groups come in ascending order and the rows of a key
-in the order of arrival, as without the bound.  Only the keys of a key group that is above the bound
-by itself come in another order: its rows are written apart by the hash of their key.  The rows of one
-key that are above the bound are read while the processor asks for them.
+A task reads its rows up to a bound and processes them at once, which is enough for nearly every
+micro-batch.  Above the bound it writes all rows to a file on the local disk, separated by key group,
+and reads them back a few key groups at a time.  Key groups are processed in ascending order and the
+rows of a key in the order of arrival, as without the bound.  Only the keys of a key group that
+exceeds the bound by itself have another order: its rows are separated by the hash of their key.  The
+rows of one key that exceed the bound are read on demand of the processor.
 
 Spark does not sort: the size of the input is unknown before it is read, an unconditional sort would
 cost every micro-batch, and the processor needs the rows of a key together, not in order.
@@ -32,18 +32,18 @@ from statelog.state.keys.key_hash import hash_columns
 
 _ROW_BYTES = 640
 _CELL_BYTES = 48
-"""What a row takes as Python objects, with the state and output that its processing makes."""
+"""Memory of a row as Python objects, with the state and output that its processing makes."""
 _CHUNKS = 12
-"""Rows are written apart in chunks of this part of the bound."""
+"""Rows are separated in chunks of the bound divided by this."""
 _SLOTS = 256
 _SPLIT = 64
 _HEAVY = 0.2
-"""The rows of a key with this share of a key group are written apart from the others."""
+"""A key with this share of a key group's rows is separated from the others."""
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
 
 
 def python_bytes(batch: pa.RecordBatch) -> int:
-    """Return the estimated bytes of *batch* while it is processed as Python objects."""
+    """Return the estimated bytes of *batch* as Python objects."""
     rows: int = batch.num_rows
     cells: int = rows * batch.num_columns
     return rows * _ROW_BYTES + cells * _CELL_BYTES + 2 * int(batch.nbytes)
@@ -56,7 +56,7 @@ class Part:
 
     Args:
         rows: The input rows.
-        initial: The rows of initial state; None for a batch without.
+        initial: The rows of initial state; None for a micro-batch without.
         is_whole: Whether these are all rows of the task.
     """
 
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(slots=True)
 class _Slot:
-    """Pieces of some key groups: of the input, and of initial state."""
+    """Pieces of the file with the rows of some key groups."""
 
     pieces: list[list[Piece]] = field(default_factory=lambda: [[], []])
 
@@ -82,8 +82,8 @@ class Side:
     One of the two kinds of rows: the input, or initial state.
 
     Args:
-        layout: Where the keys are in its rows.
-        pick: Returns its rows out of a batch of the task.
+        layout: The layout of its rows.
+        pick: Returns its rows from a batch of the task.
     """
 
     layout: InputLayout
@@ -92,10 +92,10 @@ class Side:
 
 class LargeInput:
     """
-    Rows of a task on the local disk, and the parts in which they are processed.
+    Rows of a task on the local disk, split into parts.
 
     Args:
-        sides: The input, then initial state where the batch carries it.
+        sides: The input, then initial state where the micro-batch has it.
         row_format: Makes the input of a part.
         key_codec: The operator's key.
         key_group_range: The task's key groups.
@@ -174,7 +174,11 @@ class LargeInput:
         places: npt.NDArray[np.int64],
         slots: Sequence[_Slot],
     ) -> None:
-        """Write the rows of a batch, each to its slot; their order in a slot is kept."""
+        """
+        Write the rows of a batch, each to its slot.
+
+        A slot keeps their order.
+        """
         row_cost = python_bytes(batch) / batch.num_rows
         order = np.argsort(places.astype(np.uint16), kind="stable")
         in_order = places[order]
@@ -187,7 +191,11 @@ class LargeInput:
                 slot.pieces[number].append(piece)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the rows part by part, each of at most the bound but for one huge key."""
+        """
+        Yield parts of at most the bound.
+
+        A larger part has the rows of one key.
+        """
         slots, self._slots = self._slots, []
         yield from self._parts(slots, 0)
 
@@ -215,11 +223,11 @@ class LargeInput:
         return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
 
     def _input(self, number: int, pieces: Sequence[Piece]) -> KeyedInput:
-        found = self._row_format.input(
+        part = self._row_format.input(
             self._sides[number].layout, self._codec, frozenset(self._nulls[number])
         )
-        found.read(self._batches(number, pieces))
-        return found
+        part.read(self._batches(number, pieces))
+        return part
 
     def _batches(self, number: int, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
         schema = self._schemas[number]
@@ -228,7 +236,7 @@ class LargeInput:
                 yield self._file.read_batch(piece, schema)
 
     def _split(self, slot: _Slot, level: int) -> Iterator[Part]:
-        """Write the rows of a slot apart by the hash of their key, and yield their parts."""
+        """Separate the rows of a slot by the hash of their key."""
         count = min(_SPLIT, 2 * -(-slot.cost // self._part_bytes))
         heavy = self._heavy_hashes(slot)
         slots = [_Slot() for _ in range(count + len(heavy))]
@@ -244,7 +252,7 @@ class LargeInput:
                 self._write_apart(number, batch, places, slots)
         filled = [each for each in slots[:count] if each.cost]
         apart = [each for each in slots[count:] if each.cost]
-        # Rows that no hash tells apart are those of one key.
+        # Rows that no hash separates have one key.
         if len(filled) == 1 and not apart and level + 1 >= len(_MIX):
             yield self._huge(filled[0])
         else:
@@ -253,7 +261,7 @@ class LargeInput:
             yield self._huge(each) if each.cost > self._part_bytes else self._part([each])
 
     def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
-        """Return the hashes, ascending, that have a large share of the rows of a slot."""
+        """Return the hashes with many rows of a slot, ascending."""
         total = 0
         counts: dict[int, int] = {}
         for number, pieces in enumerate(slot.pieces):
@@ -284,7 +292,7 @@ class LargeInput:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of many small batches in a few larger ones."""
+    """Merge many small batches into fewer, larger ones."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,9 +1,9 @@
 """
-The output rows of a task while they are made: in memory, and beyond a bound on disk or in the store.
+Hold the output rows of a task in memory, or outside.
 
-Staged rows become files of the state location, each of a bounded size, where they are too many to
-travel inline.  Rows of direct delivery wait in the task's file on the local disk until the task has
-answered, because its answer comes before its rows.
+Staged rows that are too many for the task's answer are written to files of the state location, each
+of a bounded size.  Rows of direct delivery are stored in the task's file on the local disk until the
+task has answered, because it answers before it returns rows.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 
 from statelog.format.buffers import checksum
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.ids import IdSource
-from statelog.spark.rows.interface import Output
+from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.ipc import to_ipc
 from statelog.spark.worker.protocol import StagedOutput
 from statelog.spark.worker.spill import Piece, SpillFile
@@ -33,11 +32,11 @@ _AT_ONCE = 4_096
 
 class OutputParts:
     """
-    Takes what a processor yields, and turns it into record batches as it comes.
+    Converts what a processor yields to record batches of bounded size.
 
     Args:
-        output: Gathers rows of the row format.
-        check: Called with each batch before it is kept; raises what the batch fails with.
+        output: Collects rows of the row format.
+        check: Called with each batch before it is kept; raises an error for a wrong batch.
     """
 
     def __init__(self, output: Output, check: Callable[[pa.RecordBatch], None]) -> None:
@@ -47,35 +46,43 @@ class OutputParts:
         self._held: list[pa.RecordBatch] = []
         self.held_bytes = 0
         self.row_count = 0
-        # Of the output itself: called once a key, with no method of ours in between.
+        # The method of the output itself: called for each key, so without a method in between.
         self.extend = output.extend
 
     def bound_each_call(self) -> None:
-        """Expect much: a single call of the processor may yield more than memory holds."""
+        """Bound the memory that the rows of one call use."""
         self.extend = self.extend_within
         self._limit = self._most = _AT_ONCE * 4
 
-    def extend_within(self, produced: Iterable[Any]) -> None:
+    def extend_within(self, produced: Iterable[RowLike]) -> None:
         """Take what one call of the processor yields, in pieces."""
         iterator = iter(produced)
         while some := list(islice(iterator, _AT_ONCE)):
             self._output.extend(some)
-            self.settle()
+            self.convert_if_many()
 
-    def settle(self) -> None:
-        """Turn rows into a batch where they are many; called between keys."""
+    def convert_if_many(self) -> None:
+        """
+        Convert the rows to a batch once they are many.
+
+        Called between keys.
+        """
         if self._output.pending >= self._limit:
             self.flush()
 
     def flush(self) -> None:
-        """Turn all rows into a batch; raises `ProcessorError` if one does not fit."""
+        """
+        Convert all rows to a batch.
+
+        Raises `ProcessorError` if one does not fit.
+        """
         batch = self._output.batch()
         self._output.clear()
         self._check(batch)
         self.row_count += batch.num_rows
         if batch.num_rows:
             size = batch.nbytes
-            # What a row takes is known now; rows of many bytes are not gathered by the thousand.
+            # The size of a row is known now: fewer rows of many bytes make a batch.
             least = max(_LEAST_ROWS, _BATCH_BYTES * batch.num_rows // max(size, 1))
             self._limit = min(self._most, least)
             self._held.append(batch)
@@ -84,7 +91,7 @@ class OutputParts:
                 self.spill()
 
     def take(self) -> list[pa.RecordBatch]:
-        """Return the batches in memory, and forget them."""
+        """Return the batches in memory, and drop them."""
         held, self._held, self.held_bytes = self._held, [], 0
         return held
 
@@ -97,10 +104,10 @@ class DirectOutput(OutputParts):
     Output rows that are the result of the task.
 
     Args:
-        output: Gathers rows of the row format.
+        output: Collects rows of the row format.
         check: Called with each batch before it is kept.
         schema: Names and types of the output.
-        file: Where batches wait.
+        file: Where batches are stored until the task has answered.
     """
 
     def __init__(
@@ -120,7 +127,7 @@ class DirectOutput(OutputParts):
         self._pieces += [self._file.write_batch(batch, 0) for batch in self.take()]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows converted so far, in the order in which they were made, and forget them."""
+        """Yield the batches converted so far in their order, and drop them."""
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             yield self._file.read_batch(piece, self._schema)
@@ -155,14 +162,14 @@ class OutputFiles:
 
 class StagedOutputParts(OutputParts):
     """
-    Output rows that travel to the driver, or are written to files of the state location.
+    Output rows that are committed with the state.
 
     Args:
-        output: Gathers rows of the row format.
+        output: Collects rows of the row format.
         check: Called with each batch before it is kept.
         schema: Names and types of the output.
-        files: Writes rows that are too many to travel in the answer.
-        inline_bytes: Largest stream that travels in the answer.
+        files: Writes rows that are too many for the answer.
+        inline_bytes: Size of the largest stream in the answer.
     """
 
     def __init__(
@@ -185,7 +192,7 @@ class StagedOutputParts(OutputParts):
 
     def staged(self) -> StagedOutput:
         """
-        Return the rows as an Arrow IPC stream, or the files that hold them.
+        Return the rows as an Arrow IPC stream, or their files.
 
         Blocks: For the store.
         """

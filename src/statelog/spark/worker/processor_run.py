@@ -1,12 +1,13 @@
 """
-One run of a processor over the keys of a task, whatever form its rows have.
+Run a processor over the keys of a task.
 
 Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
 initial state in a first batch, then `handleInputRows` once if there are input rows; then every timer
 that is due, in the order of time; a processor is initialized once per task and closed at its end.
-The key is a plain tuple of what rows hold; in `handleExpiredTimer` it is a Row with the names of the
-key's columns, of what state holds (timestamps without a zone, structs as Rows).
-Deviation: a timer that another timer's call deleted does not fire (Spark has fetched it by then).
+The key is a plain tuple of the values that rows hold; in `handleExpiredTimer` it is a Row with the
+names of the key's columns and the values that state holds (timestamps without a zone, structs as
+Rows).
+Deviation: a timer that the call for another timer deleted does not fire (Spark has read it by then).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from statelog.errors import ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.processor_failures import described
-from statelog.spark.rows.interface import KeyedInput, Yielded
+from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
@@ -42,16 +43,16 @@ _BY_TIME = itemgetter(0)
 
 class ProcessorRun:
     """
-    One run of a processor over the keys of one task, at once (`process`) or in parts.
+    Runs a processor over the keys of one task.
 
-    In parts: `begin`, then for each part `take` and, once its overlays are appended to the log,
-    `retire`, then `end`.
+    At once: `process`.  In parts: `begin`, then for each part `take` and, once its overlays are
+    appended to the log, `retire`, then `end`.
 
     Args:
         context: The micro-batch.
-        state: The state, brought to the base checkpoint.
+        state: The state as of the base checkpoint.
         key_group_range: The task's key groups.
-        output: Takes what the processor yields.
+        output: Collects what the processor yields.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ProcessorRun:
         context: BatchContext,
         state: KeyedState,
         key_group_range: KeyGroupRange,
-        output: Yielded,
+        output: OutputCollector,
     ) -> None:
         self._context = context
         self._state = state
@@ -83,14 +84,14 @@ class ProcessorRun:
 
     def process(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
         """
-        Run the processor over all keys, then over the timers that are due.
+        Run the processor over all keys, then over due timers.
 
         Args:
             rows: The task's input.
             initial: Initial state by key; None for none.
 
         Raises:
-            ProcessorError: It failed; the message names the key and the batch.
+            ProcessorError: The processor failed; the message has the key and the micro-batch.
         """
         self.begin()
         self.take(rows, initial)
@@ -109,14 +110,14 @@ class ProcessorRun:
 
     def in_parts(self, file: SpillFile) -> bool:
         """
-        Prepare for parts whose changes leave memory; `begin` comes before.
+        Prepare for parts whose changes are dropped from memory; called after `begin`.
 
         Args:
-            file: Keeps the changes that timers need again.
+            file: Stores the changes that timers need again.
 
         Returns:
-            Whether `retire` may be called: not where `init` deleted a variable of all keys, whose
-            changes are in memory until the end.
+            Whether `retire` may be called: not where `init` deleted a variable of all keys, because
+            those changes stay in memory until the end.
         """
         self.output.bound_each_call()
         self._in_parts = not self.overlays
@@ -138,7 +139,7 @@ class ProcessorRun:
             self._process_group(key_group, rows)
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Forget the overlays; *changes* are the same, encoded and appended to the log."""
+        """Drop the overlays, which were appended to the log as *changes*."""
         if self._retired is not None:
             self._retired.add(self._state.groups, self.overlays, changes)
         self._cursor.leave()
@@ -147,7 +148,11 @@ class ProcessorRun:
 
     @ends_of_process_are_errors
     def end(self) -> None:
-        """Run the processor over the timers that are due, and close it; raises as `process`."""
+        """
+        Run the processor over the timers that are due, and close it.
+
+        Raises as `process`.
+        """
         if self._timers_id is not None:
             self._fire_timers(self._timers_id)
         self._cursor.leave()
@@ -157,7 +162,7 @@ class ProcessorRun:
             raise self._failed("close", None, error) from error
 
     def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
-        """Hand the initial state over, key by key; keys without input rows count as well."""
+        """Call `handleInitialState` key by key; count keys without input rows too."""
         initialize = self._context.processor.handleInitialState
         key: Key = ()
         for key_group in initial.key_groups():
@@ -187,7 +192,7 @@ class ProcessorRun:
         except (Exception, SystemExit) as error:
             raise self._failed("handleInputRows", key, error) from error
         self.key_count += count
-        self.output.settle()
+        self.output.convert_if_many()
 
     def _overlay(self, key_group: int) -> Overlay:
         overlay = self.overlays.get(key_group)
@@ -200,7 +205,7 @@ class ProcessorRun:
         self._cursor.enter(group, self._overlay(key_group))
 
     def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
-        """Return the timers that are due as (time, key group, key), in the order of time."""
+        """Return the due timers as (time, key group, key), by time."""
         until = self._context.due_until_ms
         self._state.prepare_due(self._range, timers_id, until)
         retired = self._retired
@@ -208,9 +213,9 @@ class ProcessorRun:
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
             changed = overlay[timers_id] if overlay is not None else {}
-            gone = changed if retired is None else retired.superseded(key_group)
+            superseded = changed if retired is None else retired.superseded(key_group)
             for time, key in self._state.groups[key_group].timers_due(timers_id, until):
-                if key not in gone:
+                if key not in superseded:
                     due.append((time, key_group, key))
             for key, times in changed.items():
                 due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
@@ -231,12 +236,12 @@ class ProcessorRun:
             self._enter(key_group)
             self._cursor.key = key
             self._fire(time, key)
-            self.output.settle()
+            self.output.convert_if_many()
 
     def _fire(self, time: int, key: Key) -> None:
         timers = self._timers
         if timers is None or not timers.contains(time):
-            return  # a timer that fired before it deleted this one
+            return  # the call for an earlier timer deleted it
         try:
             produced = self._context.processor.handleExpiredTimer(
                 key=self._key_of_timer(key),
@@ -251,14 +256,14 @@ class ProcessorRun:
 
     @cached_property
     def _key_of_timer(self) -> Callable[[Key], Row]:
-        """What makes of a key what `handleExpiredTimer` gets; for tasks in which a timer fires."""
+        """Converts a key for `handleExpiredTimer`; made on the first timer that fires."""
         schema = self._codec.key.schema
         make, thaw = row_factory(schema.names), self._codec.key.thaw
         as_state = StructCodec(schema, struct_factory=make_row, what="the key").normalize
         return lambda key: make(as_state(thaw(key)))
 
     def next_due_ms(self) -> int:
-        """Return when the earliest timer of the task is due after this run."""
+        """Return when the task's earliest timer is due after this run."""
         timers_id = self._timers_id
         if timers_id is None:
             return NEVER_MS
@@ -266,15 +271,15 @@ class ProcessorRun:
             self._range, timers_id, self._context.due_until_ms
         )
         first = NEVER_MS if in_columns is None else in_columns
-        if self._retired is not None:  # may name a timer that is gone, which is only too early
+        if self._retired is not None:  # maybe of a deleted timer: then only earlier than needed
             first = min(first, self._retired.first_ms)
         for key_group in self._range:
             overlay = self.overlays.get(key_group)
             changed = overlay[timers_id] if overlay is not None else {}
-            gone: Collection[Key] = changed
+            superseded: Collection[Key] = changed
             if self._retired is not None:
-                gone = {*changed, *self._retired.superseded(key_group)}
-            folded = self._state.groups[key_group].first_timer(timers_id, gone)
+                superseded = {*changed, *self._retired.superseded(key_group)}
+            folded = self._state.groups[key_group].first_timer(timers_id, superseded)
             if folded is not None:
                 first = min(first, folded)
             for times in changed.values():
@@ -283,7 +288,7 @@ class ProcessorRun:
         return first
 
     def _drop(self, state_id: int) -> None:
-        """Remove a variable of every key of the task."""
+        """Delete a variable of every key of the task."""
         kind = self._codec.kinds[state_id]
         self._state.prepare_all(self._range)
         for key_group in self._range:
@@ -305,7 +310,7 @@ class ProcessorRun:
         )
 
     def explain_unfit(self, error: Exception) -> ProcessorError:
-        """Return an error that names the state and key whose value does not fit its type."""
+        """Return an error with the state and the key whose value does not fit its type."""
         for key_group, overlay in self.overlays.items():
             for state, deltas in zip(self._codec.states, overlay, strict=True):
                 for key, delta in deltas.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -23,17 +22,17 @@ StagedOutput = bytes | tuple[FileStateHandle, ...] | None
 """Staged rows: an Arrow IPC stream, the files that hold such streams, or no rows."""
 
 NEVER_MS = (1 << 63) - 1
-"""A time that does not come."""
+"""The time of no timer: later than all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """
-    What a run of a processor knows of its micro-batch.
+    The micro-batch of a run of a processor.
 
     Args:
         processor: The user's processor.
-        batch_id: Spark's micro-batch.
+        batch_id: Spark's id of the micro-batch.
         time_mode: "none", "processingtime" or "eventtime".
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: The batch's watermark; -1 without.
@@ -47,24 +46,24 @@ class BatchContext:
 
     @property
     def due_until_ms(self) -> int:
-        """Up to when timers are due, in the time of the time mode."""
+        """The time up to which timers are due."""
         return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRows:
     """
-    How rows come into a task, and go out of it.
+    The input and the output of the tasks.
 
     Args:
-        layout: Where the key columns and the processor's columns are in the input.
-        row_format: The form in which the processor sees rows.
+        layout: Positions of the key columns and the processor's columns in the input.
+        row_format: The form in which the processor gets rows.
         output: Schema of the output rows.
         input_bytes: Rows of a task up to this size, as Python objects, are processed at once.
-        initial: Layout of the input of a first batch that carries initial state.
-        late: Which rows come later than the watermark, where the time mode drops them.
+        initial: Layout of the input of a first micro-batch with initial state.
+        late: The rule for late rows, where the time mode drops them.
         event_time_output: The output column that may not be older than the watermark, or None.
-        is_read: Whether the partitions carry input rows (else the batch has no data).
+        is_read: Whether the partitions have input rows (False: a micro-batch without data).
     """
 
     layout: InputLayout
@@ -80,41 +79,43 @@ class TaskRows:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
     """
-    Where the state of a query is, for its tasks.
+    The state of a query, for its tasks.
 
     Args:
         location: Root of the state location as a URL.
         store_options: Client options of the store.
         fsync: Whether the store makes local files durable.
-        epoch: The driver's claim on the location; a new one makes cached state void.
+        epoch: The driver's claim on the location; a new one invalidates cached state.
         schema: JSON of the operator's state schema.
         backend: Where the worker keeps the state.
     """
 
     location: str
-    store_options: Mapping[str, Any]
+    store_options: Mapping[str, object]
     fsync: bool
     epoch: int
-    schema: dict[str, Any]
+    schema: dict[str, object]
     backend: StateBackend = field(default_factory=StateBackend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
     """
-    What a task must know; pickled with the function into every micro-batch.
+    The instructions for the tasks of a micro-batch.
+
+    Pickled with the function that Spark runs.
 
     Args:
         context: The micro-batch, for the processor.
         rows: Input and output.
-        state: Where the state is.
+        state: The state.
         checkpoint_id: The checkpoint being made.
         base_id: The checkpoint to start from; -1 for the empty state.
         committed: Ids of the log handles that checkpoint *base_id* added.
         ranges: Key groups of each task, by partition.
-        snapshots: Key groups of which to write a snapshot this time, by partition.
-        inline_bytes: Deltas, and outputs, up to this size travel to the driver in the answer.
-        staged: Whether output rows go into the answer (else they are the task's result).
+        snapshots: Key groups of which to write a snapshot in this micro-batch, by partition.
+        inline_bytes: Deltas, and outputs, up to this size are sent to the driver in the answer.
+        staged: Whether output rows are sent in the answer (False: they are the task's result).
     """
 
     context: BatchContext
@@ -132,19 +133,19 @@ class TaskSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFrameSpec:
     """
-    What a task over a partition of a batch frame must know.
+    The instructions for the tasks over the partitions of a batch frame.
 
     Args:
-        context: The one batch, for the processor.
+        context: The only batch, for the processor.
         rows: Input and output.
         schema: JSON of the operator's state schema.
-        key_groups: All of them: any task may get any partition, and several.
-        backend: Where rows are written that are too many for memory.
+        key_groups: All key groups, because any task may get any partition, and several.
+        backend: Memory and local disk of the worker.
     """
 
     context: BatchContext
     rows: TaskRows
-    schema: dict[str, Any]
+    schema: dict[str, object]
     key_groups: KeyGroupRange
     backend: StateBackend
 
@@ -155,28 +156,29 @@ class TaskAck:
     A task's answer to the driver.
 
     Args:
-        partition: Which task.
+        partition: The partition of the task.
         key_group_range: Its key groups.
-        log: Handle of what it appended; None for no change.
-        materialized: Handle of its snapshot, if it was asked for one and could write it.
-        snapshot_error: Why it could not.
+        log: Handle of the changes that it appended; None for no change.
+        snapshot: Handle of its snapshot, if the driver asked for one and the task wrote it.
+        snapshot_error: Why the snapshot failed; "" if it did not.
         output: Staged rows.
-        rows, keys, entries, output_rows: Counts: input rows, keys touched, state entries, rows out.
+        rows, keys, entries, output_rows: Number of input rows, of their keys, of state entries, of
+            output rows.
         group_entries: State entries of each of its key groups.
         top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
             rows).
-        late_rows: Input rows that were dropped, which *rows* does not count.
+        late_rows: Input rows that were dropped; *rows* leaves them out.
         delta_bytes: Bytes of all changes.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
-        objects, object_bytes: Objects it wrote to the store, and their size.
-        caught_up: How the state was brought forward.
+        objects, object_bytes: Number and size of the objects that it wrote to the store.
+        caught_up: How the task brought its state forward.
         milliseconds: Duration of each phase.
     """
 
     partition: int
     key_group_range: KeyGroupRange
     log: ChangelogStateHandle | None = None
-    materialized: MaterializedHandle | None = None
+    snapshot: MaterializedHandle | None = None
     snapshot_error: str = ""
     output: StagedOutput = None
     rows: int = 0

@@ -1,9 +1,9 @@
 """
-Changes of keys that a task is done with but for their timers.
+Keep the changes of earlier parts on disk, for timers.
 
 A task with much input appends the changes of each part of its rows to the log and drops them from
-memory.  Timers fire after all rows, so those of such a key need the changes again: they are kept in
-the task's file on the local disk, and read back for the keys whose timers are due.
+memory.  Timers fire after all rows and need the changes of their keys again.  So the changes are
+stored in the task's file on the local disk, and read back for the keys whose timers are due.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from statelog.state.keys.key_hash import hash_columns
 
 class RetiredChanges:
     """
-    What became of the keys of earlier parts, as far as timers need it.
+    The changes of earlier parts, as far as timers need them.
 
     Args:
         codec: The operator's codec.
         timers_id: State id of the timers.
         until_ms: Up to when timers are due.
-        file: Where changes are kept.
+        file: Where changes are stored.
 
     Attributes: `due`: (time, key group, key) of the timers that are due after the rows;
     `first_ms`: time of the first timer later than these.
@@ -79,19 +79,19 @@ class RetiredChanges:
                     self._superseded.setdefault(key_group, set()).add(key)
 
     def superseded(self, key_group: int) -> Collection[Key]:
-        """Return the keys whose timers were due before the micro-batch changed them."""
+        """Return the keys with timers due before the micro-batch changed them."""
         return self._superseded.get(key_group, ())
 
     def brought_forward(
         self, key_group: int, group: KeyGroupState, keys: Collection[Key]
     ) -> KeyGroupState:
         """
-        Return the state of some keys with the kept changes folded in.
+        Return the state of some keys with the stored changes folded in.
 
         Args:
-            key_group: Their key group.
-            group: Its state before the micro-batch; stays as it is.
-            keys: Which keys.
+            key_group: The key group of the keys.
+            group: Its state before the micro-batch; not changed.
+            keys: The keys.
         """
         found = KeyGroupState(group.kinds, group.version)
         for state_id, table in enumerate(group.tables):

@@ -1,8 +1,8 @@
 """
-Counts the rows of one task by key group, and by key where a key group is large.
+Count the rows of one task by key group and large key.
 
-Keys are counted only where one key group has a large share of an Arrow batch, so that the count is
-free while the load is even.
+Keys are counted only where one key group has a large share of an Arrow batch, so that the count
+costs nothing while the load is even.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import pyarrow.compute as pc
 
 from statelog.model import KeyGroupRange
 
-ROWS_THAT_MATTER = 1000
-_SHARE_WORTH_A_LOOK = 0.25
+MIN_LARGE_ROWS = 1000
+_MIN_LARGE_SHARE = 0.25
 REPORTED_MAX = 3
 _TEXT_MAX = 200
 
 
 class RowCounter:
     """
-    Counts the rows of one task while they pass.
+    Counts the rows of one task while it reads them.
 
     Args:
         key_groups: The task's key groups.
-        key_positions: Where the key columns stand.
+        key_positions: Positions of the key columns.
     """
 
     def __init__(self, key_groups: KeyGroupRange, key_positions: Sequence[int]) -> None:
@@ -40,9 +40,11 @@ class RowCounter:
 
     def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Yield *batches* as they are, counted; the first column is the key group.
+        Yield *batches* unchanged and count them.
 
-        How long they were waited for is added up in `waited_ms`.
+        The first column is the key group.
+
+        `waited_ms` sums the time spent waiting for them.
         """
         iterator = iter(batches)
         while True:
@@ -56,7 +58,7 @@ class RowCounter:
                 counts = np.bincount(groups, minlength=len(self._rows))[: len(self._rows)]
                 self._rows += counts
                 hot = int(counts.argmax())
-                if counts[hot] >= max(ROWS_THAT_MATTER / 10, batch.num_rows * _SHARE_WORTH_A_LOOK):
+                if counts[hot] >= max(MIN_LARGE_ROWS / 10, batch.num_rows * _MIN_LARGE_SHARE):
                     self._count_keys(batch, hot)
             yield batch
 
@@ -78,6 +80,6 @@ class RowCounter:
         return [(int(at), int(self._rows[at])) for at in order if self._rows[at]]
 
     def keys(self) -> list[tuple[int, str, int]]:
-        """Return the largest keys that were looked at as (key group, key, rows)."""
+        """Return the largest keys that were counted as (key group, key, rows)."""
         top = self._keys.most_common(REPORTED_MAX)
         return [(key_group, key, rows) for (key_group, key), rows in top]

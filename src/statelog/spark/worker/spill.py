@@ -1,8 +1,8 @@
 """
-A file on the local disk for what a task cannot hold in memory.
+Store what does not fit in memory on the local disk.
 
 The file has no name: it is deleted when it is created, and the system frees its space when the task
-ends, however it ends.  Pieces are written one after another and read back by their position.
+ends, also by a crash.  Pieces are appended and read back by their position.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
 @dataclass(frozen=True, slots=True)
 class Piece:
     """
-    Where one piece is.
+    The position of one piece.
 
     Args:
         offset: Position of its first byte in the file.
         size: Its bytes.
-        rows: Rows in it, where it is a record batch.
+        rows: Its number of rows, if it is a record batch.
         cost: Estimated bytes of these rows as Python objects.
     """
 
@@ -80,7 +80,7 @@ class SpillFile:
             raise StoreError(
                 f"the task cannot write its input to the local disk in {where}: {error}. The input "
                 f"is larger than the memory budget and needs {self._end + len(view)} bytes or more "
-                "there. Make room, set localDirectory, or read less in one micro-batch "
+                "there. Free disk space, set localDirectory, or read less in one micro-batch "
                 "(maxFilesPerTrigger, maxOffsetsPerTrigger)"
             ) from error
         piece = Piece(self._end, len(view))
@@ -88,7 +88,7 @@ class SpillFile:
         return piece
 
     def write_batch(self, batch: pa.RecordBatch, cost: int) -> Piece:
-        """Append a record batch, raises and blocks as `write`."""
+        """Append a record batch; raises and blocks as `write`."""
         piece = self.write(batch.serialize())
         return Piece(piece.offset, piece.size, batch.num_rows, cost)
 
@@ -111,7 +111,7 @@ class SpillFile:
         return pa.ipc.read_record_batch(pa.py_buffer(self.read(piece)), schema)
 
     def close(self) -> None:
-        """Give the space back; may be called twice."""
+        """Free the space; may be called twice."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""Where the time of a batch goes."""
+"""Measure the phases of a micro-batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ class Stopwatch:
         self._last = self._start = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """End a phase, or one more piece of it; the next one begins."""
+        """
+        End a phase, and begin the next.
+
+        A name that is repeated adds up.
+        """
         now = time.perf_counter()
         self.milliseconds[phase] = self.milliseconds.get(phase, 0.0) + (now - self._last) * 1e3
         self._last = now

@@ -1,12 +1,12 @@
 """
-What runs in a Python worker: one task of one micro-batch.
+Run one task of one micro-batch in a Python worker.
 
-A task owns a range of key groups.  It brings the worker's cached state to the last committed
+A task owns a range of key groups.  It brings the worker's cached state forward to the last committed
 checkpoint, runs the user's processor over its keys, appends the deltas to the changelog, and
-acknowledges with the handles.  Nothing it writes counts before the driver commits.
+acknowledges with the handles.  What it writes becomes valid with the driver's commit.
 
-Spark gives a partition to any worker and may kill idle ones, so nothing here relies on what was
-cached; it only makes things faster.
+Spark gives a partition to any worker and may kill idle ones, so the cache makes tasks faster but no
+task depends on it.
 """
 
 from __future__ import annotations
@@ -53,19 +53,23 @@ _ERROR_MAX = 2000
 
 
 class _Worker:
-    """What this process keeps between tasks, for one state location."""
+    """The state and the store that this process keeps between tasks."""
 
     def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
-        where = spec.state
-        self.epoch = where.epoch
+        task_state = spec.state
+        self.epoch = task_state.epoch
         self.store = CachedStore(
-            open_store(where.location, options=dict(where.store_options), fsync=where.fsync),
+            open_store(
+                task_state.location, options=dict(task_state.store_options), fsync=task_state.fsync
+            ),
             _CACHED_BYTES,
         )
         self.paths = LocationPaths()
         self.ids = RandomIds()
-        backend = where.backend
-        self.state = KeyedState(codec, backend.limits(), backend.opener(where.location, self.ids))
+        backend = task_state.backend
+        self.state = KeyedState(
+            codec, backend.limits(), backend.opener(task_state.location, self.ids)
+        )
         self.budget_bytes = backend.budget_bytes
         self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
@@ -79,7 +83,7 @@ class _Worker:
 
     @cached_property
     def large_storage(self) -> FsStateChangelogStorage:
-        """Where the changes of a task with much input go."""
+        """The storage for the changes of a task with much input."""
         return files_only(self.store, self.paths, self.ids, self.budget_bytes)
 
 
@@ -88,7 +92,7 @@ _workers: dict[str, _Worker] = {}
 
 def _worker(spec: TaskSpec) -> _Worker:
     worker = _workers.get(spec.state.location)
-    # A new epoch is a new run of the query, maybe from an older checkpoint: start clean.
+    # A new epoch is a new run of the query, maybe from an older checkpoint: start without cache.
     if worker is None or worker.epoch != spec.state.epoch:
         codec = OperatorCodec(OperatorStateSchema.from_json(spec.state.schema), make_row)
         worker = _workers[spec.state.location] = _Worker(spec, codec)
@@ -102,9 +106,9 @@ def run_task(
     Process one partition of a micro-batch.
 
     Args:
-        spec: What to do.
+        spec: The instructions.
         batches: The input: key group, computed key columns, input columns.
-        acknowledge: Takes the answer once everything the task wrote is durable.
+        acknowledge: Called with the answer once everything the task wrote is durable.
 
     Returns:
         The output rows, unless they are staged.
@@ -112,16 +116,16 @@ def run_task(
     Raises:
         ProcessorError: The user's processor failed.
     """
-    # A task makes hundreds of thousands of objects that die by reference count; the collector's
-    # passes over them and over the state would cost more than all the rest.  PySpark's daemon
-    # collects after every task.
-    collecting = gc.isenabled()
+    # Reference counts free the hundreds of thousands of objects of a task.  The collector's passes
+    # over them and over the state would cost more than the task, and PySpark's daemon collects
+    # after every task.
+    was_enabled = gc.isenabled()
     gc.disable()
     with contextlib.closing(SpillFile(spec.state.backend.folder)) as file:
         try:
             output = _run(spec, batches, file, acknowledge)
         finally:
-            if collecting:
+            if was_enabled:
                 gc.enable()
         yield from output
 
@@ -149,7 +153,7 @@ def _run(
     watch.lap("catch_up")
     late = LateCount()
     if spec.rows.is_read and spec.rows.late is not None:
-        batches = spec.rows.late.left_out(batches, late)
+        batches = spec.rows.late.without_late(batches, late)
     counter = RowCounter(key_group_range, spec.rows.layout.key_positions)
     read = spec.rows.is_read and spec.rows.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
@@ -199,12 +203,12 @@ def _process(
     ack: TaskAck,
     watch: Stopwatch,
 ) -> None:
-    """Run the processor, and append what it changes; all rows at once, or part by part."""
+    """Run the processor and append its changes."""
     state = worker.state
     run.begin()
     in_parts = rows.is_large and run.in_parts(rows.file)
     if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
-        # The changes of this micro-batch will not be in memory together: a snapshot without them.
+        # This micro-batch's changes are never in memory together: the snapshot is without them.
         _snapshot(worker, spec, spec.base_id, {}, ack)
         watch.lap("snapshot")
     storage = worker.large_storage if in_parts else worker.storage
@@ -237,7 +241,7 @@ def _process(
 def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     if spec.rows.is_read:
         return batches
-    for _ in batches:  # a row in place of a partition without input; Spark wants it read
+    for _ in batches:  # one row marks a partition without input, and Spark requires reading it
         pass
     return ()
 
@@ -245,7 +249,7 @@ def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.
 def _load(
     worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
-    # Read whole: the change sets inside are what the task most likely misses.
+    # Read as a whole: the task most likely needs the change sets inside.
     stored = read_checkpoint(worker.store, worker.paths, spec.base_id, whole=True)
     return worker.store, stored.record.checkpoint.for_range(key_group_range)
 
@@ -257,23 +261,27 @@ def _snapshot(
     overlays: dict[int, Overlay],
     ack: TaskAck,
 ) -> None:
-    """Write a snapshot of *checkpoint_id*; a failure is only told, the log has everything."""
+    """
+    Write a snapshot of *checkpoint_id*, or report its failure.
+
+    The log has all changes.
+    """
     try:
         fail_point("before-snapshot")
         key_group_range = spec.snapshots[ack.partition]
-        ack.materialized = _materialize(worker, spec, key_group_range, checkpoint_id, overlays)
+        ack.snapshot = _write_snapshot(worker, spec, key_group_range, checkpoint_id, overlays)
     except Exception as error:
         ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
 
 
-def _materialize(
+def _write_snapshot(
     worker: _Worker,
     spec: TaskSpec,
     key_group_range: KeyGroupRange,
     checkpoint_id: int,
     overlays: dict[int, Overlay],
 ) -> MaterializedHandle:
-    # Always a file: in the handle it would travel in every later checkpoint too.
+    # Always a file: inside the handle it would be part of every later checkpoint.
     data = worker.state.snapshot(key_group_range, overlays, spec.context.now_ms)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         worker.store, spec.checkpoint_id, paths=worker.paths, threshold_bytes=0
@@ -283,17 +291,17 @@ def _materialize(
         handle = stream.close_and_get_handle()
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
-    materialized = MaterializedHandle(key_group_range, checkpoint_id, handle)
-    worker.state.end_snapshot(materialized)
-    return materialized
+    snapshot = MaterializedHandle(key_group_range, checkpoint_id, handle)
+    worker.state.end_snapshot(snapshot)
+    return snapshot
 
 
 def _freeze(worker: _Worker) -> None:
     """
-    Take the state out of the garbage collector's sight once it has grown much.
+    Exclude the state from garbage collection once it has grown much.
 
-    PySpark's daemon runs a full collection after every task; walking a large state each time
-    would cost more than the task.  What is in columns it does not see anyway.
+    PySpark's daemon runs a full collection after every task; a pass over a large state would cost
+    more than the task.  The collector never visits state in columns.
     """
     entries = worker.state.object_count()
     worker.frozen_entries = min(worker.frozen_entries, entries)

@@ -1,12 +1,12 @@
-"""The functions that Spark calls for each partition, one for each delivery."""
+"""The functions that Spark calls with a partition, one for each delivery."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
+from pyspark.accumulators import Accumulator
 
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
@@ -23,8 +23,12 @@ def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[p
 
 
 def direct_task(
-    spec: TaskSpec, acks: Any, batches: Iterable[pa.RecordBatch]
+    spec: TaskSpec, acks: Accumulator[list[TaskAck]], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Run a task whose result is its output rows; the answer goes into an accumulator."""
+    """
+    Run a task whose result is its output rows.
+
+    Its answer is added to an accumulator.
+    """
     with reported_to_driver(spec.state.location):
         yield from run_task(spec, batches, lambda ack: acks.add([ack]))

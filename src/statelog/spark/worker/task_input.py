@@ -1,4 +1,4 @@
-"""What a task reads: all rows at once, or in parts where they are too many for memory."""
+"""Read the input of a task at once, or in parts."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ class TaskInput:
     The input of one task.
 
     Args:
-        rows: How they come in.
+        rows: The input's layout and row format.
         key_codec: The operator's key.
         key_group_range: The task's key groups.
         batches: The input: key group, computed key columns, input columns.
-        file: Where rows are written that are too many for memory.
+        file: Where rows that do not fit in memory are written.
 
-    Attributes: `row_count`: input rows; `is_large`: whether they come in parts; `file`: see above.
+    Attributes: `row_count`: input rows; `is_large`: whether they are split in parts; `file`: see
+    above.
 
     Raises:
-        UsageError: There are rows of another task.
-        StoreError: There are too many rows for memory, and the local disk is full.
+        UsageError: The input has rows of another task.
+        StoreError: The rows do not fit in memory, and the local disk is full.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class TaskInput:
         self._parts = self._read()
 
     def parts(self) -> Iterator[Part]:
-        """Yield the rows, in most cases as one part; may be called once."""
+        """Yield the rows, in most cases as one part; called once."""
         return self._parts
 
     def _read(self) -> Iterator[Part]:
-        """Read all rows before the first part is asked for."""
+        """Read all rows, and return an iterator over the parts."""
         first: list[pa.RecordBatch] = []
         rows, initial = self._read_keyed(self._up_to_bound(first))
         if not self.is_large:
@@ -75,7 +76,7 @@ class TaskInput:
         return large.parts()
 
     def _up_to_bound(self, first: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches, kept in *first*, until they are above the bound."""
+        """Yield batches and add them to *first*, until they exceed the bound."""
         size, bound = 0, self._rows.input_bytes
         for batch in self._batches:
             first.append(batch)
@@ -88,37 +89,37 @@ class TaskInput:
     def _read_keyed(
         self, batches: Iterable[pa.RecordBatch]
     ) -> tuple[KeyedInput, KeyedInput | None]:
-        how, initial = self._rows, None
-        if how.initial is not None:
-            batches, initial_batches = split_batches(batches, how.initial)
-            initial = how.row_format.input(how.initial.layout, self._codec)
+        task_rows, initial = self._rows, None
+        if task_rows.initial is not None:
+            batches, initial_batches = split_batches(batches, task_rows.initial)
+            initial = task_rows.row_format.input(task_rows.initial.layout, self._codec)
             initial.read(initial_batches)
-        rows = how.row_format.input(how.layout, self._codec)
+        rows = task_rows.row_format.input(task_rows.layout, self._codec)
         rows.read(batches)
         return rows, initial
 
     def _large(self) -> LargeInput:
-        how = self._rows
-        sides = [Side(how.layout, lambda batch: batch)]
-        if how.initial is not None:
+        task_rows = self._rows
+        sides = [Side(task_rows.layout, lambda batch: batch)]
+        if task_rows.initial is not None:
             sides = [
-                Side(how.layout, partial(input_part, layout=how.initial)),
-                Side(how.initial.layout, partial(initial_part, layout=how.initial)),
+                Side(task_rows.layout, partial(input_part, layout=task_rows.initial)),
+                Side(task_rows.initial.layout, partial(initial_part, layout=task_rows.initial)),
             ]
         return LargeInput(
-            sides, how.row_format, self._codec, self._range, how.input_bytes, self.file
+            sides, task_rows.row_format, self._codec, self._range, task_rows.input_bytes, self.file
         )
 
 
 def _emptied(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield *batches* and let go of each."""
+    """Yield *batches* and drop each from the list."""
     batches.reverse()
     while batches:
         yield batches.pop()
 
 
 def changed_partitions() -> UsageError:
-    """Return the error for a sink of direct delivery that tears the tasks apart."""
+    """Return the error for a sink that changes the partitions."""
     return UsageError(
         "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
         "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "

@@ -1,9 +1,9 @@
 """
-The changes of a task on their way to the changelog: in one set, or set by set.
+Append the changes of a task to the changelog.
 
-A task that processes its rows at once appends one set of changes, inline or in a file.  A task with
-more rows appends a set for each part.  The writer uploads them while the task goes on, so that they
-never pile up in memory, and the handle names several files.
+A task that processes its rows at once appends one change set, inline or in a file.  A task with more
+rows appends a set for each part.  The writer uploads the sets while the task continues, so that they
+do not accumulate in memory, and the handle names several files.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def files_only(
     store: ObjectStore, paths: LocationPaths, ids: IdSource, budget_bytes: int
 ) -> FsStateChangelogStorage:
     """
-    Return a storage that keeps no changes inline: a task with much input has many uploads.
+    Return a storage that writes all changes to files.
 
     Args:
         store: Where files are written.
         paths: Makes their names.
         ids: Makes unique names.
-        budget_bytes: Memory of the worker; an upload has a small part of it.
+        budget_bytes: Memory of the worker; one upload uses a small part of it.
     """
     uploader = StateChangeFsUploader(store, paths=paths, ids=ids)
     return FsStateChangelogStorage(
@@ -47,10 +47,10 @@ def files_only(
 
 class TaskLog:
     """
-    What one task appends.
+    The changes of one task.
 
     Args:
-        storage: Where it goes.
+        storage: Where they are written.
         codec: The operator's codec.
         key_group_range: The task's key groups.
         checkpoint_id: The checkpoint being made.
@@ -74,12 +74,12 @@ class TaskLog:
 
     def append(self, run: ProcessorRun) -> ChangeBatch:
         """
-        Append the overlays of *run* as one change set, and return them encoded.
+        Append the overlays of *run* as one change set.
 
         Raises:
             ProcessorError: A value does not fit its type.
 
-        Blocks: For the store, where much was appended.
+        Blocks: For the store, when many bytes wait for upload.
         """
         changes = encoded(run, self._codec)
         if len(changes):
@@ -89,14 +89,14 @@ class TaskLog:
                 )
             self._writer.append_meta(self._codec.metadata_change())
             self._writer.append_batch(changes.key_groups, changes.values)
-            # A set of its own: no set holds two changes of one variable in one key group.
+            # A change set of its own, so that no set has two changes of a variable and key group.
             self._writer.next_sequence_number()
             self.delta_bytes += changes.size_bytes
         return changes
 
     def persist(self) -> ChangelogStateHandle | None:
         """
-        Make all changes durable and return their handle, or None where there are none.
+        Make all changes durable, and return their handle or None.
 
         Blocks: For the store.
         """
@@ -107,13 +107,17 @@ class TaskLog:
         return writer.persist(start, checkpoint_id=self._checkpoint_id).result().job_manager_owned
 
     def close(self) -> None:
-        """End; files that no handle names are deleted."""
+        """Close the writer; files that no handle names are deleted."""
         if self._writer is not None:
             self._writer.close()
 
 
 def encoded(run: ProcessorRun, codec: OperatorCodec) -> ChangeBatch:
-    """Return the overlays of *run* as changes; raises `ProcessorError` if a value does not fit."""
+    """
+    Return the overlays of *run* as changes.
+
+    Raises `ProcessorError` if a value does not fit.
+    """
     try:
         return codec.encode(run.overlays)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:

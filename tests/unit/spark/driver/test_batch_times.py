@@ -64,7 +64,7 @@ def test_the_event_time_column_is_the_one_with_a_watermark() -> None:
     key = StructField("key", LongType())
     assert event_time_column(StructType([key, at])) == "at"
     assert event_time_column(StructType([key])) is None
-    with pytest.raises(UsageError, match="these carry a watermark: at, later, in"):
+    with pytest.raises(UsageError, match="these have a watermark: at, later, in"):
         event_time_column(StructType([at, StructField("later", TimestampType(), metadata=DELAY)]))
     with pytest.raises(UsageError, match="one event time column is needed"):
         event_time_column(StructType([at, StructField("at", LongType())]))
@@ -95,7 +95,7 @@ def test_late_rows_are_left_out_of_a_tasks_input_and_counted(window: bool) -> No
     in_time = batch.slice(2, 2)
     seen = LateCount()
     given = [batch, batch.slice(0, 0), in_time]
-    first, empty, same = LateRows(1, limit_ms).left_out(given, seen)
+    first, empty, same = LateRows(1, limit_ms).without_late(given, seen)
     assert [2, 3] == first.column(0).to_pylist()
     assert 0 == empty.num_rows
     assert same is in_time

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.skew import (
-    SHARE_THAT_DOMINATES,
+    DOMINATING_SHARE,
     largest_groups,
     largest_keys,
     skew_warning,
@@ -90,7 +90,7 @@ def test_a_share_at_the_bound_is_worth_a_warning() -> None:
         groups = [{"key_group": 13, "rows": rows, "share": group_share}]
         return skew_warning(groups, [{"key": "('k',)", "share": key_share}])
 
-    least, less = SHARE_THAT_DOMINATES, SHARE_THAT_DOMINATES - 0.01
+    least, less = DOMINATING_SHARE, DOMINATING_SHARE - 0.01
     assert said(1000, least, least).startswith("key ('k',)")
     assert said(1000, least, less).startswith("key group 13")
     assert "" == said(1000, less, less)

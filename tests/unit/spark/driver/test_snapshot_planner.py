@@ -11,7 +11,7 @@ from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.options import SnapshotPolicy
-from statelog.spark.driver.snapshot_planner import Snapshots
+from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.worker.protocol import TaskAck
 
 GROUPS = 8
@@ -57,7 +57,7 @@ class Planner:
 
     def __init__(self, policy: SnapshotPolicy = POLICY) -> None:
         self.metrics = Metrics()
-        self.snapshots = Snapshots(policy, GROUPS, CheckpointRecorder(self.metrics))
+        self.snapshots = SnapshotPlanner(policy, GROUPS, CheckpointRecorder(self.metrics))
 
     def counts(self) -> tuple[int, int, int]:
         told = self.metrics.snapshot()
@@ -234,8 +234,8 @@ def test_a_snapshot_that_was_written_is_counted_with_the_longest_time() -> None:
     planner.snapshots.begin(FULL, 0)
     wanted = planner.snapshots.choose([LEFT, RIGHT], 0)
     acks = [
-        ack(0, LEFT, materialized=snapshot(0, 3, 5, 10), milliseconds={"snapshot": 3.0}),
-        ack(1, RIGHT, materialized=snapshot(4, 7, 5, 10), milliseconds={"snapshot": 7.0}),
+        ack(0, LEFT, snapshot=snapshot(0, 3, 5, 10), milliseconds={"snapshot": 3.0}),
+        ack(1, RIGHT, snapshot=snapshot(4, 7, 5, 10), milliseconds={"snapshot": 7.0}),
     ]
     planner.snapshots.committed(wanted, acks, 0)
     assert (2, 2, 0) == planner.counts()
@@ -247,7 +247,7 @@ def test_a_snapshot_that_failed_waits_and_is_told(caplog: pytest.LogCaptureFixtu
     planner.snapshots.begin(FULL, 0)
     wanted = planner.snapshots.choose([LEFT, RIGHT], 0)
     acks = [
-        ack(0, LEFT, materialized=snapshot(0, 3, 5, 10)),
+        ack(0, LEFT, snapshot=snapshot(0, 3, 5, 10)),
         ack(1, RIGHT, snapshot_error="OSError: no space"),
     ]
     with caplog.at_level(logging.WARNING, "statelog.spark"):
@@ -285,7 +285,7 @@ def test_entry_sizes_are_learned_from_what_was_written() -> None:
     planner = Planner()
     planner.snapshots.begin(FULL, 0)
     acks = [
-        ack(0, LEFT, group_entries=[100] * 4, materialized=snapshot(0, 3, 5, 400)),
+        ack(0, LEFT, group_entries=[100] * 4, snapshot=snapshot(0, 3, 5, 400)),
         ack(1, RIGHT, group_entries=[0] * 4),
     ]
     estimates = []

@@ -27,8 +27,10 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import ProcessorError
+from statelog.spark.rows import pandas_input, pandas_output
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
+from statelog.spark.rows.pandas_internals import BlockAccess, PublicAccess
 from statelog.spark.rows.pandas_output import FrameOutput
 from statelog.spark.rows.row_input import RowInput
 from statelog.spark.rows.types import arrow_schema
@@ -45,6 +47,15 @@ SETTINGS = PandasSettings(
     int_extension=False,
 )
 Frames = dict[tuple[Any, ...], list[pd.DataFrame]]
+
+
+@pytest.fixture(scope="module", params=[BlockAccess, PublicAccess], autouse=True)
+def access(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run every test by pandas' internals, and by its public API."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pandas_input, pandas_output):
+            patch.setattr(module, "frame_access", request.param)
+        yield
 
 
 def as_pyspark_does(table: pa.Table, keys: list[int], settings: PandasSettings) -> Frames:

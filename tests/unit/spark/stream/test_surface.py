@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, GroupedData
 
 from statelog.errors import UsageError
 from statelog.spark import disable, enable, transform_with_state
-from statelog.spark.driver.engine import _is_stop
+from statelog.spark.driver.engine import _is_interruption
 from statelog.spark.enable import _SESSIONS
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
@@ -46,10 +46,10 @@ def test_what_cannot_work_is_refused_by_name(name: str) -> None:
             "Spark unites no stream with a batch frame.*unite the streams before the operator",
         ),
         ("unionByName", "Spark unites no stream with a batch frame"),
-        ("exists", "Spark takes no stream in a subquery"),
-        ("scalar", "Spark takes no stream in a subquery"),
+        ("exists", "Spark allows no stream in a subquery"),
+        ("scalar", "Spark allows no stream in a subquery"),
         ("limit", "it needs state of its own"),
-        ("sort", "it looks at all rows"),
+        ("sort", "it needs all rows"),
     ],
 )
 def test_the_reason_is_the_true_one(name: str, reason: str) -> None:
@@ -108,5 +108,5 @@ def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> No
     ],
 )
 def test_an_interruption_is_known_for_a_stop(text: str) -> None:
-    assert _is_stop(RuntimeError(text))
-    assert not _is_stop(RuntimeError("the sink is full"))
+    assert _is_interruption(RuntimeError(text))
+    assert not _is_interruption(RuntimeError("the sink is full"))

@@ -23,15 +23,15 @@ def test_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("n lng", "the type 'lng' is not known"),
-        ("n", "it ends too early"),
-        ("n long total double", "'total' comes too much"),
+        ("n lng", "the type 'lng' is unknown"),
+        ("n", "unexpected end"),
+        ("n long total double", "unexpected 'total'"),
         ("n array<int", "'>' is missing"),
-        ("n decimal(x)", "'x' stands where a number"),
+        ("n decimal(x)", "unexpected 'x', a number"),
         ("n char", "char needs a length"),
-        (", n int", "',' stands where a column's name"),
+        (", n int", "unexpected ',', a column's name"),
         ("n interval day to year", "no interval day to year"),
-        ("n int; m int", "'; m int' is not understood"),
+        ("n int; m int", "'; m int' is not valid"),
     ],
 )
 def test_what_cannot_be_read_is_named(text: str, why: str) -> None:

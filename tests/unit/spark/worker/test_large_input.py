@@ -186,7 +186,7 @@ class Query:
         return open_store(self.location)
 
     def restored(self) -> ChangelogStateBackendHandle:
-        snapshots = [ack.materialized for ack in self.acks if ack.materialized is not None][-1:]
+        snapshots = [ack.snapshot for ack in self.acks if ack.snapshot is not None][-1:]
         covered = snapshots[0].checkpoint_id if snapshots else -1
         logs = [ack.log for ack in self.acks if ack.log is not None]
         log = tuple(one for one in logs if one.checkpoint_id > covered)
@@ -584,7 +584,7 @@ def test_a_snapshot_in_parts_is_of_the_state_before(
             query.run(numbers(2_000, 800, number), monkeypatch, snapshots=snapshots)
         tables.append(query.tables())
     assert tables[0] == tables[1]
-    snapshots = [ack.materialized and ack.materialized.checkpoint_id for ack in query.acks]
+    snapshots = [ack.snapshot and ack.snapshot.checkpoint_id for ack in query.acks]
     assert [None, None, 1] == snapshots, "the first micro-batch has no state before it"
     assert not any(ack.snapshot_error for ack in query.acks)
 

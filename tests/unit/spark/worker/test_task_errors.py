@@ -146,6 +146,6 @@ def test_another_thread_may_end_the_process() -> None:
 
 
 def test_an_exit_is_described_by_its_call() -> None:
-    assert described(SystemExit(3)).startswith("it called sys.exit(3), but a processor does not")
+    assert described(SystemExit(3)).startswith("it called sys.exit(3), but a processor must not")
     assert described(ProcessExit("os._exit(1)")).startswith("it called os._exit(1), but")
     assert described(KeyError("k")) == "KeyError: 'k'"

@@ -1,9 +1,11 @@
 """
-How the output rows of one micro-batch reach the sink, one module for each delivery.
+Deliver the output rows of one micro-batch to the sink.
+
+One module for each delivery.
 
     protocol   what the engine needs of a delivery
-    staged     rows travel in the answers of the tasks, are committed, then reach the sink
-    direct     the sink evaluates the tasks; the state is committed after it
+    staged     the tasks answer with their rows; the driver commits them, then calls the sink
+    direct     the sink evaluates the tasks; the driver commits the state after it
 
 A new delivery is a module here, a name in `query/delivery`, and a line in `deliveries`.
 """
@@ -19,11 +21,11 @@ __all__ = ["CommittedRows", "OutputDelivery", "deliveries"]
 
 def deliveries(query: Query, sink: Sink, section_of: SectionOf) -> dict[Delivery, OutputDelivery]:
     """
-    Return every delivery of a query: its own, and those of batches that it may find committed.
+    Return all deliveries, because a replayed batch may need another one.
 
     Args:
         query: The query.
-        sink: Takes the output frame and the batch id.
+        sink: Called with the output frame and the batch id.
         section_of: Reads a trailer section of a checkpoint.
     """
     return {

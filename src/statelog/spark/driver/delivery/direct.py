@@ -1,7 +1,9 @@
 """
-Direct delivery: the sink evaluates the tasks, in one Spark job, and the state is committed after it.
+Direct delivery: the sink evaluates the tasks in one Spark job.
 
-The rows reach the sink before the commit, so a batch that is repeated delivers rows again: at least
+The driver commits after it.
+
+The sink gets the rows before the commit, so a batch that is repeated delivers rows again: at least
 once.
 """
 
@@ -25,10 +27,10 @@ from statelog.spark.worker.task_entry import direct_task
 
 
 class _AckParam(AccumulatorParam[list[TaskAck]]):
-    """An accumulator that gathers the answers of tasks."""
+    """An accumulator for the answers of tasks."""
 
     def zero(self, value: list[TaskAck]) -> list[TaskAck]:
-        """Return the start: no answers."""
+        """Return the empty list."""
         return []
 
     def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
@@ -42,7 +44,7 @@ class DirectDelivery:
 
     Args:
         query: The query.
-        sink: Takes the output frame and the batch id.
+        sink: Called with the output frame and the batch id.
     """
 
     is_staged = False
@@ -52,19 +54,19 @@ class DirectDelivery:
         self._sink = sink
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Let the sink evaluate the tasks, and return their answers."""
-        gathered = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
-        output = partitioned.mapInArrow(partial(direct_task, spec, gathered), self._output)
+        """Call the sink, which evaluates the tasks, and return their answers."""
+        answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
+        output = partitioned.mapInArrow(partial(direct_task, spec, answers), self._output)
         self._sink(output, spec.context.batch_id)
         fail_point("after-sink")
-        acks = one_per_task(gathered.value)
+        acks = one_per_task(answers.value)
         if len(acks) < len(spec.ranges):  # the sink did not read all rows; the state needs them
             output.write.format("noop").mode("append").save()
-            acks = one_per_task(gathered.value)
+            acks = one_per_task(answers.value)
         return acks
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
-        """Return nothing: the rows are with the sink."""
+        """Return no rows: the sink has them."""
         return CommittedRows()
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:

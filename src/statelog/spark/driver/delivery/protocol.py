@@ -1,4 +1,4 @@
-"""What the engine needs of a delivery of output rows."""
+"""The protocol of a delivery of output rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from statelog.spark.worker.protocol import TaskAck, TaskSpec
 
 
 class CommittedRows(NamedTuple):
-    """The output rows that are committed with the state: a section of `_metadata`, and files."""
+    """The output rows to commit: a section of `_metadata`, and files."""
 
     section: bytes | None = None
     files: tuple[FileStateHandle, ...] = ()
 
 
 class OutputDelivery(Protocol):
-    """How the output rows of micro-batches reach the sink of one query."""
+    """Delivers the output rows of micro-batches to the sink of one query."""
 
     is_staged: bool
     """Whether tasks answer with their rows, so that they are committed with the state."""
@@ -32,16 +32,16 @@ class OutputDelivery(Protocol):
 
         Args:
             partitioned: The input, one partition for each task.
-            spec: What the tasks must know.
+            spec: The instructions for the tasks.
         """
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
-        """Return what the commit has to hold of the rows."""
+        """Return the rows to commit with the state."""
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
-        """Give the rows of a micro-batch to the sink once it is committed."""
+        """Call the sink with the rows of a committed micro-batch."""
 
     def deliver_again(
         self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
     ) -> None:
-        """Give the rows of a committed micro-batch, which Spark repeats, to the sink."""
+        """Call the sink again with the rows of a committed micro-batch."""

@@ -1,16 +1,15 @@
 """
-Staged delivery: rows are committed with the state, and reach the sink after the commit.
+Staged delivery: commit rows with the state, then call the sink.
 
-Tasks hand their rows to the driver (or, if large, to files); the driver commits them in the same
-object as the state, and only then calls the sink, over the committed rows.  A batch that is repeated
-delivers the very same rows.
+Tasks send their rows to the driver, or write them to files if they are large.  The driver commits
+them in the same object as the state, and then calls the sink with the committed rows.  A batch that
+is repeated delivers the same rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -39,18 +38,18 @@ SectionOf = Callable[[int, bytes], bytes | None]
 """Reads a trailer section of a checkpoint."""
 
 _FEW_ROWS = 10_000
-"""Staged rows up to this number are handed to the sink in one partition."""
+"""Staged rows up to this number are in one partition of the sink's frame."""
 _LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
-"""Arrow data below this size becomes rows in the driver."""
+"""Spark converts Arrow data below this size to rows in the driver."""
 
 
 class StagedDelivery:
     """
-    Gives the sink the committed rows.
+    Calls the sink with the committed rows.
 
     Args:
         query: The query.
-        sink: Takes the output frame and the batch id.
+        sink: Called with the output frame and the batch id.
         section_of: Reads the rows of a batch that is repeated.
     """
 
@@ -62,23 +61,27 @@ class StagedDelivery:
         self._section_of = section_of
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Run all tasks and return their answers, which hold the rows."""
+        """Run all tasks and return their answers, which contain the rows."""
         return collect_acks(partitioned, spec)
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
-        """Return the rows that travelled inline as a section, and the files of the others."""
+        """Return the inline rows as a section, and the files."""
         inline = _inline_rows(acks)
         files = [handle for ack in acks if isinstance(ack.output, tuple) for handle in ack.output]
         return CommittedRows(msgspec.msgpack.encode(inline) if inline else None, tuple(files))
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
-        """Give the committed rows to the sink; those inline are still in the answers."""
+        """
+        Call the sink with the committed rows.
+
+        Those in the answers are not read again.
+        """
         self._deliver(frame, record, _inline_rows(acks))
 
     def deliver_again(
         self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
     ) -> None:
-        """Give the committed rows to the sink, read back from the checkpoint."""
+        """Call the sink with the committed rows, read from the checkpoint."""
         section = self._section_of(base.checkpoint_id, OUTPUT_SECTION)
         inline = [] if section is None else msgspec.msgpack.decode(section, type=list[bytes])
         self._deliver(frame, record, inline)
@@ -115,13 +118,13 @@ class StagedDelivery:
 
 
 def _inline_rows(acks: Sequence[TaskAck]) -> list[bytes]:
-    """Return the rows that travelled in the answers, as Arrow IPC streams."""
+    """Return the rows in the answers, as Arrow IPC streams."""
     return [ack.output for ack in acks if isinstance(ack.output, bytes)]
 
 
 def _read_output(
     location: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
@@ -136,10 +139,10 @@ def _read_output(
 
 def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """
-    Return a frame whose tasks make their rows out of Arrow themselves.
+    Return a frame whose tasks convert their rows from Arrow.
 
-    Spark makes rows of less than 48 MB in the driver first, to optimize with their values; here
-    that only costs: about half of a delivery.
+    Spark converts less than 48 MB in the driver, to optimize the plan with the values.  Here that
+    has no use, and takes about half of a delivery's time.
     """
     before = session.conf.get(_LOCAL_ROWS)
     session.conf.set(_LOCAL_ROWS, "0")

@@ -1,0 +1,219 @@
+"""
+Cut and join frames by pandas' internals, or by its public API.
+
+pandas' public calls cost more per frame than all other work of a task.  Its internals, which store
+the columns of one type as one array (a block), cut a frame into slices and join frames of one form
+block by block.  They may change with any version of pandas, so `frame_access` compares both ways on
+a small frame on first use and takes the public way where they differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pandas as pd
+
+_log = logging.getLogger("statelog.spark")
+
+
+class FrameCutter(Protocol):
+    """Cuts one frame into slices of its rows."""
+
+    def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
+        """Return the rows from *start* to before *stop*, indexed from 0."""
+
+
+class FrameJoiner(Protocol):
+    """Keeps copies of frames of one form, and joins them."""
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Keep a copy of *frame*."""
+
+    def joined(self) -> pd.DataFrame:
+        """Return the rows of all frames as one, indexed from 0."""
+
+
+class Form(NamedTuple):
+    """
+    The form of a frame, and its number of rows.
+
+    Args:
+        key: Equal for frames that one `FrameJoiner` may join.
+        rows: Number of rows.
+    """
+
+    key: Hashable
+    rows: int
+
+
+class FrameAccess(Protocol):
+    """One way to cut and to join frames."""
+
+    def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
+        """Return what cuts *whole*, whose slices get *columns* as names."""
+
+    def form_of(self, frame: pd.DataFrame) -> Form:
+        """Return the form of *frame*."""
+
+    def joiner(self, like: pd.DataFrame) -> FrameJoiner:
+        """Return what joins frames of the form of *like*."""
+
+
+class _BlockCutter:
+    """Cuts the blocks of a frame, without the overhead of `iloc`."""
+
+    def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
+        self._columns = columns
+        self._blocks = whole._mgr
+        _ = self._blocks.blknos  # the block of each column: found once here, taken over by slices
+
+    def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
+        blocks = self._blocks.get_slice(slice(start, stop), axis=1)
+        # Own index objects: they carry names, which a processor may set.
+        blocks.axes[0] = self._columns.view()
+        blocks.axes[1] = pd.RangeIndex._simple_new(range(stop - start))
+        return pd.DataFrame._from_mgr(blocks, blocks.axes)
+
+
+class _BlockJoiner:
+    """Joins frames block by block, so that one conversion serves them all."""
+
+    def __init__(self, like: pd.DataFrame) -> None:
+        self._columns = like.columns
+        self._places = list(zip(like._mgr.blknos, like._mgr.blklocs, strict=True))
+        self._parts: list[list[np.ndarray]] = []
+
+    def add(self, frame: pd.DataFrame) -> None:
+        self._parts.append([block.values.copy() for block in frame._mgr.blocks])
+
+    def joined(self) -> pd.DataFrame:
+        # Arrays of datetimes and durations are numpy's inside.
+        blocks = [
+            np.concatenate([getattr(values, "_ndarray", values) for values in one], axis=1)
+            for one in zip(*self._parts, strict=True)
+        ]
+        columns = {
+            position: blocks[block][row] for position, (block, row) in enumerate(self._places)
+        }
+        frame = pd.DataFrame(columns, copy=False)
+        frame.columns = self._columns
+        return frame
+
+
+class BlockAccess:
+    """Cuts and joins frames by pandas' blocks."""
+
+    def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
+        """See `FrameAccess`."""
+        return _BlockCutter(whole, columns)
+
+    def form_of(self, frame: pd.DataFrame) -> Form:
+        """
+        See `FrameAccess`.
+
+        The blocks name their columns, so no column is looked up.
+        """
+        manager = frame._mgr
+        names, rows = manager.axes
+        blocks = [each for b in manager.blocks for each in (b.dtype, b.mgr_locs.as_array.tobytes())]
+        return Form((*names.tolist(), *blocks), len(rows))
+
+    def joiner(self, like: pd.DataFrame) -> FrameJoiner:
+        """See `FrameAccess`; frames with blocks of other classes are left to pandas.concat."""
+        blocks = like._mgr.blocks
+        if blocks and all(isinstance(block.dtype, np.dtype) for block in blocks):
+            return _BlockJoiner(like)
+        return _PublicJoiner()
+
+
+class _PublicCutter:
+    """Cuts a frame by pandas' public API."""
+
+    def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
+        self._whole = whole
+        self._columns = columns
+
+    def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
+        frame = self._whole.iloc[start:stop].reset_index(drop=True)
+        frame.columns = self._columns.view()
+        return frame
+
+
+class _PublicJoiner:
+    """Joins frames by `pandas.concat`."""
+
+    def __init__(self) -> None:
+        self._parts: list[pd.DataFrame] = []
+
+    def add(self, frame: pd.DataFrame) -> None:
+        self._parts.append(frame.copy())
+
+    def joined(self) -> pd.DataFrame:
+        return pd.concat(self._parts, ignore_index=True)
+
+
+class PublicAccess:
+    """Cuts and joins frames by pandas' public API."""
+
+    def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
+        """See `FrameAccess`."""
+        return _PublicCutter(whole, columns)
+
+    def form_of(self, frame: pd.DataFrame) -> Form:
+        """See `FrameAccess`."""
+        return Form((*frame.columns.tolist(), *frame.dtypes.tolist()), len(frame))
+
+    def joiner(self, like: pd.DataFrame) -> FrameJoiner:
+        """See `FrameAccess`."""
+        return _PublicJoiner()
+
+
+@functools.cache
+def frame_access() -> FrameAccess:
+    """Return the fastest access that works with the installed pandas."""
+    blocks = BlockAccess()
+    if agrees_with_public(blocks):
+        return blocks
+    _log.warning(
+        "the internals of pandas %s are not those that statelog knows: frames are cut and joined "
+        "by the public API, which is slower",
+        pd.__version__,
+    )
+    return PublicAccess()
+
+
+def agrees_with_public(access: FrameAccess) -> bool:
+    """Return whether *access* gives the results of the public API."""
+    times = np.array([1, 2, 3], "M8[ns]")
+    columns = {0: [1, 2, 3], 1: [0.5, 1.5, 2.5], 2: ["a", None, "c"], 3: times, 4: [4, 5, 6]}
+    whole, names = pd.DataFrame(columns), pd.Index(list("abcde"))
+    public = PublicAccess()
+    expected = public.cutter(whole, names).slice_rows(1, 3)
+    try:
+        part = access.cutter(whole, names).slice_rows(1, 3)
+        form, joiner = access.form_of(part), access.joiner(part)
+        joiner.add(part)
+        joiner.add(part)
+        both = joiner.joined()
+    except Exception as error:  # internals fail in any way when they change
+        _log.debug("pandas' internals failed", exc_info=error)
+        return False
+    twice = pd.concat([expected, expected], ignore_index=True)
+    return (
+        form.rows == len(expected)
+        and form == access.form_of(expected)
+        and _same(part, expected)
+        and _same(both, twice)
+    )
+
+
+def _same(found: pd.DataFrame, expected: pd.DataFrame) -> bool:
+    return (
+        bool(found.equals(expected))
+        and found.columns.tolist() == expected.columns.tolist()
+        and isinstance(found.index, pd.RangeIndex)
+    )

@@ -1,0 +1,151 @@
+"""The keyed state of a `ProcessorTester`, and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from zlib import crc32
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.model import DEFAULT_MAX_PARALLELISM, KeyGroupRange
+from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.rows.types import make_row
+from statelog.spark.testing.changelog import TesterLog
+from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.testing.tester_handle import KnownStates
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Key, Overlay, nothing
+from statelog.state.keyed_state import KeyedState
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.objects.bound_state import Cursor
+from statelog.state.objects.timers import Timers
+from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
+
+
+class TesterState:
+    """
+    State by key, committed to a changelog in memory.
+
+    Args:
+        processor: The processor, whose `init` declares the state variables.
+        time_mode: "none", "processingtime" or "eventtime".
+        keys: Names and types of the key's columns; None for those of the first key.
+
+    Attributes: `key_group_range`: all key groups; `declared`: the declared state variables.
+
+    Raises:
+        UsageError: The processor declares a state variable that cannot be kept.
+        ProcessorError: `init` failed.
+    """
+
+    def __init__(
+        self, processor: StatefulProcessor, time_mode: str, keys: pa.Schema | None
+    ) -> None:
+        self._processor = processor
+        self._time_mode = time_mode
+        self._given_keys = keys
+        self._log: TesterLog | None = None
+        self.key_group_range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
+        self.declared = self._operator(pa.schema([])).states  # wrong ones are an error at once
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a key was used; else there are no rows or timers."""
+        return self._log is not None
+
+    def current(self) -> KeyedState:
+        """Return the committed state."""
+        return self._opened(()).current()
+
+    def commit(self, overlays: Mapping[int, Overlay]) -> None:
+        """
+        Append the overlays of one batch.
+
+        Raises Arrow's errors if a value does not fit.
+        """
+        self._opened(()).commit(overlays)
+
+    def restart(self, now_ms: int) -> None:
+        """Read the state from the log, then from a snapshot."""
+        if self._log is not None:
+            self._log.restart(self._log.state.codec, now_ms)
+
+    def place(self, key: object) -> tuple[int, Key, Key]:
+        """Return a key's group, and the key in both its forms."""
+        shown: Key = key if type(key) is tuple and self._is_whole_key(key) else (key,)
+        codec = self._opened(shown).state.codec
+        frozen = codec.key.freeze(shown)
+        count = len(self.key_group_range)
+        if any(pa.types.is_struct(kind) for kind in codec.key.schema.types):
+            # Only Spark can hash a struct; the group makes no difference here.
+            return crc32(repr(frozen).encode("utf-8")) % count, frozen, shown
+        return key_group_of(shown, codec.key.schema, count), frozen, shown
+
+    def drop(self, name: str) -> None:
+        """Delete a state variable for all keys."""
+        state = self.current()
+        state_id = state.codec.schema.state_id(name)
+        overlays: dict[int, Overlay] = {}
+        for group, content in state.groups.items():
+            deltas: Overlay = [{} for _ in state.codec.states]
+            kind = state.codec.kinds[state_id]
+            deltas[state_id].update((key, nothing(kind)) for key in content.tables[state_id])
+            if deltas[state_id]:
+                overlays[group] = deltas
+        self.commit(overlays)
+
+    def open_key(self, key: object, now_ms: int) -> tuple[KnownStates, Callable[[], None]]:
+        """Return a handle at *key*, and a function that commits its changes."""
+        group, frozen, _ = self.place(key)
+        state = self.current()
+        codec = state.codec
+        overlay: Overlay = [{} for _ in codec.states]
+        cursor = Cursor(now_ms)
+        timers = None
+        if self._time_mode != "none":
+            timers_id = codec.schema.state_id(TIMERS_NAME)
+            timers = Timers(cursor, timers_id, codec.states[timers_id].value)
+        cursor.enter(state.groups[group], overlay)
+        cursor.key = frozen
+        handle = KnownStates(cursor, codec, timers, lambda state_id: None)
+        return handle, lambda: self.commit({group: overlay})
+
+    def _operator(self, keys: pa.Schema) -> OperatorStateSchema:
+        return operator_schema(
+            self._processor, "tester", keys, parse_ddl, time_mode=self._time_mode
+        )
+
+    def _opened(self, first_key: Key) -> TesterLog:
+        """
+        Return the log.
+
+        Its key has the types of the first key unless they were given.
+        """
+        if self._log is None:
+            keys = self._given_keys
+            if keys is None:
+                keys = pa.schema([("key", _type_of(first_key[0] if first_key else None))])
+            codec = OperatorCodec(self._operator(keys), make_row)
+            self._log = TesterLog(codec, self.key_group_range)
+        return self._log
+
+    def _is_whole_key(self, value: tuple[object, ...]) -> bool:
+        """Return whether a tuple has the values of all key columns."""
+        columns = self._given_keys
+        if columns is None:
+            return False
+        return len(columns) > 1 or (len(value) == 1 and not pa.types.is_struct(columns.types[0]))
+
+
+def _type_of(key: object) -> pa.DataType:
+    """
+    Return the type of a key.
+
+    For None that of text, though any type would do.
+    """
+    if key is None:
+        return pa.string()
+    if type(key) is tuple:
+        return pa.struct([(f"_{place}", _type_of(part)) for place, part in enumerate(key, 1)])
+    return pa.infer_type([key])
