@@ -20,7 +20,7 @@ from statelog.spark.query.input_plan import InputPlan
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import Flavour, RowFlavour
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 from statelog.state.schema.descriptors import OperatorStateSchema
 
 
@@ -82,7 +82,7 @@ class EngineConfig:
     plan: InputPlan = field(default_factory=InputPlan)
     event_time: int | None = None
     event_time_output: str | None = None
-    backend: StateBackend = field(default_factory=StateBackend)
+    backend: StateBackendConfig = field(default_factory=StateBackendConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

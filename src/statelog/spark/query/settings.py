@@ -22,7 +22,7 @@ from statelog.options import load_options
 from statelog.options.table import ForeignKey, find_option
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
 from statelog.spark.query.delivery import Delivery
-from statelog.state.backend import DEFAULT_BUDGET, StateBackend
+from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
 
 _log = logging.getLogger("statelog.spark")
 
@@ -111,7 +111,7 @@ class QuerySettings:
         restore: "latest", "empty", or a checkpoint id.
         adopt: Go on from state that another query wrote.
         inline_bytes: Deltas and rows of a task up to this size travel in its answer.
-        memory_budget: Bytes a Python worker may take; see `StateBackend`, also for the next two.
+        memory_budget: Bytes a Python worker may take; see `StateBackendConfig`, also for the next two.
         state_backend: "auto", "memory" or "disk".
         local_directory: Host-local folder for state on disk; None for the default.
         fsync: Make local objects durable.
@@ -170,9 +170,9 @@ class QuerySettings:
         return self.min_tasks, max(most, self.min_tasks)
 
     @property
-    def backend(self) -> StateBackend:
+    def backend(self) -> StateBackendConfig:
         """Where the workers keep the state."""
-        return StateBackend(self.state_backend, self.memory_budget, self.local_directory)
+        return StateBackendConfig(self.state_backend, self.memory_budget, self.local_directory)
 
     @property
     def is_beside_checkpoint(self) -> bool:

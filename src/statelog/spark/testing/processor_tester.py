@@ -41,7 +41,8 @@ from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, Overlay, nothing
+from statelog.state.encoding.values import UNENCODABLE
+from statelog.state.heap.tables import Key, Overlay
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.timers import Timers
@@ -318,7 +319,9 @@ class ProcessorTester:
         for group, content in state.groups.items():
             deltas: Overlay = [{} for _ in state.codec.states]
             kind = state.codec.kinds[state_id]
-            deltas[state_id].update((key, nothing(kind)) for key in content.tables[state_id])
+            deltas[state_id].update(
+                (key, kind.rules.clear_delta()) for key in content.tables[state_id]
+            )
             if deltas[state_id]:
                 overlays[group] = deltas
         log.commit(overlays)
@@ -343,8 +346,8 @@ class ProcessorTester:
             typed.batch()
         try:
             self._log.commit(run.overlays)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise run.explain_unfit(error) from error
+        except UNENCODABLE as error:
+            raise run.locate_unencodable_value(error) from error
         return output.rows
 
     def _now(self) -> int:

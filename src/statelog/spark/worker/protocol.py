@@ -15,7 +15,7 @@ from statelog.model.checkpoint import MaterializedHandle
 from statelog.spark.rows.formats import Flavour, RowFlavour
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.late_rows import LateRows
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 from statelog.state.replay import CatchUp
 
 StagedOutput = bytes | tuple[FileStateHandle, ...] | None
@@ -84,7 +84,7 @@ class TaskSpec:
     watermark_ms: int = -1
     event_time_output: str | None = None
     reads_input: bool = True
-    backend: StateBackend = field(default_factory=StateBackend)
+    backend: StateBackendConfig = field(default_factory=StateBackendConfig)
     input_bytes: int = sys.maxsize
     late: LateRows | None = None
 

@@ -143,7 +143,7 @@ def _run(
     ack.caught_up = worker.state.catch_up(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
-    worker.state.sweep(key_group_range, spec.now_ms)
+    worker.state.expire_incrementally(key_group_range, spec.now_ms)
     watch.lap("catch_up")
     late = LateCount()
     if spec.reads_input and spec.late is not None:

@@ -25,9 +25,11 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.state.encoding.deltas import Rows, StateCodec, WrittenStateCodec
-from statelog.state.encoding.values import KeyCodec, StructFactory, tuple_factory
+from statelog.state.encoding.converters import StructFactory
+from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
+from statelog.state.encoding.values import KeyCodec, tuple_factory
 from statelog.state.heap.tables import Overlay
+from statelog.state.kinds import Operations
 from statelog.state.schema.descriptors import OperatorStateSchema, schema_text
 
 DELTAS: Final = 1
@@ -132,20 +134,20 @@ class OperatorCodec:
         changes: list[bytes] = []
         for state_id, codec in enumerate(self.states):
             header = _HEADER.pack(DELTAS, state_id)
-            rows: Rows = ([], [], [], [], [])
+            operations = Operations([], [], [], [])
             bounds: list[tuple[int, int, int]] = []
             for key_group in sorted(overlays):
                 deltas = overlays[key_group][state_id]
                 if deltas:
-                    start = len(rows[0])
-                    for whole, part in zip(rows, codec.rows(deltas), strict=True):
-                        whole += part  # type: ignore[operator]
-                    if len(rows[0]) > start:  # a delta may have come to nothing
-                        bounds.append((key_group, start, len(rows[0])))
+                    start = len(operations.keys)
+                    operations.extend(codec.operations(deltas))
+                    end = len(operations.keys)
+                    if end > start:  # deltas may change nothing
+                        bounds.append((key_group, start, end))
             if not bounds:
                 continue
             # One conversion for all key groups, then a slice for each: far fewer Arrow calls.
-            batch = codec.batch(rows)
+            batch = codec.batch(operations)
             for key_group, start, end in bounds:
                 message = batch.slice(start, end - start).serialize()
                 groups.append(key_group)

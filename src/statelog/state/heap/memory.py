@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from statelog.errors import InvalidOptionsError
 from statelog.model import KeyGroupRange
 from statelog.state.heap.tables import KeyGroupState
+from statelog.state.kinds import Key
 
 BLOCK: Final = 4
 """Key groups that are rewritten together."""
@@ -94,7 +95,7 @@ def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
 
 def _weight(state_id: int, groups: Iterable[KeyGroupState]) -> float:
     """Return the bytes of an entry of one variable, by a sample."""
-    sample: list[Any] = []
+    sample: list[tuple[Key, object]] = []
     for group in groups:
         sample += islice(group.tables[state_id].items(), 4)
         if len(sample) >= _SAMPLES:
@@ -104,7 +105,7 @@ def _weight(state_id: int, groups: Iterable[KeyGroupState]) -> float:
     return _SLOT_BYTES + sum(_size(key) + _size(cell) for key, cell in sample) / len(sample)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Return the bytes of a value with all its parts."""
     size = sys.getsizeof(value)
     if isinstance(value, dict | list | tuple) and value:

@@ -34,7 +34,7 @@ _P4: Final = _U64(0x85EBCA77C2B2AE63)
 _P5: Final = _U64(0x27D4EB2F165667C5)
 
 
-def hash_columns(columns: Sequence[pa.Array[Any]], schema: pa.Schema) -> Hashes:
+def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     """
     Return the hash of each key, as unsigned numbers.
 
@@ -69,7 +69,7 @@ def is_sparks(schema: pa.Schema) -> bool:
         return False
 
 
-_ColumnHasher: TypeAlias = "Callable[[pa.Array[Any], Hashes], Hashes]"
+_ColumnHasher: TypeAlias = "Callable[[pa.Array, Hashes], Hashes]"
 
 
 def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
@@ -89,7 +89,7 @@ def _by_value(field: pa.Field) -> _ColumnHasher:
     except UsageError:
         return _by_text(field)
 
-    def hash_values(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    def hash_values(column: pa.Array, seeds: Hashes) -> Hashes:
         pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
         new = [seed if value is None else hash_value(value, seed) for value, seed in pairs]
         return np.array(new, _U64)
@@ -100,7 +100,7 @@ def _by_value(field: pa.Field) -> _ColumnHasher:
 def _by_text(field: pa.Field) -> _ColumnHasher:
     codec = KeyCodec(pa.schema([field]))
 
-    def hash_texts(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    def hash_texts(column: pa.Array, seeds: Hashes) -> Hashes:
         texts = [repr(_positive_zero(key)) for key in codec.decode([column])]
         return _bytes(pa.array(texts, pa.string()), seeds)
 
@@ -114,7 +114,7 @@ def _positive_zero(value: Any) -> Any:
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _numbers(column: pa.Array[Any], to: pa.DataType | None = None) -> npt.NDArray[Any]:
+def _numbers(column: pa.Array, to: pa.DataType | None = None) -> npt.NDArray[Any]:
     """Return a fixed-width column in numpy; what stands for a null is not looked at."""
     if to is not None:
         column = column.cast(to)
@@ -124,35 +124,35 @@ def _numbers(column: pa.Array[Any], to: pa.DataType | None = None) -> npt.NDArra
     return numbers
 
 
-def _ints(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _ints(column: pa.Array, seeds: Hashes) -> Hashes:
     words = _numbers(column, None if pa.types.is_int32(column.type) else pa.int32())
     return _one_half(words.view(np.uint32), seeds)
 
 
-def _longs(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _longs(column: pa.Array, seeds: Hashes) -> Hashes:
     words = _numbers(column, None if pa.types.is_int64(column.type) else pa.int64())
     return _one_word(words.view(_U64), seeds)
 
 
-def _floats(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _floats(column: pa.Array, seeds: Hashes) -> Hashes:
     values = _numbers(column) + np.float32(0)
     values[np.isnan(values)] = np.nan
     return _one_half(values.view(np.uint32), seeds)
 
 
-def _doubles(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _doubles(column: pa.Array, seeds: Hashes) -> Hashes:
     values = _numbers(column) + 0.0
     values[np.isnan(values)] = np.nan
     return _one_word(values.view(_U64), seeds)
 
 
-def _decimals(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _decimals(column: pa.Array, seeds: Hashes) -> Hashes:
     # 16 bytes each, little-endian: the lower half is the number where it fits a long.
     words = np.frombuffer(column.buffers()[1], _U64)
     return _one_word(words[2 * column.offset :: 2][: len(column)].copy(), seeds)
 
 
-def _bytes(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
     """Hash strings or binaries, all of one length at a time."""
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
         width: Any = np.int64

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from statelog.errors import UsageError
-from statelog.state.heap.tables import Values
+from statelog.state.kinds import Values
 from statelog.state.objects.value import ValueState
 
 ReduceFunction = Callable[[Values, Values], Values]

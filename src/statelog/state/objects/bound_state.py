@@ -12,19 +12,22 @@ order of their last write, in Spark in that of their encoded keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar, Final, NoReturn, Self
 
 from statelog.errors import UsageError
+from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import StructCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay, Values
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Entry, Key, StateKind, Values
 
-MISSING = object()
+MISSING: Final = object()
+"""What a look-up returns for a key that an overlay does not have; None there is a removal."""
 
 
-class _NoKey(dict[Any, Any]):
-    """Stands for table and overlay where no key is current."""
+class _NoKey(dict[Key, Any]):
+    """Take the place of table and overlay where no key is current."""
 
-    def _refuse(self, *_arguments: Any) -> Any:
+    def _refuse(self, *_arguments: object) -> NoReturn:
         raise UsageError(
             "state belongs to a key: read and write it while rows or timers are handled, not in "
             "init() or close()"
@@ -74,7 +77,7 @@ class Cursor:
 
 class BoundState:
     """
-    What all state objects share.
+    Share what all state objects need: the current key's table and overlay.
 
     Args:
         cursor: Whose state is shown.
@@ -82,6 +85,8 @@ class BoundState:
         codec: Normalizes values.
         ttl_ms: Time to live in milliseconds, or None.
     """
+
+    kind: ClassVar[StateKind]
 
     def __init__(
         self, cursor: Cursor, state_id: int, codec: StructCodec, ttl_ms: int | None = None
@@ -96,6 +101,11 @@ class BoundState:
         self._overlay: dict[Key, Any] = _NO_KEY
         cursor.bind(self)
 
+    @classmethod
+    def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
+        """Return the object of a variable, given the variable's codec."""
+        return cls(cursor, state_id, codec.value, codec.descriptor.ttl_ms)
+
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
         """Show the tables of *group* under *overlay*."""
         self._base = group.tables[self._state_id]
@@ -108,5 +118,6 @@ class BoundState:
     def _expires(self) -> int:
         return self._cursor.now_ms + (self._ttl_ms or 0)
 
-    def _live(self, stored: tuple[int, Values]) -> bool:
-        return stored[0] > self._cursor.now_ms
+    def _live(self, stored: Entry) -> bool:
+        expires_ms: int = stored[0]
+        return expires_ms > self._cursor.now_ms

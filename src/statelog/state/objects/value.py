@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from statelog.errors import UsageError
-from statelog.state.heap.tables import Values
+from statelog.state.kinds import StateKind, Values
 from statelog.state.objects.bound_state import MISSING, BoundState
 
 
 class ValueState(BoundState):
     """One tuple per key."""
+
+    kind = StateKind.VALUE
 
     def get(self) -> Values | None:
         """Return the value, or None if there is none."""

@@ -16,18 +16,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.state.kinds import StateKind
 
 SCHEMA_VERSION: Final = 2
 """Version 1 knew neither generations nor dropped variables; it is read as generation 0."""
-
-
-class StateKind(enum.Enum):
-    """The kinds of state a variable can be."""
-
-    VALUE = "value"
-    LIST = "list"
-    MAP = "map"
-    TIMER = "timer"
 
 
 class Aggregation(enum.Enum):

@@ -1,0 +1,66 @@
+"""
+The kinds of state: value, list, map and timers, each in one module.
+
+    kind      the interface, and the words that all kinds share: value, entry, cell, delta
+    value     list, map, timer: everything particular to one kind: how a delta clears and folds,
+              its operations in the log, its cells in a snapshot, expiry, and earlier schemas
+    columns   Arrow columns of cells
+    StateKind the registry: a new kind is one module here and one line in it
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from statelog.state.kinds.kind import (
+    Entry,
+    EntryCodec,
+    Key,
+    Kind,
+    Migration,
+    Operations,
+    Table,
+    Values,
+)
+from statelog.state.kinds.list import ListDelta, ListKind
+from statelog.state.kinds.map import MapDelta, MapKind
+from statelog.state.kinds.timer import TimerKind
+from statelog.state.kinds.value import ValueKind
+
+__all__ = [
+    "Entry",
+    "EntryCodec",
+    "Key",
+    "Kind",
+    "ListDelta",
+    "MapDelta",
+    "Migration",
+    "Operations",
+    "StateKind",
+    "Table",
+    "Values",
+]
+
+
+class StateKind(enum.Enum):
+    """
+    The kinds of state a variable can be.
+
+    The value of a member is the kind's name in JSON; `rules` is the kind itself.
+    """
+
+    VALUE = ValueKind()
+    LIST = ListKind()
+    MAP = MapKind()
+    TIMER = TimerKind()
+
+    _value_: str
+    rules: Kind[Any, Any]
+
+    def __new__(cls, rules: Kind[Any, Any]) -> StateKind:
+        """Make a member of a kind, known by its name."""
+        member = object.__new__(cls)
+        member._value_ = rules.name
+        member.rules = rules
+        return member
