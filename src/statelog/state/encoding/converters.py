@@ -68,19 +68,19 @@ def _missing() -> None:
     raise TypeError("it is NOT NULL")
 
 
-def _iterable(value: Any) -> Iterable[Any]:
+def _iterable(value: object) -> Iterable[object]:
     if isinstance(value, str | bytes | Mapping):
         raise TypeError("a list is needed")
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[return-value]  # else the loop raises TypeError
 
 
-def _parts(value: Any, names: Sequence[str]) -> Sequence[Any]:
+def _parts(value: object, names: Sequence[str]) -> Sequence[object]:
     """Return the fields of a struct given as a Row, a dict or a sequence."""
     if isinstance(value, Mapping):
         return [value.get(name) for name in names]
     fields = getattr(value, "__fields__", None)
     if fields is not None and list(fields) != list(names) and set(fields) == set(names):
-        by_name = dict(zip(fields, value, strict=True))
+        by_name = dict(zip(fields, _iterable(value), strict=True))
         return [by_name[name] for name in names]
     parts = tuple(_iterable(value))
     if len(parts) != len(names):
@@ -88,32 +88,32 @@ def _parts(value: Any, names: Sequence[str]) -> Sequence[Any]:
     return parts
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: object) -> object:
     """Return numpy's scalars as Python's."""
     item = getattr(value, "item", None)
     return item() if item is not None and getattr(value, "shape", None) == () else value
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     value = _unwrapped(value)
     if type(value) is not int:
         raise TypeError("an int is needed")
     return value
 
 
-def _floating(value: Any) -> float:
+def _floating(value: object) -> float:
     value = _unwrapped(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("a float is needed")
     return value if type(value) is float else float(value)
 
 
-def _single(value: Any) -> float:
+def _single(value: object) -> float:
     """Round to single precision now, because that is what a restart would read."""
     return float(struct.unpack("f", struct.pack("f", _floating(value)))[0])
 
 
-def _string(value: Any) -> str:
+def _string(value: object) -> str:
     value = _unwrapped(value)
     if type(value) is int:  # Spark takes any object's text; an int's is the same everywhere
         return str(value)
@@ -122,13 +122,13 @@ def _string(value: Any) -> str:
     return value if type(value) is str else str(value)
 
 
-def _binary(value: Any) -> bytes:
+def _binary(value: object) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise TypeError("bytes are needed")
     return value if type(value) is bytes else bytes(value)
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(value: object) -> bool:
     value = _unwrapped(value)
     if type(value) is not bool:
         raise TypeError("a bool is needed")
@@ -140,7 +140,7 @@ def _decimal(precision: int, scale: int) -> Converter:
     quantum = decimal.Decimal(1).scaleb(-scale)
     context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
 
-    def convert(value: Any) -> decimal.Decimal:
+    def convert(value: object) -> decimal.Decimal:
         if type(value) is int:
             value = decimal.Decimal(value)
         if not isinstance(value, decimal.Decimal):
@@ -155,14 +155,14 @@ def _decimal(precision: int, scale: int) -> Converter:
     return convert
 
 
-def _date(value: Any) -> dt.date:
+def _date(value: object) -> dt.date:
     value = _unwrapped(value)
     if isinstance(value, dt.datetime) or not isinstance(value, dt.date):
         raise TypeError("a date is needed")
     return value
 
 
-def _datetime(value: Any) -> dt.datetime | None:
+def _datetime(value: object) -> dt.datetime | None:
     if type(value) is dt.datetime:
         return value
     to_datetime = getattr(value, "to_pydatetime", None)
@@ -174,7 +174,7 @@ def _datetime(value: Any) -> dt.datetime | None:
     return value
 
 
-def _local_datetime(value: Any) -> dt.datetime | None:
+def _local_datetime(value: object) -> dt.datetime | None:
     moment = _datetime(value)
     return (
         moment
@@ -183,7 +183,7 @@ def _local_datetime(value: Any) -> dt.datetime | None:
     )
 
 
-def _duration(value: Any) -> dt.timedelta | None:
+def _duration(value: object) -> dt.timedelta | None:
     to_timedelta = getattr(value, "to_pytimedelta", None)
     value = _unwrapped(value) if to_timedelta is None else to_timedelta()
     if value != value:

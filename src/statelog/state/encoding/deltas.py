@@ -9,7 +9,7 @@ of is said by the kind.  Deviation from Flink: many operations to a change, in c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.upgrade import TtlMigration, migrated
 from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec, tuple_factory
-from statelog.state.kinds import Entry, Key, Operations, Values
+from statelog.state.kinds import Deltas, Entry, Operations, Values
 from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.schema.descriptors import StateDescriptor
 
@@ -74,7 +74,7 @@ class StateCodec:
 
     # --- deltas -----------------------------------------------------------------------------------
 
-    def operations(self, deltas: Mapping[Key, Any]) -> Operations:
+    def operations(self, deltas: Deltas) -> Operations:
         """Return *deltas* as operations."""
         return self.kind.operations(deltas)
 
@@ -88,7 +88,7 @@ class StateCodec:
         columns += self._entry_columns(entries)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[dict[Key, Any]]:
+    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
         """
         Return the deltas that *batch* holds; the inverse of `operations` and `batch`.
 
@@ -231,7 +231,7 @@ class WrittenStateCodec(StateCodec):
         migrate, entry = self.kind.migrate_cell, self._ttl.entry
         return [None if cell is None else migrate(cell, entry) for cell in cells]
 
-    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[dict[Key, Any]]:
+    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
         """Return the deltas of the earlier schema as they are now."""
         groups = super().deltas(batch, counts)
         if not self._ttl.changes:

@@ -9,10 +9,10 @@ kept for a minute more: after a clock was set back a little, all processes still
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from statelog.state.heap.tables import KeyGroupState
-from statelog.state.kinds import Key, Kind, StateKind, Table
+from statelog.state.kinds import AnyKind, StateKind, Table
 
 CLOCK_STEP_MS: Final = 60_000
 """How long an expired entry is kept: a clock set back by less than this does no harm."""
@@ -108,12 +108,12 @@ class IncrementalExpiry:
         return removed
 
 
-def _remove_expired(table: Table, kind: Kind[Any, Any], until_ms: int) -> tuple[int, int | None]:
+def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, int | None]:
     """Remove what expired by *until_ms*; return how many, and when the next one expires."""
     times_of, live = kind.expiry_times, kind.live_cell
     removed = 0
     earliest: int | None = None
-    changed: dict[Key, Any] = {}
+    changed: Table = {}
     for key, cell in table.items():
         times = times_of(cell)
         first = min(times, default=until_ms)

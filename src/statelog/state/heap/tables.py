@@ -11,15 +11,15 @@ from the log: both use one function, `fold`.  What a cell and a delta are, the k
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from statelog.state.kinds import Key, StateKind, Table
+from statelog.state.kinds import Deltas, Key, StateKind, Table
 from statelog.state.kinds.timer import timer_table
 
 __all__ = ["Key", "KeyGroupState", "Overlay"]
 
-Overlay: TypeAlias = list[dict[Key, Any]]
-"""By state id: key -> delta."""
+Overlay: TypeAlias = list[Deltas]
+"""By state id."""
 
 
 class KeyGroupState:

@@ -38,7 +38,7 @@ Hasher = Callable[[Any, int], int]
 """(value, seed) -> hash."""
 
 
-def key_group_of(key: Sequence[Any], schema: pa.Schema, max_parallelism: int) -> int:
+def key_group_of(key: Sequence[object], schema: pa.Schema, max_parallelism: int) -> int:
     """
     Return the key group of *key*.
 
@@ -54,7 +54,7 @@ def key_group_of(key: Sequence[Any], schema: pa.Schema, max_parallelism: int) ->
     return hash_of(key, schema) % max_parallelism
 
 
-def hash_of(key: Sequence[Any], schema: pa.Schema) -> int:
+def hash_of(key: Sequence[object], schema: pa.Schema) -> int:
     """Return Spark's `xxhash64` of *key* as a signed number; see `key_group_of`."""
     if len(key) != len(schema):
         raise UsageError(f"a key of ({', '.join(schema.names)}) is needed, not {tuple(key)!r:.100}")

@@ -107,20 +107,20 @@ def _by_text(field: pa.Field) -> _ColumnHasher:
     return hash_texts
 
 
-def _positive_zero(value: Any) -> Any:
+def _positive_zero(value: object) -> object:
     """Return a frozen key with every zero the same, as keys that are equal must hash alike."""
     if isinstance(value, tuple):
         return tuple(map(_positive_zero, value))
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _numbers(column: pa.Array, to: pa.DataType | None = None) -> npt.NDArray[Any]:
+def _numbers(column: pa.Array, to: pa.DataType | None = None) -> _Words:
     """Return a fixed-width column in numpy; what stands for a null is not looked at."""
     if to is not None:
         column = column.cast(to)
     if column.null_count:
         column = pc.fill_null(column, pa.scalar(0, column.type))
-    numbers: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    numbers: _Words = column.to_numpy(zero_copy_only=False)
     return numbers
 
 
@@ -155,7 +155,7 @@ def _decimals(column: pa.Array, seeds: Hashes) -> Hashes:
 def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
     """Hash strings or binaries, all of one length at a time."""
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-        width: Any = np.int64
+        width: type[np.int64] | type[np.int32] = np.int64
     else:
         width = np.int32
     _, offsets_buffer, data_buffer = column.buffers()

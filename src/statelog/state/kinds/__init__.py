@@ -11,9 +11,10 @@ The kinds of state: value, list, map and timers, each in one module.
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 from statelog.state.kinds.kind import (
+    AnyKind,
+    Deltas,
     Entry,
     EntryCodec,
     Key,
@@ -29,6 +30,8 @@ from statelog.state.kinds.timer import TimerKind
 from statelog.state.kinds.value import ValueKind
 
 __all__ = [
+    "AnyKind",
+    "Deltas",
     "Entry",
     "EntryCodec",
     "Key",
@@ -56,9 +59,9 @@ class StateKind(enum.Enum):
     TIMER = TimerKind()
 
     _value_: str
-    rules: Kind[Any, Any]
+    rules: AnyKind
 
-    def __new__(cls, rules: Kind[Any, Any]) -> StateKind:
+    def __new__(cls, rules: AnyKind) -> StateKind:
         """Make a member of a kind, known by its name."""
         member = object.__new__(cls)
         member._value_ = rules.name

@@ -29,6 +29,9 @@ Entry: TypeAlias = tuple[Any, ...]
 Table: TypeAlias = dict[Key, Any]
 """Key -> cell, for one variable and key group."""
 
+Deltas: TypeAlias = dict[Key, Any]
+"""Key -> delta, for one variable and key group."""
+
 Cell = TypeVar("Cell")
 Delta = TypeVar("Delta")
 Migration: TypeAlias = Callable[[Entry], Entry | None]
@@ -196,3 +199,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     @abstractmethod
     def migrate_cell(self, cell: Cell, migrate: Migration) -> Cell | None:
         """Return a cell of an earlier schema as one of the present; empty if none is left."""
+
+
+AnyKind: TypeAlias = Kind[Any, Any]
+"""A kind whose cells and deltas the caller only passes on."""

@@ -11,12 +11,15 @@ import base64
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.state.kinds import StateKind
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object; what its members are, its reader checks."""
 
 SCHEMA_VERSION: Final = 2
 """Version 1 knew neither generations nor dropped variables; it is read as generation 0."""
@@ -87,7 +90,7 @@ class StateDescriptor:
         """The kind as users call it."""
         return self.kind.value if self.aggregation is None else self.aggregation.value
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form; schemas are base64 of Arrow IPC, with a readable text beside."""
         return {
             "name": self.name,
@@ -107,7 +110,7 @@ class StateDescriptor:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StateDescriptor:
+    def from_json(cls, value: JsonObject) -> StateDescriptor:
         """Build a descriptor from its JSON form."""
         user_key = value["user_key"]
         aggregation = value.get("aggregation")
@@ -152,7 +155,7 @@ class OperatorStateSchema:
                 return index
         raise KeyError(name)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "version": SCHEMA_VERSION,
@@ -163,7 +166,7 @@ class OperatorStateSchema:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> OperatorStateSchema:
+    def from_json(cls, value: JsonObject) -> OperatorStateSchema:
         """
         Build a schema from its JSON form.
 
