@@ -48,7 +48,7 @@ class StateBackendConfig:
 
     @property
     def input_bytes(self) -> int:
-        """Rows of a task up to this size, as Python objects, are processed at once."""
+        """Bytes of rows, as Python objects, that a task processes at once."""
         return self.limits().input_bytes
 
     def limits(self) -> MemoryLimits:
@@ -58,7 +58,7 @@ class StateBackendConfig:
         return MemoryLimits(self.budget_bytes)
 
     def opener(self, location: str, ids: IdSource) -> Callable[[RowLayout], RunFiles | None]:
-        """Return a function that opens the host's files of a state location, if there are any."""
+        """Return a function that opens the host's files; it may return None."""
 
         def open_runs(layout: RowLayout) -> RunFiles | None:
             if self.kind == "memory":

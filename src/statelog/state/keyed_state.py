@@ -43,7 +43,7 @@ from statelog.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """The overlays of an attempt, before it is known whether it was committed."""
+    """The overlays of an attempt that may be committed."""
 
     checkpoint_id: int
     base_id: int
@@ -84,7 +84,7 @@ class KeyedState:
 
     def expire_incrementally(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
         """
-        Remove some expired entries of a task's key groups from memory; return how many.
+        Remove some expired entries from memory; return how many.
 
         Expired entries in columns are removed when their block is rewritten.
         """
@@ -100,7 +100,7 @@ class KeyedState:
         key_group_range: KeyGroupRange,
         overlays: dict[int, Overlay],
     ) -> None:
-        """Keep the overlays of an attempt at *checkpoint_id* until `catch_up` decides on them."""
+        """Keep the overlays of an attempt for the next `catch_up`."""
         runs = {} if self._runs is None else dict(self._runs.by_group)
         self._staged.append(
             _Staged(checkpoint_id, base_id, state_handle_id, key_group_range, overlays, runs)
@@ -138,7 +138,7 @@ class KeyedState:
     def first_timer_in_columns(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer of the keys in columns; None for none.  See `prepare_due`."""
+        """Return the earliest timer in columns after `prepare_due`, or None."""
         if self._runs is None:
             return None
         return self._runs.first_timer(key_group_range, state_id, after_ms)
@@ -159,14 +159,14 @@ class KeyedState:
         return entries + (0 if self._runs is None else self._runs.live_count(key_group_range))
 
     def object_count(self) -> int:
-        """Return the number of entries that are Python objects, in all key groups held."""
+        """Return the number of entries in dict tables, of all key groups."""
         return sum(len(table) for group in self.groups.values() for table in group.tables)
 
     def snapshot(
         self, key_group_range: KeyGroupRange, overlays: Mapping[int, Overlay], now_ms: int
     ) -> bytes:
         """
-        Return the state with *overlays* folded in as a Parquet file; see `write_snapshot`.
+        Return the state with *overlays* as Parquet; see `write_snapshot`.
 
         Call `end_snapshot` when it is written.
         """
@@ -260,7 +260,7 @@ class KeyedState:
         self._staged = [staged for staged in self._staged if staged.checkpoint_id > base_id]
 
     def reached(self, key_group: int, version: int, last_applied: str) -> None:
-        """Note that a key group is at checkpoint *version*, made last of *last_applied*."""
+        """Note the checkpoint of a key group, and the handle applied last."""
         self.groups[key_group].version = version
         if self._runs is not None:
             self._runs.last_applied[key_group] = last_applied

@@ -42,7 +42,7 @@ class ReplayTarget(Protocol):
         """Make keys, by key group, ready to be changed."""
 
     def reached(self, key_group: int, version: int, last_applied: str) -> None:
-        """Note that a key group is at checkpoint *version*, made last of *last_applied*."""
+        """Note the checkpoint of a key group, and the handle applied last."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class CatchUp:
 
 class Replay:
     """
-    One replay of the log: change by change into dict tables, or many at once in columns.
+    Replay the log into dict tables, or many changes at once in columns.
 
     Args:
         state: What is brought forward.
@@ -96,7 +96,7 @@ class Replay:
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
     ) -> None:
-        """Replay what *handle* refers to for the range and the state does not have."""
+        """Replay the log of *handle* that the state does not have."""
         groups = self._state.groups
         in_columns = self._is_long(handle.log)
         last = -1
@@ -122,7 +122,7 @@ class Replay:
             self._runs.name_files()
 
     def _bound(self, key_groups: Collection[int]) -> None:
-        """Apply pending changes in the middle of a log handle, where memory requires it."""
+        """Apply pending changes within a log handle, if memory requires it."""
         runs = self._runs
         if runs is None:
             return
@@ -137,7 +137,7 @@ class Replay:
     def _take(
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
     ) -> None:
-        """Take changes of the key groups in *old*, now or with the next flush."""
+        """Apply changes of the key groups in *old*, or collect them."""
         changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
         kept = {
             state_id: [change for change in part if change[0] in old]
@@ -178,7 +178,7 @@ class Replay:
             self._state.groups[key_group].fold(overlay)
 
     def _flush(self) -> None:
-        """Apply pending changes, and note the versions that the key groups have reached."""
+        """Apply pending changes, and note the versions reached."""
         if not self._reached and not self._pending:
             return
         reached, self._reached = self._reached, {}
@@ -209,7 +209,7 @@ class Replay:
             self._light.append(run)
 
     def _settle(self) -> None:
-        """Make dict tables of a small state; put the first runs of a large one into files."""
+        """Make dict tables of a small state, and files of a large one."""
         if self._runs is None:
             return
         for run in self._light:

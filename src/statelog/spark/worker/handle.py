@@ -21,7 +21,7 @@ from statelog.state.objects.timers import Timers
 
 class TaskHandle(StateVariables):
     """
-    The handle of one task: state variables by name, timers of the current key.
+    Give a task its state variables by name, and the timers of the key.
 
     Args:
         cursor: Whose state is shown.
@@ -52,7 +52,7 @@ class TaskHandle(StateVariables):
         self._initialized = True
 
     def _variable(self, wanted: WantedVariable) -> Any:
-        """Return the state object; one that refuses every use if the operator has no such state."""
+        """Return the state object, or one that rejects every use."""
         name = wanted.name
         self._only_in_init(name, "created")
         state: BoundState | RefusedState

@@ -44,7 +44,7 @@ def move_keys(
     keys: Mapping[int, Iterable[Key]],
 ) -> Moved:
     """
-    Move those of *keys* that the runs hold into the dict tables; return them.
+    Move keys from the runs into the dict tables; return those found.
 
     Args:
         layout: The columns.

@@ -1,8 +1,8 @@
 """
 Replay of many changes without a Python object for any of them.
 
-For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay is,
-for each key, the last delta.  With keys sorted by their hash that is one pass over columns:
+For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay
+is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns:
 millions of changes a second.  Deltas of other kinds are folded one by one.
 """
 
@@ -130,7 +130,7 @@ class _Part:
 def _same_keys(
     layout: RowLayout, keys: Sequence[pa.Array], order: RowNumbers, again: RowNumbers
 ) -> bool:
-    """Return whether all rows at *again* + 1 have the key of the row before them."""
+    """Return whether each row at *again* and its next row have one key."""
     if not len(again):
         return True
     before, after = pa.array(order[again]), pa.array(order[again + 1])

@@ -2,10 +2,10 @@
 Runs of state in files on the local disk, mapped into memory and shared by all workers of a host.
 
 They are a cache: all state in them was read from the store or folded from committed changes, so a
-lost file loses nothing.  A process verifies each file of another process before it uses it.  A file
-records for each of its key groups what was applied to the state last: the id of a log handle, or the
-path of a snapshot.  Both are unique for ever.  A file is used for a key group if the checkpoint to
-restore still refers to that id.  So a file of a run that was rolled back, or of an earlier state
+lost file loses no state.  A process verifies a file of another process before it uses it.  A file
+records for each of its key groups what was applied to the state last: the id of a log handle, or
+the path of a snapshot.  Both are unique for ever.  A file is used for a key group if the checkpoint
+to restore still refers to that id.  So a file of a run that was rolled back, or of an earlier state
 location under the same name, is never used.
 
 File: record batch message of Arrow IPC, JSON header, tail (checksum of all before, lengths, magic).
@@ -54,7 +54,7 @@ class _Header(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class RunFile:
     """
-    Describe a file by its name and header; it is not verified yet.
+    A file as its name and header describe it, not verified.
 
     Args:
         path: Where it is.
@@ -119,7 +119,7 @@ class RunFiles:
                     shutil.rmtree(other, ignore_errors=True)
 
     def find(self, key_group_range: KeyGroupRange) -> list[RunFile]:
-        """Return the files that hold key groups of the range, newest version first."""
+        """Return the files with key groups of the range, newest version first."""
         found = []
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
@@ -168,7 +168,7 @@ class RunFiles:
 
     def write(self, run: SortedRun, last_applied: Sequence[str], version: int) -> SortedRun:
         """
-        Write a run to a file, remove the files it supersedes, and return it mapped.
+        Write a run to a file and return it mapped; remove superseded files.
 
         Args:
             run: What to write.
@@ -186,7 +186,7 @@ class RunFiles:
         return mapped
 
     def mapped(self, pending: PendingRun) -> SortedRun:
-        """Map the rows of a run that `begin` wrote; raises `OSError` if that fails."""
+        """Map the rows that `begin` wrote; raises `OSError` if that fails."""
         with pa.memory_map(str(pending.path)) as source:
             data = source.read_buffer()
         rows = pa.ipc.read_record_batch(data.slice(0, pending.size), self._layout.schema)
@@ -214,7 +214,7 @@ class RunFiles:
         committed: bool = False,
     ) -> RunFile:
         """
-        Finish and name a file that `begin` wrote; remove the files it supersedes.
+        Finish and name a file of `begin`; remove superseded files.
 
         Args:
             pending: The file.
@@ -243,7 +243,7 @@ class RunFiles:
         return new
 
     def _remove_older(self, new: RunFile, spare: int) -> None:
-        """Remove files that are older than *new* and have no key group beside its own."""
+        """Remove files older than *new* with no other key groups."""
         older: list[tuple[int, str]] = []
         part = new.key_group_range
         with contextlib.suppress(OSError):
@@ -263,7 +263,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class PendingRun:
-    """A file without its name: path, key groups, size and checksum of its rows."""
+    """A file that has no name yet, and the size and checksum of its rows."""
 
     path: Path
     key_group_range: KeyGroupRange
@@ -282,7 +282,7 @@ def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder that only this user can write to; reject any other."""
+    """Create a private folder; reject one that others can write to."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -63,7 +63,7 @@ class RunSet:
         self.last_applied.pop(key_group, None)
 
     def live_count(self, key_groups: Iterable[int]) -> int:
-        """Return the number of keys of these key groups that are in columns."""
+        """Return the number of keys in columns of these key groups."""
         return sum(self.by_group[kg].live_count(kg) for kg in key_groups if kg in self.by_group)
 
     def move(self, keys: Mapping[int, Iterable[Key]]) -> None:
@@ -77,7 +77,7 @@ class RunSet:
             self._borrowed.append(move_keys(self.layout, self._groups, self.by_group, keys))
 
     def give_back(self) -> None:
-        """Remove borrowed keys from the dict tables, which no fold has changed meanwhile."""
+        """Return borrowed keys to the columns; no fold may have changed them."""
         for moved in self._borrowed:
             for run, rows in moved.rows:
                 run.put_back(rows)
@@ -90,7 +90,7 @@ class RunSet:
         self._borrowed = []
 
     def move_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
-        """Move every key that has a timer at or before *until_ms* into the dict tables."""
+        """Move every key with a timer up to *until_ms* into the dict tables."""
         rows = []
         for run, part in self._in(key_group_range):
             due = run.due_rows(self.layout.columns[state_id], until_ms)
@@ -101,7 +101,7 @@ class RunSet:
     def first_timer(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer in columns, once those up to *after_ms* were moved."""
+        """Return the earliest timer in columns after those moved by `move_due`."""
         column = self.layout.columns[state_id]
         times = [run.first_timer(column, after_ms) for run, _ in self._in(key_group_range)]
         return min((time for time in times if time is not None), default=None)
@@ -114,7 +114,7 @@ class RunSet:
                 move_rows(self.layout, self._groups, [(run, run.live_rows(key_group))])
 
     def _in(self, key_group_range: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
-        """Return the runs of these key groups, each with its contiguous key groups there."""
+        """Return the runs of these key groups, with contiguous key groups of each."""
         found = []
         for identity, part in groupby(key_group_range, lambda kg: id(self.by_group.get(kg))):
             key_groups = list(part)
@@ -129,7 +129,7 @@ class RunSet:
         overlays: Mapping[int, Overlay] | None = None,
         now_ms: int = -1,
     ) -> pa.Table:
-        """Return all state of these key groups in the columns of a snapshot; see `whole_table`."""
+        """Return all state of these key groups; see `whole_table`."""
         return whole_table(
             self.layout,
             self._groups,
@@ -140,7 +140,7 @@ class RunSet:
         )
 
     def place(self, run: SortedRun) -> None:
-        """Make *run* all state of its key groups; in a file, where there are files."""
+        """Make *run* all state of its key groups, in a file if possible."""
         if self._local is not None and run.rows.num_rows:
             last_applied = [
                 self.last_applied.get(key_group, "") for key_group in run.key_group_range
@@ -162,7 +162,7 @@ class RunSet:
         self._ahead.update(key_groups)
 
     def name_files(self) -> None:
-        """Name the files of key groups that were ahead, now that `last_applied` is right."""
+        """Name the files of `goes_ahead`, now that `last_applied` is right."""
         unnamed, self._unnamed = self._unnamed, []
         self._ahead.clear()
         for pending, run in unnamed:
@@ -198,14 +198,14 @@ class RunSet:
         where = self._local.folder if self._local is not None else ""
         self._local = None
         _log.warning(
-            "cannot write state to %s (%s); this worker keeps it in memory from now on, and no state "
-            "is lost. Free space there, or set localDirectory",
+            "cannot write state to %s (%s); this worker keeps it in memory from now on, and no "
+            "state is lost. Free space there, or set localDirectory",
             where,
             error,
         )
 
     def bound(self) -> int:
-        """Put dict tables into columns down to their limit; return how many blocks."""
+        """Put dict tables beyond their limit into columns; return how many blocks."""
         chosen = choose_blocks(block_sizes(self._groups), self.limits.recent_bytes)
         for block in chosen:
             present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in self._groups]
@@ -218,7 +218,7 @@ class RunSet:
         self, handle: ChangelogStateBackendHandle, key_groups: Iterable[int]
     ) -> set[int]:
         """
-        Take key groups from files of this host that are newer than the state in memory.
+        Take key groups from files newer than the state in memory.
 
         Args:
             handle: What is restored; only files of state that it refers to are used.
@@ -270,7 +270,7 @@ class RunSet:
             self._without_files(error)
 
     def end_snapshot(self, path: str, checkpoint_id: int) -> None:
-        """Name the files of a snapshot, now that it is at *path*; drop them if that is ''."""
+        """Name the files of a snapshot stored at *path*; drop them for ''."""
         pending, self._pending = self._pending, []
         for one in pending:
             if self._local is None or not path:
@@ -283,12 +283,12 @@ class RunSet:
 
 
 def path_of(snapshot: MaterializedHandle) -> str:
-    """Return the path of a snapshot, which identifies it; '' for one without a file."""
+    """Return the path of a snapshot, which identifies it, or ''."""
     return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
 
 
 def _known_ids(handle: ChangelogStateBackendHandle, wanted: set[int]) -> dict[int, dict[str, int]]:
-    """Return by key group the ids that *handle* refers to, with their checkpoints."""
+    """Return the ids in *handle* with their checkpoints, by key group."""
     known: dict[int, dict[str, int]] = {key_group: {} for key_group in wanted}
     for snapshot in handle.materialized:
         for key_group in wanted.intersection(snapshot.key_group_range):

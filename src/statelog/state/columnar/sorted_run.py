@@ -2,8 +2,8 @@
 State in Arrow columns: large, cheap to hold, invisible to the garbage collector.
 
 A `SortedRun` holds the state of a few key groups as rows sorted by key group and hash, one row per
-key, in the columns of a snapshot with a hash column behind them.  Its rows are never changed.  A key
-that a task touches is *moved* (see `moving`): its cells are copied to the dict tables, and its row
+key, in the columns of a snapshot with a hash column behind them.  Its rows are never changed.  A
+key that a task uses is *moved* (see `moving`): its cells are copied to the dict tables, and its row
 does not count any more.  The state of a key group is its rows that were not moved and its dict
 tables; no key is in both.
 """
@@ -59,7 +59,7 @@ class RowLayout:
 
 class SortedRun:
     """
-    The state of a few key groups in sorted columns, and which rows of it still count.
+    The state of a few key groups in sorted columns.
 
     Args:
         key_group_range: Its key groups; 1 to a few.
@@ -95,7 +95,7 @@ class SortedRun:
         return rows
 
     def live_table(self, key_group_range: KeyGroupRange) -> pa.Table:
-        """Return the rows of these key groups that were not moved, without their hash."""
+        """Return the unmoved rows of these key groups, without their hash."""
         start = self.span(key_group_range.start).start
         stop = self.span(key_group_range.end).stop
         rows = self.rows.slice(start, stop - start)
@@ -132,7 +132,7 @@ class SortedRun:
 
     def first_timer(self, column: int, after_ms: int) -> int | None:
         """
-        Return the earliest timer in *column* of the rows not moved, or None.
+        Return the earliest timer in *column* of the unmoved rows, or None.
 
         After `due_rows` up to *after_ms* it needs no look at the rows.  It may return the timer of
         a row that was moved since, which is only too early.
@@ -142,7 +142,7 @@ class SortedRun:
         return None if self._earliest in (None, _NEVER) else self._earliest
 
     def due_rows(self, column: int, until_ms: int) -> RowNumbers:
-        """Return the rows not moved whose first timer in *column* is at or before *until_ms*."""
+        """Return the unmoved rows with a timer in *column* up to *until_ms*."""
         if self._earliest is not None and self._earliest > until_ms:
             return np.empty(0, np.int64)
         present, first = first_times(self.rows.column(column), ~self.moved)
@@ -188,7 +188,7 @@ def run_of(
 def order_of(
     key_groups: npt.NDArray[np.int32], hashes: Hashes, *, stable: bool = False
 ) -> RowNumbers | None:
-    """Return the order by key group and hash; None if the rows are in it already."""
+    """Return the order by key group and hash; None for sorted rows."""
     if len(key_groups) < 2:
         return None
     steps = np.diff(key_groups)
@@ -205,7 +205,7 @@ def order_of(
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table in one piece; raises `pyarrow.ArrowCapacityError` if there is none so large."""
+    """Return a table as one batch; raises `pyarrow.ArrowCapacityError` if too large."""
     batches = table.combine_chunks().to_batches()
     if len(batches) == 1:
         return batches[0]

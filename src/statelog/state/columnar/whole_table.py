@@ -24,7 +24,9 @@ def whole_table(
     now_ms: int,
 ) -> pa.Table:
     """
-    Return all state of these key groups in the columns of a snapshot, sorted by key group.
+    Return all state of these key groups, sorted by key group.
+
+    The columns are those of a snapshot.
 
     Args:
         layout: The columns.

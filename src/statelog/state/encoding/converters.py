@@ -2,8 +2,8 @@
 Converters between a user's Python value, the value state keeps, and the value Arrow takes.
 
 One converter is made per Arrow type.  `canonical` gives the one form in which a value is kept, and
-raises if the value does not fit; `to_arrow` and `from_arrow` are needed for few types only, and are
-None where Arrow's own conversion is right.
+raises if the value does not fit.  `to_arrow` and `from_arrow` are needed for few types only; they
+give None where Arrow's own conversion is right.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NAN: Final = float("nan")
 
 
 def is_mutable(kind: pa.DataType) -> bool:
-    """Return whether values of this type are lists or dicts, or hold some."""
+    """Return whether values of this type are or contain lists or dicts."""
     if pa.types.is_struct(kind):
         return any(is_mutable(field.type) for field in kind)
     return bool(pa.types.is_nested(kind))
 
 
 def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
-    """Return a converter to the value's one true form; it raises if the type is wrong."""
+    """Return a converter to the form kept in state, which raises for misfits."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         if not names:
@@ -60,7 +60,7 @@ def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
 
 
 def optional(convert: Converter, nullable: bool) -> Converter:
-    """Return a converter that accepts None too, or rejects it with a message."""
+    """Return a converter for a field that may, or may not, be None."""
     return lambda value: (None if nullable else _missing()) if value is None else convert(value)
 
 
@@ -109,7 +109,7 @@ def _floating(value: object) -> float:
 
 
 def _single(value: object) -> float:
-    """Round to single precision now, because that is what a restart would read."""
+    """Round to single precision, as a restart would read it."""
     return float(struct.unpack("f", struct.pack("f", _floating(value)))[0])
 
 
@@ -136,7 +136,7 @@ def _boolean(value: object) -> bool:
 
 
 def _decimal(precision: int, scale: int) -> Converter:
-    """Return a converter that rounds to the type's digits now, half up as Spark does."""
+    """Return a converter that rounds half up to the digits, as Spark does."""
     quantum = decimal.Decimal(1).scaleb(-scale)
     context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
 
@@ -216,7 +216,7 @@ ALWAYS_CHECKED: Final = frozenset({list, dict, tuple, decimal.Decimal, dt.dateti
 
 
 def to_arrow(kind: pa.DataType) -> Converter | None:
-    """Return a converter to what Arrow takes, or None where it takes the value itself."""
+    """Return a converter to what Arrow takes, or None."""
     if pa.types.is_struct(kind):
         fields = [(field.name, to_arrow(field.type)) for field in kind]
         names = [name for name, _ in fields]
@@ -245,7 +245,7 @@ def _same(value: Any) -> Any:
 
 
 def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
-    """Return a converter from Arrow's Python value, or None where that is right already."""
+    """Return a converter from Arrow's Python value, or None."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         inner = [from_arrow(field.type, factory) for field in kind]
@@ -271,7 +271,7 @@ def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
 
 
 def frozen(value: Any) -> Any:
-    """Return a part of a key as tables hold it: hashable, all NaNs one object."""
+    """Return part of a key as tables hold it: hashable, with one NaN."""
     if isinstance(value, float) and value != value:
         return NAN
     if isinstance(value, dict):

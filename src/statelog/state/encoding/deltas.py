@@ -25,7 +25,7 @@ from statelog.state.schema.descriptors import StateDescriptor
 
 class StateCodec:
     """
-    Encodes and decodes the deltas and entries of one variable.
+    Encode and decode the deltas and entries of one variable.
 
     Args:
         key_codec: The operator's key.
@@ -68,7 +68,7 @@ class StateCodec:
         return pa.schema(fields)
 
     def entry_fields(self) -> list[pa.Field]:
-        """Return the fields of an entry as a struct: those of the value, then its expiry."""
+        """Return the fields of an entry: those of the value, then its expiry."""
         fields = list(self.value.stored)
         return [*fields, pa.field(EXPIRES_FIELD, pa.int64())] if self.expires else fields
 
@@ -79,7 +79,7 @@ class StateCodec:
         return self.kind.operations(deltas)
 
     def batch(self, operations: Operations) -> pa.RecordBatch:
-        """Return operations as a record batch; raises one of `UNENCODABLE` for a misfit."""
+        """Return operations as a record batch, or raise one of `UNENCODABLE`."""
         keys, ops, entries, user_keys = operations
         columns = self.key.encode(keys)
         columns.append(pa.array(ops, pa.int8()))
@@ -118,7 +118,7 @@ class StateCodec:
     # --- cells ------------------------------------------------------------------------------------
 
     def encode_cells(self, cells: Sequence[Any]) -> pa.Array:
-        """Return the column of the variable; a cell is what a table holds for a key, or None."""
+        """Return the column of the variable; None is a key without state."""
         return self.kind.encode_cells(self, cells)
 
     def decode_cells(self, column: pa.Array) -> Iterable[Any]:
@@ -133,7 +133,7 @@ class StateCodec:
     # --- entries, for the kinds -------------------------------------------------------------------
 
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
-        """Return entries as structs, with their expiry as one more field where they have one."""
+        """Return entries as structs of `entry_fields`."""
         missing = pa.array([entry is None for entry in entries], pa.bool_())
         fields = self.entry_fields()
         return pa.StructArray.from_arrays(self._entry_columns(entries), fields=fields, mask=missing)
@@ -193,7 +193,7 @@ def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
 
 class WrittenStateCodec(StateCodec):
     """
-    Decodes what an earlier schema wrote of a variable into what the variable is now.
+    Decode what an earlier schema wrote of a variable.
 
     Args:
         key_codec: The operator's key.

@@ -3,8 +3,8 @@ Snapshots: the state of some key groups as one Parquet file that any tool opens.
 
 One row is one key.  The columns are `key_group`, the key's (`key.<name>`), and one for each state
 variable: a struct for a value, a list of structs for a list, a list of {key, value} for a map, and
-a list of times for timers.  What has a time to live carries `expires_at_ms` beside its value.
-Rows stand in the order of key groups, so that a task reads only the row groups of its range.  The
+a list of times for timers.  An entry with a time to live has a field `expires_at_ms` too.
+Rows are in the order of key groups, so that a task reads only the row groups of its range.  The
 file carries the operator's schema, by which it is read whatever the present one is.
 """
 
@@ -48,7 +48,7 @@ def write_snapshot(
 
 
 def parquet_of(tables: Iterable[pa.Table]) -> bytes:
-    """Return tables of `snapshot_table`'s layout, in the order of key groups, as a Parquet file."""
+    """Return tables of `snapshot_table`, ascending by key group, as Parquet."""
     sink = pa.BufferOutputStream()
     writer = None
     for table in tables:
@@ -56,7 +56,7 @@ def parquet_of(tables: Iterable[pa.Table]) -> bytes:
             writer = pq.ParquetWriter(sink, table.schema, compression="zstd")
         writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
     if writer is None:
-        raise InvariantError("a snapshot needs a table, if only an empty one")
+        raise InvariantError("a snapshot needs at least one table, which may be empty")
     writer.close()
     data: bytes = sink.getvalue().to_pybytes()
     return data
@@ -78,7 +78,7 @@ def snapshot_table(
         groups: Tables by key group.
         overlays: Deltas on top of them; they and the tables stay as they are.
         key_group_range: What to write.
-        now_ms: What expired long before is left out; -1 keeps everything.
+        now_ms: Entries that expired long before are left out; -1 keeps all.
     """
     key_groups: list[int] = []
     keys: list[Key] = []
@@ -123,7 +123,7 @@ def read_snapshot(
     """
     Return the tables of a snapshot by key group, for the groups in *key_group_range*.
 
-    Variables that the snapshot does not have stay empty; those that are gone are passed over.
+    Variables that the snapshot does not have stay empty; deleted ones are skipped.
 
     Raises:
         CorruptionError: The bytes are no snapshot.
@@ -162,7 +162,7 @@ def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
 
 
 def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
-    """Return how many rows a snapshot has for *key_group_range*, or some more."""
+    """Return an upper bound of the rows of *key_group_range* in a snapshot."""
     metadata = _parquet(data).metadata
     return sum(
         metadata.row_group(index).num_rows for index in _row_groups(metadata, key_group_range)
@@ -173,7 +173,7 @@ def snapshot_tables(
     data: bytes | memoryview, key_group_range: KeyGroupRange, schema: pa.Schema, block: int
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
     """
-    Yield a snapshot in columns, a few key groups at a time, so that it is never whole in memory.
+    Yield a snapshot in columns, a few key groups at a time.
 
     Args:
         data: The snapshot.

@@ -1,9 +1,9 @@
 """
-What an earlier schema wrote, as the present one has it.
+Columns and entries of an earlier schema, converted to the present one.
 
-A change set and a snapshot have the layout of the schema they carry.  Their columns are cast to the
-present types before they become Python values: removed fields are left out, fields that were added
-later read None.  A time to live that was added or removed since is applied to the entries.
+A change set and a snapshot have the layout of the schema they carry.  Their columns are cast to
+the present types before they become Python values: removed fields are left out, fields added later
+read None.  A time to live that was added or removed since is applied to the entries.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def _cast(column: pa.Array, old: pa.DataType, new: pa.DataType) -> pa.Array:
 
 
 def _compact(column: pa.Array) -> pa.Array:
-    """Return *column* without an offset: Arrow takes no mask with offsets into the middle."""
+    """Return *column* without an offset, with which Arrow takes no mask."""
     return column.take(pa.array(range(len(column)), pa.int64())) if column.offset else column
 
 
 class TtlMigration:
     """
-    Gives entries of an earlier schema the expiry that they have in the present one.
+    Give entries of an earlier schema their expiry in the present one.
 
     Args:
         present: The variable as it is now.
@@ -88,7 +88,7 @@ class TtlMigration:
         )
 
     def entry(self, entry: Entry) -> Entry | None:
-        """Return an entry as it is now; None if it had expired when its time to live ended."""
+        """Return an entry as it is now; None if it had expired."""
         for change in self.changes:
             if change.added:
                 entry = (change.at_ms, entry)

@@ -1,10 +1,10 @@
 """
 Tuples of Python values to Arrow columns and back.
 
-A `StructCodec` carries tuples whose fields have Arrow types.  Plain types go straight through
-Arrow's converters; nested ones and timestamps pass the converters of `converters`.  Values that come
-back are what Spark hands to a processor: structs through *struct_factory*, maps as dicts, timestamps
-with a zone as naive local datetimes.
+A `StructCodec` carries tuples whose fields have Arrow types.  Plain types are converted by Arrow;
+nested ones and timestamps pass the converters of `converters`.  Values read back are what Spark
+gives to a processor: structs through *struct_factory*, maps as dicts, timestamps with a zone as
+naive local datetimes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tuple_factory(_names: Sequence[str], values: Sequence[Any]) -> Values:
 
 class StructCodec:
     """
-    Converts between tuples and Arrow columns of one schema.
+    Convert between tuples and Arrow columns of one schema.
 
     Args:
         schema: Names and types of the fields.
@@ -67,7 +67,7 @@ class StructCodec:
 
     def normalize(self, value: Iterable[Any]) -> Values:
         """
-        Return *value* as the tuple it will be when it is read back from a file.
+        Return *value* as the tuple that a restart would read.
 
         Mutable parts are copied, so that a later change of them does not change the state.
 
@@ -87,7 +87,7 @@ class StructCodec:
             for at in fields:
                 result[at] = self._canonical[at](result[at])
         except (TypeError, ValueError, ArithmeticError):
-            return self._normalize_slowly(values, signature)  # which says what is wrong
+            return self._normalize_slowly(values, signature)  # which raises with the field
         return tuple(result)
 
     def _tuple(self, value: Any) -> Values:
@@ -159,7 +159,7 @@ class StructCodec:
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """
-    Return *schema* as files have it: every field may be null.
+    Return *schema* as files store it: every field may be null.
 
     A key without a value has nulls even in the columns of a NOT NULL field.
     """
@@ -182,7 +182,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 class MapKeyCodec(StructCodec):
     """
-    A `StructCodec` whose tuples are keys of a dict: hashable, and every NaN is one object.
+    A `StructCodec` of dict keys: hashable tuples, with one NaN.
 
     Raises:
         UsageError: A field is an array or a map.
@@ -197,7 +197,7 @@ class MapKeyCodec(StructCodec):
         self._floating = any(pa.types.is_floating(field.type) for field in schema)
 
     def normalize(self, value: Iterable[Any]) -> Values:
-        """Return *value* as the key under which its entry lies; see `StructCodec.normalize`."""
+        """Return *value* as the key of its entry; see `StructCodec.normalize`."""
         key = super().normalize(value)
         return _with_one_nan(key) if self._floating else key
 
@@ -213,7 +213,7 @@ def _with_one_nan(key: Values) -> Values:
 
 class KeyCodec:
     """
-    Converts grouping keys between what the user sees, what a dict can hold, and Arrow columns.
+    Convert grouping keys between user, dict and Arrow columns.
 
     A key is a tuple of column values.  Nested columns are frozen into tuples to be hashable, and
     every NaN becomes one object, because keys that group together must be equal.
@@ -229,7 +229,7 @@ class KeyCodec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether keys are hashable and comparable as they come."""
+        """Whether keys are hashable and comparable as Spark gives them."""
         return not (self._nested or self._floating)
 
     def freeze(self, key: Values) -> Values:

@@ -30,9 +30,9 @@ def choose_groups(
     candidates: Mapping[int, tuple[int, int]], credit: int, now_ms: int
 ) -> tuple[list[int], int]:
     """
-    Return which key groups to look through now, and the credit that is left.
+    Return the key groups to look through now, and the credit left.
 
-    Those that have been due longest come first.  A key group too large for the credit waits until
+    The longest due are first.  A key group too large for the credit waits until
     enough is saved up, so that the work of many small batches is as bounded as that of large ones.
 
     Args:
@@ -109,7 +109,7 @@ class IncrementalExpiry:
 
 
 def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, int | None]:
-    """Remove what expired by *until_ms*; return how many, and when the next one expires."""
+    """Remove what expired by *until_ms*; return how many, and the next expiry."""
     times_of, live = kind.expiry_times, kind.live_cell
     removed = 0
     earliest: int | None = None

@@ -2,10 +2,10 @@
 The tables of state, and what a micro-batch changes in them.
 
 State is kept in dicts, one per variable and key group, at a *version*: the checkpoint up to which
-they are complete.  A micro-batch never writes into them.  It fills an *overlay* of deltas, which
-is appended to the log; the overlay is folded into the tables once its checkpoint is committed.  The
-overlay of a failed attempt is dropped, and a worker that missed a batch folds the deltas it reads
-from the log: both use one function, `fold`.  What a cell and a delta are, the kind says.
+they are complete.  A micro-batch never writes into them.  It fills an *overlay* of deltas, which is
+appended to the log.  The overlay is folded into the tables once its checkpoint is committed, and
+dropped if its attempt failed.  A worker that missed a batch folds the deltas that it reads from the
+log, by the same function.  The kind of a variable defines its cells and deltas.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class KeyGroupState:
                 kind.rules.remove(table, key)
 
     def timers_due(self, state_id: int, until_ms: int) -> Iterator[tuple[int, Key]]:
-        """Yield (time, key) of the folded timers at or before *until_ms*, in no order."""
+        """Yield (time, key) of the folded timers up to *until_ms*, unordered."""
         return timer_table(self.tables[state_id]).due(until_ms)
 
     def first_timer(self, state_id: int, changed: Collection[Key]) -> int | None:
-        """Return the earliest folded timer of the keys that are not in *changed*, or None."""
+        """Return the earliest folded timer of keys not in *changed*, or None."""
         return timer_table(self.tables[state_id]).first(changed)

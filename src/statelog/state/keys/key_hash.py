@@ -1,9 +1,9 @@
 """
 Spark's `xxhash64` of whole columns of keys, in numpy.
 
-The twin of `statelog.state.keys.key_groups` for many keys at once; both give the same numbers.  Rows are
-hashed in blocks that stay in the processor's cache.  Strings and binaries go by length: all of one
-length are a matrix of bytes, whose lanes of 8, 4 and 1 bytes are columns.
+It gives the same numbers as `statelog.state.keys.key_groups`, for many keys at once.  Rows are
+hashed in blocks that fit the processor's cache.  Strings and binaries are grouped by length: those
+of one length are a matrix of bytes, whose lanes of 8, 4 and 1 bytes are columns.
 Source: XXH64 by Yann Collet; Spark's XxHash64Function, see `key_groups`.
 """
 
@@ -38,8 +38,8 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     """
     Return the hash of each key, as unsigned numbers.
 
-    Nested key columns, whose hash only Spark can compute, go in with a hash of ours: the result is
-    good for finding keys, not for their key group (see `is_sparks`).
+    Nested key columns, whose hash only Spark can compute, are hashed in our own way: the result
+    finds keys, but does not give their key group (see `is_sparks`).
 
     Args:
         columns: One array per key column, all of one length >= 0.
@@ -73,7 +73,7 @@ _ColumnHasher: TypeAlias = "Callable[[pa.Array, Hashes], Hashes]"
 
 
 def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
-    """Return what hashes a column of this type without looking at each value, or None."""
+    """Return a hasher of whole columns of this type, or None."""
     if pa.types.is_decimal128(kind):
         return _decimals if kind.precision <= _LONG_DIGITS else None
     for matches, hasher in _HASHERS:
@@ -83,7 +83,7 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 
 
 def _by_value(field: pa.Field) -> _ColumnHasher:
-    """Return a hasher that takes value by value: large decimals and nested types."""
+    """Return a hasher value by value, for large decimals and nested types."""
     try:
         hash_value = value_hasher(field.type)
     except UsageError:
@@ -108,14 +108,14 @@ def _by_text(field: pa.Field) -> _ColumnHasher:
 
 
 def _positive_zero(value: object) -> object:
-    """Return a frozen key with every zero the same, as keys that are equal must hash alike."""
+    """Return a frozen key with -0.0 as 0.0: equal keys must hash alike."""
     if isinstance(value, tuple):
         return tuple(map(_positive_zero, value))
     return value + 0.0 if isinstance(value, float) else value
 
 
 def _numbers(column: pa.Array, to: pa.DataType | None = None) -> _Words:
-    """Return a fixed-width column in numpy; what stands for a null is not looked at."""
+    """Return a fixed-width column in numpy; a null has any number."""
     if to is not None:
         column = column.cast(to)
     if column.null_count:

@@ -1,11 +1,13 @@
 """
 The kinds of state: value, list, map and timers, each in one module.
 
-    kind      the interface, and the words that all kinds share: value, entry, cell, delta
-    value     list, map, timer: everything particular to one kind: how a delta clears and folds,
-              its operations in the log, its cells in a snapshot, expiry, and earlier schemas
-    columns   Arrow columns of cells
-    StateKind the registry: a new kind is one module here and one line in it
+    kind       the interface of a kind; value, entry, cell and delta, which all kinds have
+    value      and list, map, timer: all that is particular to one kind: how deltas clear and fold,
+               operations in the log, cells in a snapshot, expiry, entries of earlier schemas
+    columns    Arrow columns of cells
+
+A new kind is one module here and one line in `StateKind`, besides its state object and the method
+of the handle.
 """
 
 from __future__ import annotations

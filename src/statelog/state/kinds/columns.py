@@ -16,7 +16,7 @@ _Element = TypeVar("_Element")
 
 
 def list_column(cells: Sequence[Sized | None], elements: pa.Array) -> pa.Array:
-    """Return a list column whose lists have the lengths of *cells*; null for None."""
+    """Return a column of lists with the lengths of *cells*, or null."""
     offsets: list[int | None] = []
     position = 0
     for cell in cells:
@@ -36,14 +36,14 @@ def split_elements(column: pa.Array, elements: Sequence[_Element]) -> list[list[
 
 
 def expiry_of(entries: pa.Array) -> Times:
-    """Return the expiry of each entry; that of a null entry has no meaning."""
+    """Return the expiry of each entry; a null entry has any."""
     field = entries.field(entries.type.get_field_index(EXPIRES_FIELD))
     times: Times = field.fill_null(0).to_numpy()
     return times
 
 
 def filtered_lists(column: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return a list column with the elements that *keep* marks; null where none is left."""
+    """Return the lists with the elements that *keep* marks, or null."""
     kept = np.concatenate(([0], np.cumsum(keep)))[column.offsets.to_numpy()].astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(kept),

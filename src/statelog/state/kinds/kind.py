@@ -1,5 +1,5 @@
 """
-The interface of a kind of state, and the words that all kinds share.
+The interface of a kind of state, and the terms that all kinds share.
 
     value   the tuple that a processor gave: of a value, a list element or a map entry
     entry   a value as it is stored: the value, or (expires_at_ms, value) with a time to live
@@ -68,7 +68,7 @@ class Operations(NamedTuple):
 
 
 class EntryCodec(Protocol):
-    """Converts entries and map keys of one variable to Arrow columns and back."""
+    """Convert entries and map keys to Arrow columns and back."""
 
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
         """Return entries as structs; a null for None."""
@@ -174,7 +174,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[Cell | None]:
-        """Return the cells of a column, which is not a slice of a longer one."""
+        """Return the cells of a column that is no slice of another."""
 
     # --- time to live -----------------------------------------------------------------------------
 
@@ -183,11 +183,11 @@ class Kind(ABC, Generic[Cell, Delta]):
         raise InvariantError(f"{self.name} state has no time to live")
 
     def live_cell(self, cell: Cell, until_ms: int) -> Cell | None:
-        """Return *cell* without the entries that expired by *until_ms*; empty if none is left."""
+        """Return *cell* without entries expired by *until_ms*; it may be empty."""
         raise InvariantError(f"{self.name} state has no time to live")
 
     def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
-        """Return a column of cells without the entries that expired by *until_ms*."""
+        """Return a column of cells without entries expired by *until_ms*."""
         raise InvariantError(f"{self.name} state has no time to live")
 
     # --- evolution of the schema ------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def migrate_cell(self, cell: Cell, migrate: Migration) -> Cell | None:
-        """Return a cell of an earlier schema as one of the present; empty if none is left."""
+        """Return a cell of an earlier schema as one of the present."""
 
 
 AnyKind: TypeAlias = Kind[Any, Any]

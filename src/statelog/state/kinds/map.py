@@ -30,7 +30,7 @@ MapCell = dict[Values, Entry]
 
 class MapDelta:
     """
-    Entries set or removed (None) in one map, or in an empty one if *cleared*.
+    Entries set, or removed (None), in one map.
 
     Args:
         cleared: Whether the entries before are removed.

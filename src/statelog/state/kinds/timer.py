@@ -152,7 +152,7 @@ class TimerTable(dict[Key, TimerCell]):
 
     def due(self, until_ms: int) -> Iterator[tuple[int, Key]]:
         """
-        Yield (time, key) of the timers at or before *until_ms*, in no order.
+        Yield (time, key) of the timers up to *until_ms*, unordered.
 
         The cost is that of the timers due, not of all: the heap is walked from its root.
         """
@@ -172,7 +172,7 @@ class TimerTable(dict[Key, TimerCell]):
 
     def first(self, changed: Collection[Key]) -> int | None:
         """
-        Return the earliest timer of the keys that are not in *changed*, or None.
+        Return the earliest timer of keys not in *changed*, or None.
 
         The cost is that of the timers before it.
         """
@@ -204,7 +204,7 @@ class TimerTable(dict[Key, TimerCell]):
 
 
 class _Opaque:
-    """A key in a heap entry that takes no part in comparisons: keys may not be orderable."""
+    """A key that a heap never compares: keys may have no order."""
 
     __slots__ = ("key",)
 
@@ -231,7 +231,7 @@ def first_times(
     column: pa.Array, rows: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], Times]:
     """
-    Return where a column of timers has some, and the first time there.
+    Return the rows of a column that have timers, and their first.
 
     Args:
         column: One list of times per row.

@@ -1,12 +1,12 @@
 """
-The state objects a processor holds: value, list and map state, timers.
+The base of the state objects that a processor uses, and the cursor they share.
 
-They stand on a *cursor*, which says whose state they show: the current key, and the tables and
-overlay of its key group.  A read looks into the overlay first, then into the table; a write goes
-to the overlay only.  Elements are tuples, and behave as copies.
+The *cursor* holds the current key, and the tables and overlay of its key group.  A read looks into
+the overlay first, then into the table; a write changes the overlay only.  Elements are tuples, and
+behave as copies.
 Source: Flink's ValueState, ListState, MapState; the rules of time to live are Spark's (expired
-values are hidden at once, a write starts the time anew).  Deviation: a map's entries come in the
-order of their last write, in Spark in that of their encoded keys.
+values are hidden at once, a write restarts the time).  Deviation: a map's entries are in the order
+of their last write, in Spark in that of their encoded keys.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_KEY = _NoKey()
 
 class Cursor:
     """
-    Whose state the state objects show.
+    The current key of the state objects.
 
     Args:
         now_ms: Processing time of the batch in milliseconds, for time to live.
@@ -57,7 +57,7 @@ class Cursor:
         self._bound: list[BoundState] = []
 
     def bind(self, state: BoundState) -> None:
-        """Let *state* follow this cursor."""
+        """Make *state* follow this cursor."""
         self._bound.append(state)
         if self.group is not None:
             state.enter(self.group, self.overlay)
@@ -69,7 +69,7 @@ class Cursor:
             state.enter(group, overlay)
 
     def leave(self) -> None:
-        """Have no current key any more; reads and writes are refused from now on."""
+        """Have no current key; reads and writes are refused until `enter`."""
         self.group, self.overlay = None, []
         for state in self._bound:
             state.leave()
@@ -80,7 +80,7 @@ class BoundState:
     Share what all state objects need: the current key's table and overlay.
 
     Args:
-        cursor: Whose state is shown.
+        cursor: The current key.
         state_id: Position of the variable in the operator's schema.
         codec: Normalizes values.
         ttl_ms: Time to live in milliseconds, or None.
@@ -94,7 +94,7 @@ class BoundState:
         self._cursor = cursor
         self._state_id = state_id
         self._normalize: Callable[[Iterable[Any]], Values] = codec.normalize
-        # What a processor does to a list or dict it was given must not reach the tables.
+        # A processor may change a list or dict it was given; the tables must not see that.
         self._copy = codec.normalize if codec.is_mutable else None
         self._ttl_ms = ttl_ms
         self._base: dict[Key, Any] = _NO_KEY
@@ -107,12 +107,12 @@ class BoundState:
         return cls(cursor, state_id, codec.value, codec.descriptor.ttl_ms)
 
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
-        """Show the tables of *group* under *overlay*."""
+        """Use the table of *group* under *overlay*."""
         self._base = group.tables[self._state_id]
         self._overlay = overlay[self._state_id]
 
     def leave(self) -> None:
-        """Show no key any more."""
+        """Use no table until `enter`."""
         self._base = self._overlay = _NO_KEY
 
     def _expires(self) -> int:

@@ -66,6 +66,6 @@ class ExpiringListState(ListState):
         return self._expires(), self._normalize(value)
 
     def get(self) -> Iterator[Values]:
-        """Return an iterator over the elements whose time is not over."""
+        """Return an iterator over the elements that have not expired."""
         elements = [stored[1] for stored in self._stored() if self._live(stored)]
         return iter(elements) if self._copy is None else map(self._copy, elements)

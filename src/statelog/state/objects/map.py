@@ -17,7 +17,7 @@ class MapState(BoundState):
     A map from tuples to tuples per key.
 
     Args:
-        cursor: Whose state is shown.
+        cursor: The current key.
         state_id: Position of the variable in the operator's schema.
         codec: Normalizes values.
         user_key_codec: Normalizes map keys.
@@ -104,7 +104,7 @@ class MapState(BoundState):
         self._delta().entries[self._normalize_key(user_key)] = None
 
     def iterator(self) -> Iterator[tuple[Values, Values]]:
-        """Return an iterator over the entries as they are now, in the order of their last write."""
+        """Return an iterator over the entries, in the order of their last write."""
         pairs = []
         for user_key, stored in self._entries().items():
             value = self._shown(stored)

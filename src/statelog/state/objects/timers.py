@@ -32,12 +32,12 @@ class Timers(BoundState):
         return times
 
     def register(self, time_ms: int) -> None:
-        """Add a timer; a second one for the same time is the same timer."""
+        """Add a timer, unless the key has one for the same time."""
         if not self.contains(time_ms):
             bisect.insort(self._own(), time_ms)
 
     def delete(self, time_ms: int) -> None:
-        """Remove a timer, if it is there."""
+        """Remove a timer, if there is one."""
         if self.contains(time_ms):
             times = self._own()
             del times[bisect.bisect_left(times, time_ms)]

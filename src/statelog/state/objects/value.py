@@ -41,7 +41,7 @@ class ExpiringValueState(ValueState):
     """A `ValueState` with a time to live."""
 
     def get(self) -> Values | None:
-        """Return the value, or None if there is none or its time is over."""
+        """Return the value, or None if there is none or it expired."""
         cursor = self._cursor
         stored: Any = self._overlay.get(cursor.key, MISSING)
         if stored is MISSING:
