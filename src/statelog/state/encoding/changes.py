@@ -227,7 +227,7 @@ class ChangesReader:
                 continue
             if self._written is None:
                 raise CorruptionError(
-                    f"a state change in key group {key_group} precedes any state schema"
+                    f"a state change in key group {key_group} is before any state schema"
                 )
             state_id, batch = self._decode_one(self._written, key_group, value)
             if batch is not None:
