@@ -171,7 +171,7 @@ class ColumnarTable:
         self._state = KeyedState(OperatorCodec(schema), backend.limits(), opener)
         self._schema = schema.key_schema
         self._number = -1
-        if any(folder.rglob("*.run")):  # opened again: the log would know this tip
+        if any(folder.rglob("*.run")):  # opened again: the log below has this id
             self._number = NEWEST
             log = ChangelogStateHandle(
                 self._range, (), 0, 0, state_handle_id="the log", checkpoint_id=NEWEST

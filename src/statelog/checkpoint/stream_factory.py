@@ -30,14 +30,13 @@ from statelog.errors import ClosedError, StoreError, UsageError
 from statelog.format.buffers import checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.api import Buffer
 
 MAX_FILE_STATE_THRESHOLD: Final = 1024 * 1024
 DEFAULT_THRESHOLD_BYTES: Final = 20 * 1024
 DEFAULT_WRITE_BUFFER_BYTES: Final = 4096
 MAX_ATTEMPTS: Final = 10
 _ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-Buffer = bytes | bytearray | memoryview
 
 
 class CheckpointedStateScope(enum.Enum):
