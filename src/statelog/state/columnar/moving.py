@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from statelog.state.columnar.sorted_run import RowLayout, RowNumbers, SortedRun, one_batch
+from statelog.state.columnar.sorted_run import RowLayout, SortedRun, one_batch
 from statelog.state.heap.tables import KeyGroupState
 from statelog.state.kinds import Key
+from statelog.state.kinds.kind import RowNumbers
 
 
 class Moved(NamedTuple):

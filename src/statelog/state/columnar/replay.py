@@ -18,7 +18,6 @@ import pyarrow as pa
 from statelog.model import KeyGroupRange
 from statelog.state.columnar.sorted_run import (
     RowLayout,
-    RowNumbers,
     SortedRun,
     build_run,
     one_batch,
@@ -27,7 +26,7 @@ from statelog.state.columnar.sorted_run import (
 )
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.kinds.kind import OP_CLEAR
+from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 
 Changes = list[tuple[int, pa.RecordBatch]]
 """Changes of one variable in the order of the log: key group, operations."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,10 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import snapshot_table
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds import Key
+from statelog.state.kinds.kind import RowNumbers
 from statelog.state.kinds.timer import first_times
 
 HASH_COLUMN: Final = "$hash"
-RowNumbers: TypeAlias = npt.NDArray[np.int64]
-"""Positions of rows in a run."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 

@@ -72,6 +72,11 @@ class StateCodec:
         fields = list(self.value.stored)
         return [*fields, pa.field(EXPIRES_FIELD, pa.int64())] if self.expires else fields
 
+    def row_fields(self) -> list[pa.Field]:
+        """Return the fields of an entry as flat columns: map key, value, then expiry."""
+        operation = list(self.schema)
+        return operation[len(self.key.schema) + 1 :]
+
     # --- deltas -----------------------------------------------------------------------------------
 
     def operations(self, deltas: Deltas) -> Operations:

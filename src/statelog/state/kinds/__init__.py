@@ -3,7 +3,7 @@ The kinds of state: value, list, map and timers, each in one module.
 
     kind       the interface of a kind; value, entry, cell and delta, which all kinds have
     value      and list, map, timer: all that is particular to one kind: how deltas clear and fold,
-               operations in the log, cells in a snapshot, expiry, entries of earlier schemas
+               operations in the log, cells in a snapshot, rows, expiry, earlier schemas
     columns    Arrow columns of cells
 
 A new kind is one module here and one line in `StateKind`, besides its state object and the method

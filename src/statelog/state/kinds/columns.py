@@ -8,10 +8,14 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.state.kinds.kind import RowNumbers
 
 EXPIRES_FIELD: Final = "expires_at_ms"
 """Field of an entry that holds its expiry, in snapshots and in operations."""
 Times: TypeAlias = npt.NDArray[np.int64]
+"""Milliseconds since the epoch."""
 _Element = TypeVar("_Element")
 
 
@@ -40,6 +44,22 @@ def expiry_of(entries: pa.Array) -> Times:
     field = entries.field(entries.type.get_field_index(EXPIRES_FIELD))
     times: Times = field.fill_null(0).to_numpy()
     return times
+
+
+def cell_of_element(column: pa.Array) -> RowNumbers:
+    """Return for each element of a column of lists the index of its list."""
+    cells: RowNumbers = pc.list_parent_indices(column).to_numpy().astype(np.int64)
+    return cells
+
+
+def positions_in(cells: RowNumbers) -> RowNumbers:
+    """Return positions of elements in their lists, given `cell_of_element`."""
+    if not len(cells):
+        return cells
+    starts = np.flatnonzero(np.diff(cells, prepend=-1))
+    lengths = np.diff(starts, append=len(cells))
+    positions: RowNumbers = np.arange(len(cells)) - np.repeat(starts, lengths)
+    return positions
 
 
 def filtered_lists(column: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:

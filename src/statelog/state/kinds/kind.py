@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import InvariantError
@@ -31,6 +33,9 @@ Table: TypeAlias = dict[Key, Any]
 
 Deltas: TypeAlias = dict[Key, Any]
 """Key -> delta, for one variable and key group."""
+
+RowNumbers: TypeAlias = npt.NDArray[np.int64]
+"""Positions of rows in a table or run."""
 
 Cell = TypeVar("Cell")
 Delta = TypeVar("Delta")
@@ -69,6 +74,10 @@ class Operations(NamedTuple):
 
 class EntryCodec(Protocol):
     """Convert entries and map keys to Arrow columns and back."""
+
+    def row_fields(self) -> list[pa.Field]:
+        """Return the fields of an entry as flat columns: map key, value, then expiry."""
+        ...
 
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
         """Return entries as structs; a null for None."""
@@ -175,6 +184,21 @@ class Kind(ABC, Generic[Cell, Delta]):
     @abstractmethod
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[Cell | None]:
         """Return the cells of a column that is no slice of another."""
+
+    # --- rows, one for each entry -----------------------------------------------------------------
+
+    def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
+        """Return the columns of a row, behind those of its key."""
+        return codec.row_fields()
+
+    @abstractmethod
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """
+        Return a column of cells as rows.
+
+        Returns:
+            For each row the index of its cell, and the columns of `row_fields`.
+        """
 
     # --- time to live -----------------------------------------------------------------------------
 

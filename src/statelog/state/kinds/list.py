@@ -7,10 +7,18 @@ A cell is the list of the entries.  A delta is a `ListDelta`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
-from statelog.state.kinds.columns import expiry_of, filtered_lists, list_column, split_elements
+from statelog.state.kinds.columns import (
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    positions_in,
+    split_elements,
+)
 from statelog.state.kinds.kind import (
     OP_ADD_ELEMENT,
     OP_CLEAR,
@@ -20,9 +28,11 @@ from statelog.state.kinds.kind import (
     Kind,
     Migration,
     Operations,
+    RowNumbers,
 )
 
 ListCell = list[Entry]
+POSITION_COLUMN: Final = "position"
 
 
 class ListDelta:
@@ -108,6 +118,15 @@ class ListKind(Kind[ListCell, ListDelta]):
         """Return the lists of a column of lists of structs."""
         entries: list[Entry] = codec.decode_entries(column.values)  # type: ignore[assignment]
         return split_elements(column, entries)
+
+    def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
+        """Return the position in the list, then the fields of an entry."""
+        return [pa.field(POSITION_COLUMN, pa.int64()), *codec.row_fields()]
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each entry, with its position in the list."""
+        cells = cell_of_element(column)
+        return cells, [pa.array(positions_in(cells)), *column.flatten().flatten()]
 
     def expiry_times(self, cell: ListCell) -> Collection[int]:
         """Return the expiry of each entry."""

@@ -11,7 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
-from statelog.state.kinds.columns import expiry_of, filtered_lists, list_column, split_elements
+from statelog.state.kinds.columns import (
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    split_elements,
+)
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_PUT,
@@ -22,6 +28,7 @@ from statelog.state.kinds.kind import (
     Kind,
     Migration,
     Operations,
+    RowNumbers,
     Values,
 )
 
@@ -125,6 +132,11 @@ class MapKind(Kind[MapCell, MapDelta]):
         )
         pairs = list(zip(user_keys, entries, strict=True))
         return [None if cell is None else dict(cell) for cell in split_elements(column, pairs)]
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each entry."""
+        user_keys, entries = column.flatten().flatten()
+        return cell_of_element(column), [*user_keys.flatten(), *entries.flatten()]
 
     def expiry_times(self, cell: MapCell) -> Collection[int]:
         """Return the expiry of each entry."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import check
-from statelog.state.kinds.columns import Times
+from statelog.state.kinds.columns import Times, cell_of_element
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
@@ -27,10 +27,12 @@ from statelog.state.kinds.kind import (
     Kind,
     Migration,
     Operations,
+    RowNumbers,
     Table,
 )
 
 TimerCell = tuple[int, ...]
+FIRES_COLUMN: Final = "fires_at_ms"
 
 _TIMES: Final = pa.list_(pa.int64())
 _VALUE_SCHEMA: Final = pa.schema([("times", _TIMES)])
@@ -110,6 +112,14 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> list[TimerCell | None]:
         """Return the timers of a column of lists of times."""
         return [None if cell is None else tuple(cell) for cell in column.to_pylist()]
+
+    def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
+        """Return the time of a timer."""
+        return [pa.field(FIRES_COLUMN, pa.int64())]
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each timer."""
+        return cell_of_element(column), [column.flatten()]
 
     def migrate_deltas(
         self, deltas: dict[Key, Sequence[int]], migrate: Migration

@@ -21,6 +21,7 @@ from statelog.state.kinds.kind import (
     Kind,
     Migration,
     Operations,
+    RowNumbers,
 )
 
 
@@ -72,6 +73,11 @@ class ValueKind(Kind[Entry, Entry | None]):
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> list[Entry | None]:
         """Return the values of a column of structs."""
         return codec.decode_entries(column)
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each value."""
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        return np.flatnonzero(valid), column.drop_null().flatten()
 
     def expiry_times(self, cell: Entry) -> Collection[int]:
         """Return the expiry of the value."""

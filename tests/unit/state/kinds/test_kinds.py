@@ -233,6 +233,43 @@ def test_the_last_delta_of_a_replacing_kind_is_its_cell(
         assert table.get(key) == (None if op == OP_CLEAR else cell)
 
 
+@of_every_kind
+@given(data=st.data())
+@a_few
+def test_a_column_has_a_row_for_each_entry(kind: StateKind, ttl: bool, data: Any) -> None:
+    codec = codec_of(kind, ttl)
+    stored = data.draw(st.lists(st.none() | cells(kind, entries_of(ttl)), min_size=1, max_size=4))
+    expected = []
+    for number, cell in enumerate(stored):
+        for position, entry in enumerate(flat_entries(kind, ttl, cell)):
+            before = [position] if kind is StateKind.LIST else []
+            expected.append((number, *before, *entry))
+    start = data.draw(st.integers(0, len(stored)))
+    column = codec.encode_cells(stored).slice(start)
+    rows, columns = kind.rules.rows(column)
+    fields = kind.rules.row_fields(codec)
+    assert [field.type for field in fields] == [one.type for one in columns]
+    found = list(zip((rows + start).tolist(), *(one.to_pylist() for one in columns), strict=True))
+    assert [row for row in expected if row[0] >= start] == found
+
+
+def flat_entries(kind: StateKind, ttl: bool, cell: Any) -> Any:
+    def flat(entry: Any) -> Any:
+        return (*entry[1], entry[0]) if ttl else entry
+
+    match kind, cell:
+        case _, None:
+            return []
+        case StateKind.VALUE, _:
+            return [flat(cell)]
+        case StateKind.LIST, _:
+            return map(flat, cell)
+        case StateKind.MAP, _:
+            return [(*user_key, *flat(entry)) for user_key, entry in cell.items()]
+        case StateKind.TIMER, _:
+            return [(time,) for time in cell]
+
+
 @of_expiring_kinds
 @given(data=st.data(), until_ms=st.integers(0, 21))
 @a_few
