@@ -38,7 +38,7 @@ _HEADER: Final = struct.Struct(">BH")
 
 class OperatorCodec:
     """
-    Encodes and decodes the changes of all variables of one operator.
+    Encode and decode the changes of all variables of one operator.
 
     Args:
         schema: The operator's schema.

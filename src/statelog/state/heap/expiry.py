@@ -56,7 +56,7 @@ def choose_groups(
 
 class IncrementalExpiry:
     """
-    Removes expired entries from the tables, a bounded part in each batch.
+    Remove expired entries from the tables, a bounded part in each batch.
 
     Args:
         kinds: Kind of each variable, by state id.

@@ -54,17 +54,17 @@ class MemoryLimits:
 
     @property
     def recent_bytes(self) -> int:
-        """Bytes that the dict tables may use."""
+        """Return the bytes that the dict tables may use."""
         return int(self.budget_bytes * _RECENT_SHARE)
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of changes collected before they are replayed."""
+        """Return the bytes of changes to collect before a replay."""
         return int(self.budget_bytes * _PENDING_SHARE)
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of rows processed at once, by their estimated size as Python objects."""
+        """Return the bytes of rows, as Python objects, to process at once."""
         return int(self.budget_bytes * _INPUT_SHARE)
 
 
