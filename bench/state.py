@@ -36,11 +36,12 @@ import pyarrow as pa
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.runtime.ids import RandomIds
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_hash import hash_columns
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import open_store
 
 WAYS = ("columnar", "dict", "rocksdict", "lmdb", "sqlite3")
@@ -165,12 +166,12 @@ class ColumnarTable:
         state = StateDescriptor("total", StateKind.VALUE, value)
         schema = OperatorStateSchema("bench", pa.schema([("key", pa.int64())]), (state,))
         self._range = KeyGroupRange(0, 127)
-        backend = StateBackend("auto", 512 << 20, str(folder))
+        backend = StateBackendConfig("auto", 512 << 20, str(folder))
         opener = backend.opener("bench", RandomIds())
         self._state = KeyedState(OperatorCodec(schema), backend.limits(), opener)
         self._schema = schema.key_schema
         self._number = -1
-        if any(folder.rglob("*.run")):  # opened again: the log would know this tip
+        if any(folder.rglob("*.run")):  # opened again: the log below has this id
             self._number = NEWEST
             log = ChangelogStateHandle(
                 self._range, (), 0, 0, state_handle_id="the log", checkpoint_id=NEWEST

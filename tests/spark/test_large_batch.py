@@ -11,7 +11,7 @@ from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, Interpret
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.spark import transform_with_state
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ SEED = 2_026
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tasks process about a hundred rows at once; the driver tells them."""
-    monkeypatch.setattr(StateBackend, "input_bytes", 150_000)
+    monkeypatch.setattr(StateBackendConfig, "input_bytes", 150_000)
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
@@ -55,7 +55,7 @@ def test_a_batch_frame_is_processed_in_parts(
     frame = spark.createDataFrame(batch_of(random.Random(7), 0, keys=300), INPUT)
     arguments: Any = (frame.groupBy(*KEYS), Interpreter(), OUTPUT, "Update", "ProcessingTime")
     at_once = transform_with_state(*arguments, tasks=1)
-    monkeypatch.setattr(StateBackend, "input_bytes", 150_000)
+    monkeypatch.setattr(StateBackendConfig, "input_bytes", 150_000)
     parts = transform_with_state(*arguments, tasks=1)
     assert by_key(at_once.collect()) == by_key(parts.collect())
 

@@ -1,10 +1,13 @@
 """
 Keyed state: tables, the changes that bring them forward, and snapshots.
 
+    kinds      value, list, map, timer: all that is particular to a kind of state
     schema     what a processor declares, and how it may change
-    heap       dictionary tables, expiry, the memory budget
-    columnar   sorted runs of columns, for state beyond the budget
+    heap       dict tables, overlays, expiry, the memory budget
     encoding   values, deltas, changes and snapshot files as bytes
-    objects    value, list and map state as a processor holds them; keys: key hash and key groups
+    objects    the state objects that a processor uses; keys: key hash and key groups
+    columnar   sorted runs of columns, for state beyond the budget
+    backend    where a worker keeps its state; replay: the log applied to it
+    keyed_state   the state of one process, brought to a checkpoint
     reader     state as of a checkpoint as Arrow tables, for everything outside the job
 """

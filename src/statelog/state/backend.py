@@ -1,4 +1,4 @@
-"""Where the state of a worker lives: in memory, on the host's disk, or in both as it comes."""
+"""Where a worker keeps its state: in memory, or on the host's disk too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from statelog.errors import InvalidOptionsError
 from statelog.runtime.ids import IdSource
-from statelog.state.columnar.run_files import LocalRuns, default_folder
+from statelog.state.columnar.run_files import RunFiles, default_folder
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.heap.memory import MemoryLimits
 
@@ -21,9 +21,9 @@ DEFAULT_BUDGET: Final = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class StateBackend:
+class StateBackendConfig:
     """
-    Where the state of a worker lives.
+    Choose where a worker keeps its state.
 
     Args:
         kind: "auto": dict tables while they fit into the budget, then columns in files of the host;
@@ -32,7 +32,7 @@ class StateBackend:
         folder: Host-local folder for files; None for one in the system's temporary directory.
 
     Raises:
-        InvalidOptionsError: An argument is none of these.
+        InvalidOptionsError: An argument is out of range.
     """
 
     kind: str = "auto"
@@ -48,24 +48,24 @@ class StateBackend:
 
     @property
     def input_bytes(self) -> int:
-        """Rows of a task up to this size, as Python objects, are processed at once."""
+        """Bytes of rows, as Python objects, that a task processes at once."""
         return self.limits().input_bytes
 
     def limits(self) -> MemoryLimits:
-        """Return what the state may take in memory."""
+        """Return how much memory the state may use."""
         if self.kind == "disk":
             return MemoryLimits(self.budget_bytes, dict_rows=0)
         return MemoryLimits(self.budget_bytes)
 
-    def opener(self, location: str, ids: IdSource) -> Callable[[RowLayout], LocalRuns | None]:
-        """Return what opens the host's files of a state location; it gives None without files."""
+    def opener(self, location: str, ids: IdSource) -> Callable[[RowLayout], RunFiles | None]:
+        """Return a function that opens the host's files; it may return None."""
 
-        def open_runs(layout: RowLayout) -> LocalRuns | None:
+        def open_runs(layout: RowLayout) -> RunFiles | None:
             if self.kind == "memory":
                 return None
             folder = default_folder() if self.folder is None else Path(self.folder)
             try:
-                return LocalRuns(folder, location, layout, ids)
+                return RunFiles(folder, location, layout, ids)
             except OSError as error:
                 _log.warning(
                     "no local files for state (%s); large state stays in memory. Set localDirectory "

@@ -1,13 +1,14 @@
 """
 The state that one process holds, and how it is brought forward.
 
-It is a cache.  Any key group may be missing, or be older than the checkpoint a task starts from;
-`catch_up` makes the asked range current, from the cheapest source: the task's own last overlay if
-that attempt was committed, else the log, else files of this host or a snapshot, and log.
+It is a cache.  Any key group may be missing, or be older than the checkpoint a task starts from.
+`catch_up` brings a range to that checkpoint from the cheapest source: the last overlay of the task
+itself if that attempt was committed, else the log, else files of this host or a snapshot, then the
+log.
 
-Small state lives in dict tables.  What is too much for them lives in runs of columns (see
-`statelog.state.columnar.sorted_run`), in files of the host where it may; then a task says which keys it
-will touch (`prepare`), and they are moved into the dict tables before it looks.
+Small state is kept in dict tables.  State beyond the memory budget is kept in runs of columns (see
+`statelog.state.columnar.sorted_run`), in files of the host where these are allowed.  A task then
+names the keys it will use (`prepare`), and they are moved into the dict tables first.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import pyarrow as pa
 from statelog.checkpoint.state_stream import read_materialized
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.state.columnar.run_files import LocalRuns
-from statelog.state.columnar.run_set import Runs, contiguous, tip_of
-from statelog.state.columnar.sorted_run import ColumnarRun, RowLayout, build_run
+from statelog.state.columnar.run_files import RunFiles
+from statelog.state.columnar.run_set import RunSet, contiguous, path_of
+from statelog.state.columnar.sorted_run import RowLayout, SortedRun, build_run
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import (
     is_of_schema,
@@ -33,23 +34,24 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_tables,
     write_snapshot,
 )
-from statelog.state.heap.expiry import ExpirySweep
+from statelog.state.heap.expiry import IncrementalExpiry
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Key
 from statelog.state.replay import CatchUp, Replay, keys_of
 from statelog.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """The overlays of an attempt whose checkpoint may or may not have been committed."""
+    """The overlays of an attempt that may be committed."""
 
     checkpoint_id: int
     base_id: int
     state_handle_id: str
     key_group_range: KeyGroupRange
     overlays: dict[int, Overlay]
-    runs: dict[int, ColumnarRun]
+    runs: dict[int, SortedRun]
     """The runs that the overlays' keys were moved out of."""
 
 
@@ -69,27 +71,27 @@ class KeyedState:
         self,
         codec: OperatorCodec,
         limits: MemoryLimits | None = None,
-        local: Callable[[RowLayout], LocalRuns | None] = lambda _layout: None,
+        local: Callable[[RowLayout], RunFiles | None] = lambda _layout: None,
     ) -> None:
         self.codec = codec
         self.groups: dict[int, KeyGroupState] = {}
         self._staged: list[_Staged] = []
-        self._runs: Runs | None = None
+        self._runs: RunSet | None = None
         if limits is not None:
             layout = RowLayout(codec)
-            self._runs = Runs(layout, self.groups, limits, local(layout))
+            self._runs = RunSet(layout, self.groups, limits, local(layout))
         states = codec.schema.states
-        self._sweep = ExpirySweep(codec.kinds, [state.ttl_ms for state in states])
+        self._expiry = IncrementalExpiry(codec.kinds, [state.ttl_ms for state in states])
 
-    def sweep(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
+    def expire_incrementally(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
         """
-        Take some expired entries of a task's key groups out of memory; return how many.
+        Remove some expired entries from memory; return how many.
 
-        What expired in columns goes when its block is rewritten.
+        Expired entries in columns are removed when their block is rewritten.
         """
         if self._runs is not None:
             self._runs.now_ms = now_ms
-        return self._sweep.sweep({kg: self.groups[kg] for kg in key_group_range}, now_ms)
+        return self._expiry.expire({kg: self.groups[kg] for kg in key_group_range}, now_ms)
 
     def stage(
         self,
@@ -99,7 +101,7 @@ class KeyedState:
         key_group_range: KeyGroupRange,
         overlays: dict[int, Overlay],
     ) -> None:
-        """Keep the overlays of an attempt at *checkpoint_id* until its fate is known."""
+        """Keep the overlays of an attempt for the next `catch_up`."""
         runs = {} if self._runs is None else dict(self._runs.by_group)
         self._staged.append(
             _Staged(checkpoint_id, base_id, state_handle_id, key_group_range, overlays, runs)
@@ -107,10 +109,10 @@ class KeyedState:
 
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """
-        Make keys, by key group, ready to be looked at and changed.
+        Make keys, by key group, ready to be read and changed.
 
-        Every key that an overlay will hold must be named here, or found by `prepare_due` or
-        `prepare_all`, before it is looked at.
+        Every key that an overlay will hold must be passed here, or be found by `prepare_due` or
+        `prepare_all`, before it is read.
         """
         if self._runs is not None:
             self._runs.move(keys)
@@ -119,13 +121,13 @@ class KeyedState:
         """
         Make keys ready as `prepare` does, until `give_back`.
 
-        For a task that has more keys than memory: what it holds of them is dropped in between.
+        For a task with more keys than memory, which drops their changes in between.
         """
         if self._runs is not None:
             self._runs.borrow(keys)
 
     def give_back(self) -> None:
-        """Hold the keys that were borrowed in columns again; they must not have been folded."""
+        """Return borrowed keys to the columns; no fold may have changed them."""
         if self._runs is not None:
             self._runs.give_back()
 
@@ -137,7 +139,7 @@ class KeyedState:
     def first_timer_in_columns(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer of the keys in columns; None for none.  See `prepare_due`."""
+        """Return the earliest timer in columns after `prepare_due`, or None."""
         if self._runs is None:
             return None
         return self._runs.first_timer(key_group_range, state_id, after_ms)
@@ -158,7 +160,7 @@ class KeyedState:
         return entries + (0 if self._runs is None else self._runs.live_count(key_group_range))
 
     def object_count(self) -> int:
-        """Return the number of entries that are Python objects, in all key groups held."""
+        """Return the number of entries in dict tables, of all key groups."""
         return sum(len(table) for group in self.groups.values() for table in group.tables)
 
     def table(self, key_group_range: KeyGroupRange) -> pa.Table:
@@ -171,7 +173,7 @@ class KeyedState:
         self, key_group_range: KeyGroupRange, overlays: Mapping[int, Overlay], now_ms: int
     ) -> bytes:
         """
-        Return the state with *overlays* folded in as a Parquet file; see `write_snapshot`.
+        Return the state with *overlays* as Parquet; see `write_snapshot`.
 
         Call `end_snapshot` when it is written.
         """
@@ -190,9 +192,9 @@ class KeyedState:
         return parquet_of(tables())
 
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
-        """Tell where the bytes of `snapshot` went."""
+        """Note the file that the bytes of `snapshot` were written to."""
         if self._runs is not None:
-            self._runs.end_snapshot(tip_of(snapshot), snapshot.checkpoint_id)
+            self._runs.end_snapshot(path_of(snapshot), snapshot.checkpoint_id)
 
     def catch_up(
         self,
@@ -264,11 +266,11 @@ class KeyedState:
                 done.folded += 1
         self._staged = [staged for staged in self._staged if staged.checkpoint_id > base_id]
 
-    def reached(self, key_group: int, version: int, tip: str) -> None:
-        """Note that a key group is at checkpoint *version*, after the log handle *tip*."""
+    def reached(self, key_group: int, version: int, last_applied: str) -> None:
+        """Note the checkpoint of a key group, and the handle applied last."""
         self.groups[key_group].version = version
         if self._runs is not None:
-            self._runs.tips[key_group] = tip
+            self._runs.last_applied[key_group] = last_applied
 
     def _bring_forward(
         self,
@@ -280,9 +282,9 @@ class KeyedState:
     ) -> None:
         store, handle = load()
         fresh = {kg for kg in missing if self.groups[kg].version < 0}
-        for materialized in handle.materialized:
-            for kg in materialized.key_group_range.intersection(key_group_range):
-                if self.groups[kg].version < materialized.checkpoint_id:
+        for snapshot in handle.materialized:
+            for kg in snapshot.key_group_range.intersection(key_group_range):
+                if self.groups[kg].version < snapshot.checkpoint_id:
                     fresh.add(kg)
         if self._runs is not None and fresh:
             done.local += len(self._runs.restore_local(handle, fresh))
@@ -300,17 +302,17 @@ class KeyedState:
         done: CatchUp,
     ) -> None:
         rows = 0
-        for materialized in handle.materialized:
-            wanted = materialized.key_group_range.intersection(key_group_range)
-            version = materialized.checkpoint_id
+        for snapshot in handle.materialized:
+            wanted = snapshot.key_group_range.intersection(key_group_range)
+            version = snapshot.checkpoint_id
             old = [kg for kg in wanted if self.groups[kg].version < version]
             if not old:
                 continue
-            data = read_materialized(store, materialized)
+            data = read_materialized(store, snapshot)
             done.restored += 1
             for key_group in old:
                 self._begin(key_group)
-                self.reached(key_group, version, tip_of(materialized))
+                self.reached(key_group, version, path_of(snapshot))
             if self._runs is not None:
                 rows += snapshot_row_count(data, wanted)
                 if rows > self._runs.limits.dict_rows:
@@ -322,7 +324,7 @@ class KeyedState:
                     self.groups[key_group].tables = tables[key_group]
 
     def _restore_columns(
-        self, runs: Runs, data: memoryview, key_groups: Iterable[KeyGroupRange]
+        self, runs: RunSet, data: memoryview, key_groups: Iterable[KeyGroupRange]
     ) -> None:
         """Read a snapshot into runs, a few key groups at a time."""
         if is_of_schema(self.codec, data):

@@ -1,4 +1,4 @@
-"""Replays the log into the tables: change by change into dictionaries, or many at once in columns."""
+"""Replay of the log into the tables: one change after another, or many at once in columns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from statelog.errors import check
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.columnar.replay import Changes, can_replay_columns, replay_columns
-from statelog.state.columnar.run_set import Runs, contiguous
-from statelog.state.columnar.sorted_run import ColumnarRun
+from statelog.state.columnar.run_set import RunSet, contiguous
+from statelog.state.columnar.sorted_run import SortedRun
 from statelog.state.encoding.changes import ChangesReader, OperatorCodec
 from statelog.state.heap.memory import blocks
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Key
 from statelog.store import ObjectStore
 
 _COLUMNAR_REPLAY_BYTES = 16 * 1024 * 1024
 _COLUMNAR_RESTORE_BYTES = 2 * 1024 * 1024
-"""So much log is replayed in columns: into state at hand, and into state just restored."""
+"""Sizes from which a log is replayed in columns: into state in use, into state just restored."""
 _FOLDED_SHARE = 0.125
-"""Changes folded one by one into dicts take so many times the bytes that they take in the log."""
+"""Bytes in the log per byte that changes folded into dicts take in memory."""
 
 
 class ReplayTarget(Protocol):
@@ -40,17 +41,17 @@ class ReplayTarget(Protocol):
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """Make keys, by key group, ready to be changed."""
 
-    def reached(self, key_group: int, version: int, tip: str) -> None:
-        """Note that a key group is at checkpoint *version*, after the log handle *tip*."""
+    def reached(self, key_group: int, version: int, last_applied: str) -> None:
+        """Note the checkpoint of a key group, and the handle applied last."""
 
 
 @dataclass(slots=True)
 class CatchUp:
     """
-    What `catch_up` did, for the report of a batch.
+    Count what one `catch_up` did, for the report of a batch.
 
     Args:
-        folded: Key groups brought forward from an own overlay.
+        folded: Key groups brought forward by the overlay of their own attempt.
         replayed: Change sets read from the log.
         restored: Snapshots read.
         local: Key groups taken from files of this host.
@@ -66,16 +67,18 @@ class CatchUp:
 
 class Replay:
     """
-    One replay of the log: change by change into dict tables, or many at once in columns.
+    Replay the log into dict tables, or many changes at once in columns.
 
     Args:
         state: What is brought forward.
         runs: Its columnar part, if it has one.
-        fresh: Whether key groups hold nothing but what was restored just now.
-        done: Told what was done.
+        fresh: Whether the key groups were all restored just now.
+        done: Counters to update.
     """
 
-    def __init__(self, state: ReplayTarget, runs: Runs | None, fresh: bool, done: CatchUp) -> None:
+    def __init__(
+        self, state: ReplayTarget, runs: RunSet | None, fresh: bool, done: CatchUp
+    ) -> None:
         self._state = state
         self._runs = runs
         self._fresh = fresh
@@ -85,7 +88,7 @@ class Replay:
         self._folded_bytes = 0
         self._reached: dict[int, tuple[int, str]] = {}
         self._rows = 0
-        self._light: list[ColumnarRun] = []
+        self._light: list[SortedRun] = []
 
     def run(
         self,
@@ -93,7 +96,7 @@ class Replay:
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
     ) -> None:
-        """Replay what *handle* has for the range and the state does not."""
+        """Replay the log of *handle* that the state does not have."""
         groups = self._state.groups
         in_columns = self._is_long(handle.log)
         last = -1
@@ -119,7 +122,7 @@ class Replay:
             self._runs.name_files()
 
     def _bound(self, key_groups: Collection[int]) -> None:
-        """Apply what is pending in the middle of a log handle, where it is too much for memory."""
+        """Apply pending changes within a log handle, if memory requires it."""
         runs = self._runs
         if runs is None:
             return
@@ -134,7 +137,7 @@ class Replay:
     def _take(
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
     ) -> None:
-        """Take changes of the key groups in *old*, now or with the next flush."""
+        """Apply changes of the key groups in *old*, or collect them."""
         changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
         kept = {
             state_id: [change for change in part if change[0] in old]
@@ -143,7 +146,7 @@ class Replay:
         if in_columns and reader.is_present:
             self._collect(kept)
         else:
-            self._flush()  # what stands before this in the log
+            self._flush()  # changes before these in the log
             self._fold(reader, kept)
             self._folded_bytes += batch.nbytes
 
@@ -175,14 +178,14 @@ class Replay:
             self._state.groups[key_group].fold(overlay)
 
     def _flush(self) -> None:
-        """Apply what is pending, and note how far the key groups have come."""
+        """Apply pending changes, and note the versions reached."""
         if not self._reached and not self._pending:
             return
         reached, self._reached = self._reached, {}
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         touched = sorted({kg for part in pending.values() for kg, _ in part})
-        for key_group, (version, tip) in reached.items():
-            self._state.reached(key_group, version, tip)
+        for key_group, (version, last_applied) in reached.items():
+            self._state.reached(key_group, version, last_applied)
         if self._runs is None:
             return
         for part in (block for run in contiguous(touched) for block in blocks(run)):
@@ -190,7 +193,7 @@ class Replay:
         if not touched:
             self._done.compacted += self._runs.bound()
 
-    def _merge(self, runs: Runs, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
+    def _merge(self, runs: RunSet, part: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
         run = replay_columns(runs.layout, part, runs.table(part), changes)
         if run is None:
             reader = self._state.codec.present_reader()
@@ -206,7 +209,7 @@ class Replay:
             self._light.append(run)
 
     def _settle(self) -> None:
-        """Make dict tables of a small state, and put the beginning of a large one into files."""
+        """Make dict tables of a small state, and files of a large one."""
         if self._runs is None:
             return
         for run in self._light:

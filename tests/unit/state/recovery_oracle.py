@@ -33,16 +33,17 @@ from statelog.model.checkpoint import (
 )
 from statelog.runtime.ids import RandomIds
 from statelog.state import keyed_state
-from statelog.state.columnar.run_files import LocalRuns
+from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
+from statelog.state.kinds import StateKind
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.list import ListState
 from statelog.state.objects.map import MapState
 from statelog.state.objects.timers import Timers
 from statelog.state.objects.value import ValueState
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import LocationPaths, ObjectStore
 from statelog.testing.faulty_store import FaultyStore
 
@@ -296,8 +297,8 @@ class World:
         if not self.mode.columns:
             return self.module.KeyedState(self.codec)
 
-        def local(layout: RowLayout) -> LocalRuns | None:
-            return LocalRuns(self.folder, "here", layout, self.ids) if self.mode.files else None
+        def local(layout: RowLayout) -> RunFiles | None:
+            return RunFiles(self.folder, "here", layout, self.ids) if self.mode.files else None
 
         return self.module.KeyedState(self.codec, Tiny(64 << 20, self.mode.dict_rows), local)
 

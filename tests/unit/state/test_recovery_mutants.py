@@ -106,8 +106,8 @@ MUTANTS = (
         ("columns",),
     ),
     Mutant(
-        "a_fold_names_no_tip",
-        "self._runs.tips[key_group] = tip",
+        "a_fold_notes_no_last_applied",
+        "self._runs.last_applied[key_group] = last_applied",
         "pass",
         ("files",),
     ),

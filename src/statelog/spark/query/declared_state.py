@@ -7,37 +7,22 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
-from pyspark.sql.streaming.stateful_processor import MapState as PySparkMapState
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueState
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.pickled_processor import pickled
 from statelog.spark.query.processor_failures import described
 from statelog.spark.query.refused_state import StateWithoutKey
+from statelog.spark.query.state_variables import SchemaLike, StateVariables, WantedVariable
 from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
-from statelog.state.objects.aggregates import (
-    AggregateFunction,
-    AggregatingState,
-    ReduceFunction,
-    ReducingState,
-)
-from statelog.state.schema.descriptors import (
-    TIMERS_NAME,
-    Aggregation,
-    OperatorStateSchema,
-    StateDescriptor,
-    StateKind,
-)
-
-SchemaLike = StructType | str
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 
 
-class DriverHandle(StatefulProcessorHandle):
+class DriverHandle(StateVariables):
     """
     The handle that `init` gets once on the driver, to learn the state variables.
 
@@ -55,15 +40,9 @@ class DriverHandle(StatefulProcessorHandle):
     def _arrow(self, schema: SchemaLike) -> pa.Schema:
         return arrow_schema(self._parse(schema) if isinstance(schema, str) else schema)
 
-    def _add(
-        self,
-        name: str,
-        kind: StateKind,
-        value: SchemaLike,
-        user_key: SchemaLike | None,
-        ttl_ms: int | None,
-        aggregation: Aggregation | None = None,
-    ) -> Any:
+    def _variable(self, wanted: WantedVariable) -> Any:
+        """Note a state variable; what is returned cannot be used, because there is no key."""
+        name, ttl_ms = wanted.name, wanted.ttl_ms
         reserved = not name or name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN
         if reserved or any(state.name == name for state in self.states):
             raise UsageError(f"state name {name!r} is empty, reserved, or used twice")
@@ -77,79 +56,14 @@ class DriverHandle(StatefulProcessorHandle):
         self.states.append(
             StateDescriptor(
                 name=name,
-                kind=kind,
-                value_schema=self._arrow(value),
-                user_key_schema=None if user_key is None else self._arrow(user_key),
+                kind=wanted.kind,
+                value_schema=self._arrow(wanted.value),
+                user_key_schema=None if wanted.user_key is None else self._arrow(wanted.user_key),
                 ttl_ms=ttl_ms,
-                aggregation=aggregation,
+                aggregation=wanted.aggregation,
             )
         )
         return StateWithoutKey(name)
-
-    def getValueState(
-        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
-    ) -> PySparkValueState:
-        """Note a value state."""
-        state: PySparkValueState = self._add(
-            stateName, StateKind.VALUE, schema, None, ttlDurationMs
-        )
-        return state
-
-    def getReducingState(
-        self,
-        stateName: str,
-        schema: SchemaLike,
-        reduce: ReduceFunction,
-        ttlDurationMs: int | None = None,
-    ) -> ReducingState:
-        """Note a reducing state."""
-        if not callable(reduce):
-            raise UsageError(f"state {stateName!r}: reduce is a function, not {reduce!r:.100}")
-        state: ReducingState = self._add(
-            stateName, StateKind.VALUE, schema, None, ttlDurationMs, Aggregation.REDUCING
-        )
-        return state
-
-    def getAggregatingState(
-        self,
-        stateName: str,
-        accumulatorSchema: SchemaLike,
-        aggregateFunction: AggregateFunction,
-        ttlDurationMs: int | None = None,
-    ) -> AggregatingState:
-        """Note an aggregating state."""
-        for method in ("create_accumulator", "add", "get_result", "merge"):
-            if not callable(getattr(aggregateFunction, method, None)):
-                raise UsageError(f"state {stateName!r}: its function has no method {method}()")
-        state: AggregatingState = self._add(
-            stateName,
-            StateKind.VALUE,
-            accumulatorSchema,
-            None,
-            ttlDurationMs,
-            Aggregation.AGGREGATING,
-        )
-        return state
-
-    def getListState(
-        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
-    ) -> PySparkListState:
-        """Note a list state."""
-        state: PySparkListState = self._add(stateName, StateKind.LIST, schema, None, ttlDurationMs)
-        return state
-
-    def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: SchemaLike,
-        valueSchema: SchemaLike,
-        ttlDurationMs: int | None = None,
-    ) -> PySparkMapState:
-        """Note a map state."""
-        state: PySparkMapState = self._add(
-            stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs
-        )
-        return state
 
     def deleteIfExists(self, stateName: str) -> None:
         """Note a deletion; where `init` asks for the variable too, the tasks empty it."""

@@ -7,9 +7,8 @@ from typing import Any, Final, NoReturn
 
 from statelog.errors import UsageError
 from statelog.spark.rows.spark_errors import DeletedStateError
-from statelog.state.objects.list import ExpiringListState, ListState
-from statelog.state.objects.map import ExpiringMapState, MapState
-from statelog.state.schema.descriptors import StateKind
+from statelog.state.kinds import StateKind
+from statelog.state.objects.bound_state import BoundState
 
 _SPARKS_WORDS: Final[dict[StateKind, dict[str, str]]] = {
     StateKind.VALUE: {
@@ -35,6 +34,8 @@ _SPARKS_WORDS: Final[dict[StateKind, dict[str, str]]] = {
     },
 }
 """What Spark says when a method of a deleted variable is called: code may look for it."""
+_NOT_OF_USERS: Final = frozenset({"as_row", "bound_to", "enter", "kind", "leave"})
+"""Names of state objects that are not for processors."""
 
 
 class StateWithoutKey:
@@ -74,23 +75,18 @@ class RefusedState:
         return _refusal(self._kind, attribute, self._deleted)
 
 
-def refuse_use(state: Any, name: str) -> None:
+def refuse_use(state: BoundState | RefusedState, name: str) -> None:
     """Let every method of a state variable say that the variable was deleted."""
     if isinstance(state, RefusedState):
         state._deleted = name
         return
-    kind = StateKind.VALUE
-    if isinstance(state, ListState | ExpiringListState):
-        kind = StateKind.LIST
-    elif isinstance(state, MapState | ExpiringMapState):
-        kind = StateKind.MAP
     for method in dir(type(state)):
-        if not method.startswith("_") and method not in ("as_row", "enter", "leave"):
-            setattr(state, method, _refusal(kind, method, name))
+        if not method.startswith("_") and method not in _NOT_OF_USERS:
+            setattr(state, method, _refusal(state.kind, method, name))
 
 
 def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]:
-    words = _SPARKS_WORDS[kind].get(method, f"Error using {kind.value} state")
+    words = _SPARKS_WORDS.get(kind, {}).get(method, f"Error using {kind.value} state")
 
     def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise DeletedStateError(

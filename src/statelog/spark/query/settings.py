@@ -29,7 +29,7 @@ from statelog.spark.query.setting import (
     parse_restore_from,
     setting,
 )
-from statelog.state.backend import DEFAULT_BUDGET, StateBackend
+from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
 
 CONF_PREFIX: Final = "spark.statelog."
 OPTION_PREFIX: Final = "statelog."
@@ -257,9 +257,9 @@ class QuerySettings:
         return self.min_tasks, max(most, self.min_tasks)
 
     @property
-    def backend(self) -> StateBackend:
+    def backend(self) -> StateBackendConfig:
         """Where the workers keep the state."""
-        return StateBackend(self.state_backend, self.memory_budget, self.local_directory)
+        return StateBackendConfig(self.state_backend, self.memory_budget, self.local_directory)
 
     @property
     def is_beside_checkpoint(self) -> bool:

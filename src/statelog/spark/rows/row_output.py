@@ -8,8 +8,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.errors import ProcessorError
-
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+from statelog.state.encoding.values import UNENCODABLE
 
 
 class RowOutput:
@@ -53,7 +52,7 @@ class RowOutput:
         for field, column in zip(self._schema, columns, strict=True):
             try:
                 arrays.append(pa.array(column, type=field.type))
-            except _UNFIT as error:
+            except UNENCODABLE as error:
                 raise self._unfit(field, rows, column, error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -83,7 +82,7 @@ class RowOutput:
         for row, value in zip(rows, column, strict=True):
             try:
                 pa.array([value], type=field.type)
-            except _UNFIT:
+            except UNENCODABLE:
                 return self._failed(
                     f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
                     f"{row!r:.200}: {error}"

@@ -38,6 +38,7 @@ from statelog.spark.testing.tester_rows import TesterOutput, TesterRows
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
+from statelog.state.encoding.values import UNENCODABLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -254,8 +255,8 @@ class ProcessorTester:
             typed.batch()
         try:
             self._state.commit(run.overlays)
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise run.explain_unfit(error) from error
+        except UNENCODABLE as error:
+            raise run.locate_unencodable_value(error) from error
         return output.rows
 
     def _now(self) -> int:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import (
     ValueState,
 )
 
-from statelog.spark.query.declared_state import SchemaLike
+from statelog.spark.query.state_variables import SchemaLike, WantedVariable, bind_variable
 from statelog.spark.rows.spark_errors import (
     MissingStateError,
     UnsupportedOperationError,
@@ -25,8 +25,8 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.worker.handle import TaskHandle
-from statelog.state.encoding.deltas import StateCodec
-from statelog.state.schema.descriptors import TIMERS_NAME, Aggregation, StateDescriptor, StateKind
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import TIMERS_NAME, StateDescriptor
 
 _METHODS: Final[dict[StateKind, type]] = {
     StateKind.VALUE: ValueState,
@@ -38,13 +38,9 @@ _METHODS: Final[dict[StateKind, type]] = {
 class KnownStates(TaskHandle):
     """A handle of one key that says at once which states there are when asked for another one."""
 
-    def _give(
-        self,
-        name: str,
-        kind: StateKind,
-        make: Callable[[int, StateCodec], Any],
-        aggregation: Aggregation | None = None,
-    ) -> Any:
+    def _variable(self, wanted: WantedVariable) -> Any:
+        """Return the state object; of a reducing or aggregating state, what is kept."""
+        name = wanted.name
         known = [state.name for state in self._codec.schema.states if state.name != TIMERS_NAME]
         if name not in known:
             raise WrongArgumentError(
@@ -52,17 +48,13 @@ class KnownStates(TaskHandle):
             )
         state_id = self._codec.schema.state_id(name)
         state = self._codec.states[state_id]
-        if state.descriptor.kind is not kind:
+        if state.descriptor.kind is not wanted.kind:
             raise WrongArgumentError(f"state {name!r} is a {state.descriptor.kind_text} state")
-        return make(state_id, state)  # of a reducing or aggregating state, what is kept
+        return bind_variable(self._cursor, state_id, state)
 
     def of_kind(self, name: str, kind: StateKind) -> Any:
         """Return a state variable of the current key."""
-        if kind is StateKind.LIST:
-            return self.getListState(name, "")
-        if kind is StateKind.MAP:
-            return self.getMapState(name, "", "")
-        return self.getValueState(name, "")
+        return self._variable(WantedVariable(name, kind, ""))
 
 
 Open = Callable[[Any], tuple[KnownStates, Callable[[], None]]]

@@ -15,7 +15,7 @@ from statelog.spark.testing.changelog import TesterLog
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.tester_handle import KnownStates
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, Overlay, nothing
+from statelog.state.heap.tables import Key, Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.objects.bound_state import Cursor
@@ -90,7 +90,9 @@ class TesterState:
         for group, content in state.groups.items():
             deltas: Overlay = [{} for _ in state.codec.states]
             kind = state.codec.kinds[state_id]
-            deltas[state_id].update((key, nothing(kind)) for key in content.tables[state_id])
+            deltas[state_id].update(
+                (key, kind.rules.clear_delta()) for key in content.tables[state_id]
+            )
             if deltas[state_id]:
                 overlays[group] = deltas
         self.commit(overlays)

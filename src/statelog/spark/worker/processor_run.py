@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from operator import itemgetter
 
-import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
@@ -31,8 +30,8 @@ from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.retired_changes import RetiredChanges
 from statelog.spark.worker.spill import SpillFile
-from statelog.state.encoding.values import StructCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay, nothing
+from statelog.state.encoding.values import UNENCODABLE, StructCodec
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.timers import Timers
@@ -296,7 +295,7 @@ class ProcessorRun:
             if table:
                 deltas = self._overlay(key_group)[state_id]
                 for key in table:
-                    deltas[key] = nothing(kind)
+                    deltas[key] = kind.rules.clear_delta()
 
     def _failed(self, method: str, key: Key | None, error: BaseException) -> ProcessorError:
         name = type(self._context.processor).__name__
@@ -309,14 +308,14 @@ class ProcessorRun:
             method=method,
         )
 
-    def explain_unfit(self, error: Exception) -> ProcessorError:
+    def locate_unencodable_value(self, error: Exception) -> ProcessorError:
         """Return an error with the state and the key whose value does not fit its type."""
         for key_group, overlay in self.overlays.items():
             for state, deltas in zip(self._codec.states, overlay, strict=True):
                 for key, delta in deltas.items():
                     try:
-                        state.batch(state.rows({key: delta}))
-                    except (pa.ArrowException, OverflowError, TypeError, ValueError) as unfit:
+                        state.batch(state.operations({key: delta}))
+                    except UNENCODABLE as unfit:
                         return ProcessorError(
                             f"state {state.descriptor.name!r} of key "
                             f"{self._codec.key.thaw(key)!r:.200} in batch {self._context.batch_id} "

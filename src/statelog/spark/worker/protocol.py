@@ -15,7 +15,7 @@ from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.late_rows import LateRows
 from statelog.spark.rows.layout import InputLayout
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 from statelog.state.replay import CatchUp
 
 StagedOutput = bytes | tuple[FileStateHandle, ...] | None
@@ -95,7 +95,7 @@ class TaskState:
     fsync: bool
     epoch: int
     schema: dict[str, object]
-    backend: StateBackend = field(default_factory=StateBackend)
+    backend: StateBackendConfig = field(default_factory=StateBackendConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class BatchFrameSpec:
     rows: TaskRows
     schema: dict[str, object]
     key_groups: KeyGroupRange
-    backend: StateBackend
+    backend: StateBackendConfig
 
 
 @dataclass(slots=True)

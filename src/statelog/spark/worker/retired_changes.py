@@ -18,7 +18,7 @@ from statelog.model import ChangeBatch
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay, merged
+from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keys.key_hash import hash_columns
 
 
@@ -109,7 +109,7 @@ class RetiredChanges:
                         (deltas,) = self._codec.states[state_id].deltas(wanted, [wanted.num_rows])
                         deltas = {key: delta for key, delta in deltas.items() if key in keys}
                         table = found.tables[state_id]
-                        found.tables[state_id] = merged(table, deltas, group.kinds[state_id])
+                        found.tables[state_id] = group.kinds[state_id].rules.merge(table, deltas)
         return found
 
     def _hashes(self, columns: list[pa.Array]) -> np.ndarray:

@@ -149,7 +149,7 @@ def _run(
     ack.caught_up = worker.state.catch_up(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
-    worker.state.sweep(key_group_range, spec.context.now_ms)
+    worker.state.expire_incrementally(key_group_range, spec.context.now_ms)
     watch.lap("catch_up")
     late = LateCount()
     if spec.rows.is_read and spec.rows.late is not None:

@@ -8,8 +8,6 @@ do not accumulate in memory, and the handle names several files.
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
@@ -19,6 +17,7 @@ from statelog.options import ChangelogOptions
 from statelog.runtime.ids import IdSource
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.values import UNENCODABLE
 from statelog.store import LocationPaths, ObjectStore
 
 _UPLOADS = 32
@@ -120,5 +119,5 @@ def encoded(run: ProcessorRun, codec: OperatorCodec) -> ChangeBatch:
     """
     try:
         return codec.encode(run.overlays)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise run.explain_unfit(error) from error
+    except UNENCODABLE as error:
+        raise run.locate_unencodable_value(error) from error

@@ -1,8 +1,10 @@
 """
 State as sorted columns in mapped files of the host.
 
-    sorted_run   one run: the sorted rows of some key groups, and the look-up of keys
-    replay       changes applied to a run at once
-    run_files    runs as files that a later worker finds
-    run_set      the runs of one process: which keys are in columns, which are in dictionaries
+    sorted_run    one run: the sorted rows of some key groups, and the look-up of keys
+    moving        keys moved from runs into the dict tables
+    whole_table   runs and dict tables together, in the layout of a snapshot
+    replay        many changes applied to a run at once
+    run_files     runs as files of the host that a later worker finds
+    run_set       the runs of one process: which keys are in columns, and in which file
 """

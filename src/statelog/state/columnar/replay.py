@@ -1,15 +1,15 @@
 """
 Replay of many changes without a Python object for any of them.
 
-For variables whose changes replace what was there (values, timers), the state after a replay is,
-for each key, the last change.  With keys sorted by their hash that is one pass over columns:
-millions of changes a second.  Lists and maps grow by their changes, and are folded one by one.
+For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay
+is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns:
+millions of changes a second.  Deltas of other kinds are folded one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,29 +17,26 @@ import pyarrow as pa
 
 from statelog.model import KeyGroupRange
 from statelog.state.columnar.sorted_run import (
-    ColumnarRun,
     RowLayout,
-    Rows,
+    SortedRun,
     build_run,
     one_batch,
     order_of,
     run_of,
 )
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.deltas import OP_CLEAR, StateCodec
-from statelog.state.encoding.snapshot_file import EXPIRES_FIELD
-from statelog.state.schema.descriptors import StateKind
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 
 Changes = list[tuple[int, pa.RecordBatch]]
 """Changes of one variable in the order of the log: key group, operations."""
 
-_REPLACING: Final = frozenset({StateKind.VALUE, StateKind.TIMER})
-_NONE: Final = -1
+_NO_ROW: Final = -1
 
 
 def can_replay_columns(codec: OperatorCodec) -> bool:
     """Return whether every change of the operator replaces what was there."""
-    return all(codec.kinds[state_id] in _REPLACING for state_id in codec.live)
+    return all(codec.states[state_id].kind.replaces for state_id in codec.live)
 
 
 def replay_columns(
@@ -47,7 +44,7 @@ def replay_columns(
     key_group_range: KeyGroupRange,
     table: pa.Table,
     changes: Mapping[int, Changes],
-) -> ColumnarRun | None:
+) -> SortedRun | None:
     """
     Return the state of a few key groups after *changes*.
 
@@ -88,7 +85,7 @@ def replay_columns(
     key_of_row = np.empty(len(order), np.int64)  # which distinct key each unsorted row has
     key_of_row[order] = np.cumsum(np.concatenate(([True], ~again))) - 1 if len(order) else order
 
-    base_row = np.full(len(first), _NONE)
+    base_row = np.full(len(first), _NO_ROW)
     base_row[key_of_row[: base.num_rows]] = np.arange(base.num_rows)
     columns, some = [], np.zeros(len(first), np.bool_)
     start = base.num_rows
@@ -97,12 +94,12 @@ def replay_columns(
         source = base_row.copy()
         part = parts.get(state_id)
         if part is not None:
-            # Where an index comes twice, numpy keeps the last value: the last change.
+            # For an index given twice, numpy keeps the last value: the last change.
             at = key_of_row[start : start + part.length]
-            source[at] = np.where(part.cleared, _NONE, base.num_rows + np.arange(part.length))
+            source[at] = np.where(part.cleared, _NO_ROW, base.num_rows + np.arange(part.length))
             start += part.length
             column = pa.concat_arrays([column, part.cells.cast(column.type)])
-        columns.append(column.take(pa.array(source, mask=source == _NONE)))
+        columns.append(column.take(pa.array(source, mask=source == _NO_ROW)))
         some |= columns[-1].is_valid().to_numpy(zero_copy_only=False)
     chosen = pa.array(order[first])
     whole = [pa.array(sorted_groups[first], pa.int32()), *(key.take(chosen) for key in keys)]
@@ -126,21 +123,13 @@ class _Part:
         width = layout.first_state - 1
         self.keys = batch.columns[:width]
         self.cleared = batch.column(width).to_numpy() == OP_CLEAR
-        self.cells = _cells(state, batch.columns[width + 1 :])
+        self.cells = state.kind.operation_cells(batch.columns[width + 1 :], state.entry_fields())
 
 
-def _cells(state: StateCodec, columns: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-    """Return operations as the column of a snapshot; what a cleared one holds is not looked at."""
-    if state.descriptor.kind is StateKind.TIMER:
-        return columns[0]
-    fields = list(state.value.stored)
-    if state.expires:
-        fields.append(pa.field(EXPIRES_FIELD, pa.int64()))
-    return pa.StructArray.from_arrays(columns, fields=fields)
-
-
-def _same_keys(layout: RowLayout, keys: Sequence[pa.Array[Any]], order: Rows, again: Rows) -> bool:
-    """Return whether all rows at *again* + 1 have the key of the row before them."""
+def _same_keys(
+    layout: RowLayout, keys: Sequence[pa.Array], order: RowNumbers, again: RowNumbers
+) -> bool:
+    """Return whether each row at *again* and its next row have one key."""
     if not len(again):
         return True
     before, after = pa.array(order[again]), pa.array(order[again + 1])

@@ -1,12 +1,12 @@
 """
 Runs of state in files on the local disk, mapped into memory and shared by all workers of a host.
 
-They are a cache: nothing is lost with them, everything in them was read from the store or folded
-from committed changes, and whoever opens a file of another process verifies it.  A file says for
-each of its key groups what the state in it was made of last, its *tip*: the id of a piece of log, or
+They are a cache: all state in them was read from the store or folded from committed changes, so a
+lost file loses no state.  A process verifies a file of another process before it uses it.  A file
+records for each of its key groups what was applied to the state last: the id of a log handle, or
 the path of a snapshot.  Both are unique for ever.  A file is used for a key group if the checkpoint
-to restore still knows the tip; so files of a run that was rolled back, or of another
-life of the location, are never mistaken for one's own.
+to restore still refers to that id.  So a file of a run that was rolled back, or of an earlier state
+location under the same name, is never used.
 
 File: record batch message of Arrow IPC, JSON header, tail (checksum of all before, lengths, magic).
 """
@@ -34,7 +34,7 @@ from statelog.format.buffers import checksum
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.ids import IdSource
-from statelog.state.columnar.sorted_run import ColumnarRun, RowLayout
+from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 
 _log = logging.getLogger("statelog")
 
@@ -48,33 +48,33 @@ _FORGOTTEN_SECONDS: Final = 7 * 24 * 3600
 class _Header(msgspec.Struct, frozen=True):
     layout: str
     start: int
-    tips: list[str]
+    last_applied: list[str] = msgspec.field(name="tips")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
     """
-    A file as its name and header describe it; not verified yet.
+    A file as its name and header describe it, not verified.
 
     Args:
         path: Where it is.
         key_group_range: Its key groups.
         version: Newest checkpoint that is in it.
-        tips: By key group: what its state was made of last.
+        last_applied: By key group: id of what was applied to its state last.
     """
 
     path: Path
     key_group_range: KeyGroupRange
     version: int
-    tips: Mapping[int, str]
+    last_applied: Mapping[int, str]
 
 
 def default_folder() -> Path:
-    """Return the folder for local state where none was asked for: one per user."""
+    """Return the default folder for local state, one per user."""
     return Path(tempfile.gettempdir()) / f"statelog-{os.getuid()}"
 
 
-class LocalRuns:
+class RunFiles:
     """
     The runs of one state location on this host.
 
@@ -85,7 +85,7 @@ class LocalRuns:
         ids: Makes names for files being written.
 
     Raises:
-        OSError: The folder is somebody else's, or open to others.
+        OSError: The folder belongs to another user, or others can write to it.
 
     Thread: one at a time in a process; any number of processes.
     """
@@ -95,7 +95,7 @@ class LocalRuns:
         self._ids = ids
         self._fingerprint = hashlib.sha256(layout.schema.serialize()).hexdigest()[:16]
         self.folder = folder / hashlib.sha256(location.encode()).hexdigest()[:24]
-        # Made with the first file: most state never needs one.
+        # Created with the first file: most state never needs one.
         if folder.exists():
             _make_private(folder)
         if self.folder.exists():
@@ -108,7 +108,7 @@ class LocalRuns:
         self._tidy(self.folder.parent)
 
     def _tidy(self, folder: Path) -> None:
-        """Remove what writers that died left behind, and locations nobody asked for in a week."""
+        """Remove files of writers that died, and locations unused for a week."""
         now = wall_clock_seconds()
         with contextlib.suppress(OSError):
             for path in self.folder.glob("*.tmp"):
@@ -119,7 +119,7 @@ class LocalRuns:
                     shutil.rmtree(other, ignore_errors=True)
 
     def find(self, key_group_range: KeyGroupRange) -> list[RunFile]:
-        """Return the files that hold key groups of the range, newest version first."""
+        """Return the files with key groups of the range, newest version first."""
         found = []
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder):
@@ -138,17 +138,17 @@ class LocalRuns:
                 file.seek(-_TAIL.size - header_size, os.SEEK_END)
                 header = msgspec.json.decode(file.read(header_size), type=_Header)
         except (OSError, struct.error, msgspec.MsgspecError):
-            return None  # gone meanwhile, or damaged
+            return None  # removed meanwhile, or damaged
         if magic != _MAGIC or header.layout != self._fingerprint or header.start != part.start:
             return None
-        return RunFile(path, part, version, dict(zip(part, header.tips, strict=False)))
+        return RunFile(path, part, version, dict(zip(part, header.last_applied, strict=False)))
 
-    def open(self, file: RunFile) -> ColumnarRun:
+    def open(self, file: RunFile) -> SortedRun:
         """
         Map a file, and verify it.
 
         Raises:
-            CorruptionError: It is damaged; it has been removed.
+            CorruptionError: It is damaged, and was removed.
             OSError: It cannot be read.
 
         Blocks: For the disk.
@@ -161,39 +161,39 @@ class LocalRuns:
             if magic != _MAGIC or crc != checksum([view[: -_TAIL.size]]):
                 raise CorruptionError("its checksum does not match")
             rows = pa.ipc.read_record_batch(data.slice(0, size), self._layout.schema)
-            return ColumnarRun(file.key_group_range, rows)
+            return SortedRun(file.key_group_range, rows)
         except (pa.ArrowException, struct.error, CorruptionError) as error:
             file.path.unlink(missing_ok=True)
             raise CorruptionError(f"damaged local state {file.path}: {error}") from error
 
-    def write(self, run: ColumnarRun, tips: Sequence[str], version: int) -> ColumnarRun:
+    def write(self, run: SortedRun, last_applied: Sequence[str], version: int) -> SortedRun:
         """
-        Write a run to a file, remove the files it supersedes, and return it mapped.
+        Write a run to a file and return it mapped; remove superseded files.
 
         Args:
             run: What to write.
-            tips: For each of its key groups, what its state was made of last.
+            last_applied: For each of its key groups, id of what was applied last.
             version: Newest checkpoint that is in it.
 
         Raises:
-            OSError: The disk refuses; nothing is left behind.
+            OSError: The disk failed; no file is left.
 
         Blocks: For the disk.
         """
         pending = self.begin(run)
         mapped = self.mapped(pending)
-        self.publish(pending, tips, version, committed=True)
+        self.publish(pending, last_applied, version, committed=True)
         return mapped
 
-    def mapped(self, pending: PendingRun) -> ColumnarRun:
-        """Return a run that was begun from its file; raises `OSError` if that cannot be read."""
+    def mapped(self, pending: PendingRun) -> SortedRun:
+        """Map the rows that `begin` wrote; raises `OSError` if that fails."""
         with pa.memory_map(str(pending.path)) as source:
             data = source.read_buffer()
         rows = pa.ipc.read_record_batch(data.slice(0, pending.size), self._layout.schema)
-        return ColumnarRun(pending.key_group_range, rows)
+        return SortedRun(pending.key_group_range, rows)
 
-    def begin(self, run: ColumnarRun) -> PendingRun:
-        """Write the rows of a run whose tips are not known yet; see `publish`."""
+    def begin(self, run: SortedRun) -> PendingRun:
+        """Write the rows of a run, to be named later; see `publish`."""
         if not self.folder.exists():
             self._open_folder()
         message = run.rows.serialize()
@@ -208,17 +208,17 @@ class LocalRuns:
     def publish(
         self,
         pending: PendingRun,
-        tips: Sequence[str],
+        last_applied: Sequence[str],
         version: int,
         *,
         committed: bool = False,
     ) -> RunFile:
         """
-        Finish a file that was begun, and give it its name; remove those it supersedes.
+        Finish and name a file of `begin`; remove superseded files.
 
         Args:
-            pending: What was begun.
-            tips: As in `write`.
+            pending: The file.
+            last_applied: As in `write`.
             version: As in `write`.
             committed: Whether the checkpoint *version* exists; if not, the next older file stays.
 
@@ -226,7 +226,7 @@ class LocalRuns:
             OSError: As in `write`.
         """
         part = pending.key_group_range
-        header = msgspec.json.encode(_Header(self._fingerprint, part.start, list(tips)))
+        header = msgspec.json.encode(_Header(self._fingerprint, part.start, list(last_applied)))
         digest = hashlib.sha256(header).hexdigest()[:16]
         path = self.folder / f"{part.start}-{part.end}-{version}-{digest}{_SUFFIX}"
         crc = checksum([header], pending.crc)
@@ -238,12 +238,12 @@ class LocalRuns:
         except OSError:
             pending.path.unlink(missing_ok=True)
             raise
-        new = RunFile(path, part, version, dict(zip(part, tips, strict=True)))
+        new = RunFile(path, part, version, dict(zip(part, last_applied, strict=True)))
         self._remove_older(new, spare=0 if committed else 1)
         return new
 
     def _remove_older(self, new: RunFile, spare: int) -> None:
-        """Remove files that are older than *new* and have no key group beside its own."""
+        """Remove files older than *new* with no other key groups."""
         older: list[tuple[int, str]] = []
         part = new.key_group_range
         with contextlib.suppress(OSError):
@@ -256,12 +256,14 @@ class LocalRuns:
             versions = sorted({version for version, _ in older}, reverse=True)
             for version, name in older:
                 if version not in versions[:spare]:
-                    (self.folder / name).unlink(missing_ok=True)  # who mapped it keeps its pages
+                    (self.folder / name).unlink(
+                        missing_ok=True
+                    )  # a process that mapped it keeps its pages
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRun:
-    """A file without its tips: where it is, its key groups, size and checksum of its rows."""
+    """A file that has no name yet, and the size and checksum of its rows."""
 
     path: Path
     key_group_range: KeyGroupRange
@@ -280,7 +282,7 @@ def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that is ours alone; refuse one that somebody else prepared."""
+    """Create a private folder; reject one that others can write to."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -1,8 +1,8 @@
 """
-The runs of one process: which key groups live in columns, in which file, and what comes into them.
+The runs of one process: which key groups are in columns, and in which file.
 
-Everything here keeps the state as it is and only changes its form: dict tables become columns when
-they are too much for the memory (`bound`), rows become dict entries when they are touched (`move`).
+Everything here changes the form of the state, never its content: dict tables become columns when
+they take too much memory (`bound`), and rows become dict entries before they are used (`move`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ import pyarrow as pa
 from statelog.errors import CorruptionError
 from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
-from statelog.state.columnar.run_files import LocalRuns, PendingRun, RunFile
-from statelog.state.columnar.sorted_run import (
-    ColumnarRun,
-    Moved,
-    RowLayout,
-    build_run,
-    move_keys,
-    move_rows,
-    whole_table,
-)
+from statelog.state.columnar.moving import Moved, move_keys, move_rows
+from statelog.state.columnar.run_files import PendingRun, RunFile, RunFiles
+from statelog.state.columnar.sorted_run import RowLayout, SortedRun, build_run
+from statelog.state.columnar.whole_table import whole_table
 from statelog.state.heap.memory import BLOCK, MemoryLimits, block_sizes, choose_blocks
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Key
 
 _log = logging.getLogger("statelog")
 
 Groups = dict[int, KeyGroupState]
 
 
-class Runs:
+class RunSet:
     """
     The columnar part of a process's state.
 
@@ -42,33 +37,33 @@ class Runs:
         layout: The columns.
         groups: The dict tables, by key group; shared with `KeyedState`.
         limits: How much the dict tables may take.
-        local: Where runs are kept in files; None keeps them in memory.
+        local: The files of runs; None keeps runs in memory.
 
     Thread: one at a time.
     """
 
     def __init__(
-        self, layout: RowLayout, groups: Groups, limits: MemoryLimits, local: LocalRuns | None
+        self, layout: RowLayout, groups: Groups, limits: MemoryLimits, local: RunFiles | None
     ) -> None:
         self.layout = layout
         self.limits = limits
-        self.by_group: dict[int, ColumnarRun] = {}
-        self.tips: dict[int, str] = {}
+        self.by_group: dict[int, SortedRun] = {}
+        self.last_applied: dict[int, str] = {}
         self.now_ms = -1
         self._groups = groups
         self._local = local
         self._pending: list[PendingRun] = []
         self._borrowed: list[Moved] = []
         self._ahead: set[int] = set()
-        self._unnamed: list[tuple[PendingRun, ColumnarRun]] = []
+        self._unnamed: list[tuple[PendingRun, SortedRun]] = []
 
     def forget(self, key_group: int) -> None:
-        """Drop what is known of a key group."""
+        """Drop the columns of a key group."""
         self.by_group.pop(key_group, None)
-        self.tips.pop(key_group, None)
+        self.last_applied.pop(key_group, None)
 
     def live_count(self, key_groups: Iterable[int]) -> int:
-        """Return the number of keys of these key groups that are in columns."""
+        """Return the number of keys in columns of these key groups."""
         return sum(self.by_group[kg].live_count(kg) for kg in key_groups if kg in self.by_group)
 
     def move(self, keys: Mapping[int, Iterable[Key]]) -> None:
@@ -82,7 +77,7 @@ class Runs:
             self._borrowed.append(move_keys(self.layout, self._groups, self.by_group, keys))
 
     def give_back(self) -> None:
-        """Take what was borrowed out of the dict tables, which nobody has changed meanwhile."""
+        """Return borrowed keys to the columns; no fold may have changed them."""
         for moved in self._borrowed:
             for run, rows in moved.rows:
                 run.put_back(rows)
@@ -91,11 +86,11 @@ class Runs:
         self._borrowed = []
 
     def keep_borrowed(self) -> None:
-        """Leave what a task that failed had borrowed in the dict tables."""
+        """Leave the keys that a failed task borrowed in the dict tables."""
         self._borrowed = []
 
     def move_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
-        """Move every key that has a timer at or before *until_ms* into the dict tables."""
+        """Move every key with a timer up to *until_ms* into the dict tables."""
         rows = []
         for run, part in self._in(key_group_range):
             due = run.due_rows(self.layout.columns[state_id], until_ms)
@@ -106,20 +101,20 @@ class Runs:
     def first_timer(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer in columns, once those up to *after_ms* were moved."""
+        """Return the earliest timer in columns after those moved by `move_due`."""
         column = self.layout.columns[state_id]
         times = [run.first_timer(column, after_ms) for run, _ in self._in(key_group_range)]
         return min((time for time in times if time is not None), default=None)
 
     def move_all(self, key_group_range: KeyGroupRange) -> None:
-        """Make all of these key groups dict tables."""
+        """Move all keys of these key groups into the dict tables."""
         for key_group in key_group_range:
             run = self.by_group.pop(key_group, None)
             if run is not None:
                 move_rows(self.layout, self._groups, [(run, run.live_rows(key_group))])
 
-    def _in(self, key_group_range: KeyGroupRange) -> list[tuple[ColumnarRun, KeyGroupRange]]:
-        """Return the runs of these key groups, each with its contiguous key groups there."""
+    def _in(self, key_group_range: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
+        """Return the runs of these key groups, with contiguous key groups of each."""
         found = []
         for identity, part in groupby(key_group_range, lambda kg: id(self.by_group.get(kg))):
             key_groups = list(part)
@@ -134,7 +129,7 @@ class Runs:
         overlays: Mapping[int, Overlay] | None = None,
         now_ms: int = -1,
     ) -> pa.Table:
-        """Return all state of these key groups in the columns of a snapshot; see `whole_table`."""
+        """Return all state of these key groups; see `whole_table`."""
         return whole_table(
             self.layout,
             self._groups,
@@ -144,14 +139,16 @@ class Runs:
             now_ms=now_ms,
         )
 
-    def place(self, run: ColumnarRun) -> None:
-        """Let *run* be all state of its key groups; into a file, where there are files."""
+    def place(self, run: SortedRun) -> None:
+        """Make *run* all state of its key groups, in a file if possible."""
         if self._local is not None and run.rows.num_rows:
-            tips = [self.tips.get(key_group, "") for key_group in run.key_group_range]
+            last_applied = [
+                self.last_applied.get(key_group, "") for key_group in run.key_group_range
+            ]
             version = max(self._groups[key_group].version for key_group in run.key_group_range)
             try:
                 if self._ahead.isdisjoint(run.key_group_range):
-                    run = self._local.write(run, tips, version)
+                    run = self._local.write(run, last_applied, version)
                 else:
                     pending = self._local.begin(run)
                     run = self._local.mapped(pending)
@@ -161,37 +158,37 @@ class Runs:
         self.place_in_memory(run)
 
     def goes_ahead(self, key_groups: Iterable[int]) -> None:
-        """Note that the state of key groups is ahead of its tip, until `name_files`."""
+        """Note that key groups are ahead of `last_applied`, until `name_files`."""
         self._ahead.update(key_groups)
 
     def name_files(self) -> None:
-        """Name the files of key groups that were ahead, now that their tips are right."""
+        """Name the files of `goes_ahead`, now that `last_applied` is right."""
         unnamed, self._unnamed = self._unnamed, []
         self._ahead.clear()
         for pending, run in unnamed:
             part = run.key_group_range
             superseded = any(self.by_group.get(key_group) is not run for key_group in part)
-            # A row that was moved may have changed since, and what is in dicts is not in the file.
+            # A moved row may have changed since, and dict entries are not in the file.
             changed = run.moved.any() or any(any(self._groups[kg].tables) for kg in part)
             if self._local is None or superseded or changed:
                 pending.path.unlink(missing_ok=True)
                 continue
-            tips = [self.tips.get(key_group, "") for key_group in part]
+            last_applied = [self.last_applied.get(key_group, "") for key_group in part]
             version = max(self._groups[key_group].version for key_group in part)
             try:
-                self._local.publish(pending, tips, version, committed=True)
+                self._local.publish(pending, last_applied, version, committed=True)
             except OSError as error:
                 self._without_files(error)
 
     def drop_files(self) -> None:
-        """Remove the files that have no name: the replay that made them has failed."""
+        """Remove the unnamed files of a replay that failed."""
         unnamed, self._unnamed = self._unnamed, []
         self._ahead.clear()
         for pending, _ in unnamed:
             pending.path.unlink(missing_ok=True)
 
-    def place_in_memory(self, run: ColumnarRun) -> None:
-        """Let *run* as it is be all state of its key groups."""
+    def place_in_memory(self, run: SortedRun) -> None:
+        """Make *run* all state of its key groups, without a file."""
         for key_group in run.key_group_range:
             old = self._groups[key_group]
             self._groups[key_group] = KeyGroupState(old.kinds, old.version)
@@ -201,14 +198,14 @@ class Runs:
         where = self._local.folder if self._local is not None else ""
         self._local = None
         _log.warning(
-            "cannot write state to %s (%s); this worker keeps it in memory from now on. Nothing is "
-            "lost; make room there, or set localDirectory",
+            "cannot write state to %s (%s); this worker keeps it in memory from now on, and no "
+            "state is lost. Free space there, or set localDirectory",
             where,
             error,
         )
 
     def bound(self) -> int:
-        """Put dict tables into columns until the rest keeps its limit; return how many blocks."""
+        """Put dict tables beyond their limit into columns; return how many blocks."""
         chosen = choose_blocks(block_sizes(self._groups), self.limits.recent_bytes)
         for block in chosen:
             present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in self._groups]
@@ -221,11 +218,11 @@ class Runs:
         self, handle: ChangelogStateBackendHandle, key_groups: Iterable[int]
     ) -> set[int]:
         """
-        Take key groups from files of this host, as far as they are newer than what is here.
+        Take key groups from files newer than the state in memory.
 
         Args:
-            handle: What is restored; a file counts only for what this knows.
-            key_groups: Which would have to be read from a snapshot otherwise.
+            handle: What is restored; only files of state that it refers to are used.
+            key_groups: Those that would be read from a snapshot otherwise.
 
         Returns:
             The key groups taken.
@@ -233,19 +230,19 @@ class Runs:
         if self._local is None:
             return set()
         wanted = set(key_groups)
-        known = _known_tips(handle, wanted)
+        known = _known_ids(handle, wanted)
         best: dict[int, tuple[int, RunFile]] = {}
         for file in self._local.find(handle.key_group_range):
             useful = False
-            for key_group, tip in file.tips.items():
-                version = known.get(key_group, {}).get(tip)
+            for key_group, applied in file.last_applied.items():
+                version = known.get(key_group, {}).get(applied)
                 useful = useful or version is not None or key_group not in wanted
                 if version is None or version <= self._groups[key_group].version:
                     continue
                 if key_group not in best or version > best[key_group][0]:
                     best[key_group] = version, file
             if not useful and file.version <= handle.checkpoint_id:
-                file.path.unlink(missing_ok=True)  # no later checkpoint will know it either
+                file.path.unlink(missing_ok=True)  # no later checkpoint will refer to it either
         taken = set()
         for file in {file.path: file for _, file in best.values()}.values():
             try:
@@ -258,12 +255,12 @@ class Runs:
                     kinds = self._groups[key_group].kinds
                     self._groups[key_group] = KeyGroupState(kinds, version)
                     self.by_group[key_group] = run
-                    self.tips[key_group] = file.tips[key_group]
+                    self.last_applied[key_group] = file.last_applied[key_group]
                     taken.add(key_group)
         return taken
 
     def begin_snapshot(self, table: pa.Table, key_group_range: KeyGroupRange) -> None:
-        """Write the rows of a snapshot to a local file too, for the checkpoint that will have it."""
+        """Write the rows of a snapshot to a local file too; see `end_snapshot`."""
         if self._local is None or not self._in(key_group_range):
             return
         try:
@@ -272,31 +269,31 @@ class Runs:
         except OSError as error:
             self._without_files(error)
 
-    def end_snapshot(self, tip: str, checkpoint_id: int) -> None:
-        """Name the files of a snapshot, now that it is written; *tip* is its path."""
+    def end_snapshot(self, path: str, checkpoint_id: int) -> None:
+        """Name the files of a snapshot stored at *path*; drop them for ''."""
         pending, self._pending = self._pending, []
         for one in pending:
-            if self._local is None or not tip:
+            if self._local is None or not path:
                 one.path.unlink(missing_ok=True)
                 continue
             try:
-                self._local.publish(one, [tip] * len(one.key_group_range), checkpoint_id)
+                self._local.publish(one, [path] * len(one.key_group_range), checkpoint_id)
             except OSError as error:
                 self._without_files(error)
 
 
-def tip_of(snapshot: MaterializedHandle) -> str:
-    """Return what a snapshot is known by; nothing for one without a file."""
+def path_of(snapshot: MaterializedHandle) -> str:
+    """Return the path of a snapshot, which identifies it, or ''."""
     return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
 
 
-def _known_tips(handle: ChangelogStateBackendHandle, wanted: set[int]) -> dict[int, dict[str, int]]:
-    """Return by key group the tips that *handle* knows, with their checkpoints."""
+def _known_ids(handle: ChangelogStateBackendHandle, wanted: set[int]) -> dict[int, dict[str, int]]:
+    """Return the ids in *handle* with their checkpoints, by key group."""
     known: dict[int, dict[str, int]] = {key_group: {} for key_group in wanted}
     for snapshot in handle.materialized:
         for key_group in wanted.intersection(snapshot.key_group_range):
-            if tip := tip_of(snapshot):
-                known[key_group][tip] = snapshot.checkpoint_id
+            if path := path_of(snapshot):
+                known[key_group][path] = snapshot.checkpoint_id
     for log in handle.log:
         for key_group in wanted.intersection(log.key_group_range):
             known[key_group][log.state_handle_id] = log.checkpoint_id

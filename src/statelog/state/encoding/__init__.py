@@ -1,8 +1,10 @@
 """
 State as bytes, and back.
 
-    values          one field of a state variable: Python value and Arrow value
-    deltas          the changes of one state variable as columns
+    converters      one value: the user's, the one state keeps, Arrow's
+    values          tuples of values and keys as Arrow columns
+    upgrade         columns and entries of an earlier schema as the present one has them
+    deltas          one state variable: deltas as operations, cells as a column
     changes         the changes of one operator as values of the changelog
-    snapshot_file   tables as Parquet; upgrade: values of an older schema
+    snapshot_file   tables as Parquet
 """

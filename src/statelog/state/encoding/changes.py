@@ -1,10 +1,10 @@
 """
 Changes of state as bytes: what a task appends to the log, and what a replay reads.
 
-A metadata change (key group -1) carries the operator's schema as JSON; it stands first in every
-change set, so that each file explains itself, and is read by its own schema whatever the present
-one is.  A data change holds what one micro-batch did to one variable in one key group, as an
-Arrow record batch without its schema::
+A metadata change (key group -1) carries the operator's schema as JSON.  It is the first change of
+every change set, so that each file is read by its own schema, whatever the present one is.  A data
+change holds what one micro-batch did to one variable in one key group, as an Arrow record batch
+without its schema::
 
     change := kind:1  state_id:2 (big-endian)  Arrow IPC record batch message
     kind   := 01 deltas
@@ -25,9 +25,11 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.state.encoding.deltas import Rows, StateCodec, WrittenStateCodec
-from statelog.state.encoding.values import KeyCodec, StructFactory, tuple_factory
+from statelog.state.encoding.converters import StructFactory
+from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
+from statelog.state.encoding.values import KeyCodec, tuple_factory
 from statelog.state.heap.tables import Overlay
+from statelog.state.kinds import Operations
 from statelog.state.schema.descriptors import OperatorStateSchema, schema_text
 
 DELTAS: Final = 1
@@ -36,7 +38,7 @@ _HEADER: Final = struct.Struct(">BH")
 
 class OperatorCodec:
     """
-    Encodes and decodes the changes of all variables of one operator.
+    Encode and decode the changes of all variables of one operator.
 
     Args:
         schema: The operator's schema.
@@ -66,7 +68,7 @@ class OperatorCodec:
         Return how to read what the schema in a metadata change wrote.
 
         Raises:
-            CorruptionError: It is no schema, or one that this one did not come from.
+            CorruptionError: It is no schema, or not an earlier form of this one.
             IncompatibleFormatError: A newer statelog wrote it.
         """
         found = self._written.get(metadata)
@@ -84,13 +86,13 @@ class OperatorCodec:
     def _earlier(self, written: OperatorStateSchema) -> WrittenStates:
         if written.generation > self.schema.generation:
             raise CorruptionError(
-                f"state of generation {written.generation} of the schema lies among state of "
-                f"generation {self.schema.generation}"
+                f"found state of generation {written.generation} of the schema, later than the "
+                f"generation {self.schema.generation} of the checkpoint"
             )
         if written.key_schema.types != self.schema.key_schema.types:
             raise CorruptionError(
-                f"state changes of the key ({schema_text(written.key_schema)}) lie among those of "
-                f"({schema_text(self.schema.key_schema)})"
+                f"found state changes of the key ({schema_text(written.key_schema)}) in the state "
+                f"of ({schema_text(self.schema.key_schema)})"
             )
         key_codec = KeyCodec(written.key_schema)
         ids = {self.schema.states[at].identity: at for at in self.live}
@@ -113,7 +115,7 @@ class OperatorCodec:
         return ChangesReader(self)
 
     def present_reader(self) -> ChangesReader:
-        """Return a reader that takes what it reads first for changes of this schema."""
+        """Return a reader that takes changes before any metadata for this schema's."""
         reader = self.reader()
         reader.schema_is(self._metadata)
         return reader
@@ -132,20 +134,20 @@ class OperatorCodec:
         changes: list[bytes] = []
         for state_id, codec in enumerate(self.states):
             header = _HEADER.pack(DELTAS, state_id)
-            rows: Rows = ([], [], [], [], [])
+            operations = Operations([], [], [], [])
             bounds: list[tuple[int, int, int]] = []
             for key_group in sorted(overlays):
                 deltas = overlays[key_group][state_id]
                 if deltas:
-                    start = len(rows[0])
-                    for whole, part in zip(rows, codec.rows(deltas), strict=True):
-                        whole += part  # type: ignore[operator]
-                    if len(rows[0]) > start:  # a delta may have come to nothing
-                        bounds.append((key_group, start, len(rows[0])))
+                    start = len(operations.keys)
+                    operations.extend(codec.operations(deltas))
+                    end = len(operations.keys)
+                    if end > start:  # deltas may change nothing
+                        bounds.append((key_group, start, end))
             if not bounds:
                 continue
             # One conversion for all key groups, then a slice for each: far fewer Arrow calls.
-            batch = codec.batch(rows)
+            batch = codec.batch(operations)
             for key_group, start, end in bounds:
                 message = batch.slice(start, end - start).serialize()
                 groups.append(key_group)
@@ -170,12 +172,12 @@ class OperatorCodec:
 @dataclass(frozen=True, slots=True)
 class WrittenStates:
     """
-    How to read what one schema wrote.
+    The codecs for the changes that one schema wrote.
 
     Args:
         schema: That schema.
-        codecs: By its state ids; None for a variable that is gone.
-        present_ids: The state ids of today, by its own; -1 for a variable that is gone.
+        codecs: By its state ids; None for a deleted variable.
+        present_ids: The present state ids, by its own; -1 for a deleted variable.
     """
 
     schema: OperatorStateSchema
@@ -185,10 +187,10 @@ class WrittenStates:
 
 class ChangesReader:
     """
-    Reads change sets in the order of the log; each is read by the schema it carries.
+    Read change sets in the order of the log, each by its schema.
 
     Args:
-        codec: The operator's codec, whose state the changes are to become.
+        codec: The operator's codec, into whose schema the changes are converted.
     """
 
     def __init__(self, codec: OperatorCodec) -> None:
@@ -196,17 +198,17 @@ class ChangesReader:
         self._written: WrittenStates | None = None
 
     def schema_is(self, metadata: bytes) -> None:
-        """Read what follows by the schema in *metadata*; see `OperatorCodec.written_by`."""
+        """Read later changes by the schema in *metadata*; see `OperatorCodec.written_by`."""
         self._written = self._codec.written_by(metadata)
 
     @property
     def is_present(self) -> bool:
-        """Whether what was read last is of the schema that the codec has now."""
+        """Whether the changes read last have the codec's own schema."""
         return self._written is self._codec.written_by(self._codec.metadata_change())
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
         """
-        Return the overlays that changes of one set hold, or of a part of it.
+        Return the overlays of one change set, or of a part of it.
 
         Raises:
             IncompatibleFormatError: A newer statelog wrote a change.
@@ -217,7 +219,7 @@ class ChangesReader:
     def batches(
         self, key_groups: Iterable[int], values: Iterable[bytes]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return changes as (key group, operations) by written state id; raises as `decode`."""
+        """Return (key group, operations) by written state id; raises as `decode`."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
             if key_group == METADATA_KEY_GROUP:
@@ -225,7 +227,7 @@ class ChangesReader:
                 continue
             if self._written is None:
                 raise CorruptionError(
-                    f"a state change in key group {key_group} stands before any state schema"
+                    f"a state change in key group {key_group} is before any state schema"
                 )
             state_id, batch = self._decode_one(self._written, key_group, value)
             if batch is not None:
@@ -235,7 +237,7 @@ class ChangesReader:
     def overlays(
         self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
     ) -> dict[int, Overlay]:
-        """Return what `batches` returned as overlays; no key group has two for one variable."""
+        """Return overlays; *changes* has one batch per key group and variable."""
         overlays: dict[int, Overlay] = {}
         for state_id, parts in changes.items():
             self._decode_state(state_id, parts, overlays)
@@ -265,12 +267,12 @@ class ChangesReader:
     def _decode_one(
         written: WrittenStates, key_group: int, value: bytes
     ) -> tuple[int, pa.RecordBatch | None]:
-        """Return state id and operations of a change; None for a variable that is gone."""
+        """Return state id and operations; None for a deleted variable."""
         kind, state_id = _HEADER.unpack_from(value)
         if kind != DELTAS or state_id >= len(written.codecs):
             raise IncompatibleFormatError(
                 f"a change of kind {kind} for state {state_id} in key group {key_group} is "
-                "unknown to this statelog; upgrade it"
+                "unknown to this statelog; upgrade statelog"
             )
         codec = written.codecs[state_id]
         if codec is None:
@@ -286,7 +288,7 @@ class ChangesReader:
 
 
 def schema_of_changes(value: bytes) -> OperatorStateSchema:
-    """Return the schema in a metadata change; raises `CorruptionError` if it is none."""
+    """Return the schema in a metadata change, or raise `CorruptionError`."""
     try:
         return OperatorStateSchema.from_json(msgspec.json.decode(value))
     except msgspec.DecodeError as error:

@@ -1,46 +1,31 @@
 """
-The deltas of one variable as Arrow columns, and back.
+One variable as Arrow columns, and back: its deltas as operations, its entries as structs.
 
-The columns are the key's (`key.<name>`), `op`, then `value.<name>`, for maps `user_key.<name>`
-before it, and `expires_at_ms` where the variable has a time to live.  One row is one operation;
-`op` takes Flink's codes (StateChangeOperation).  Deviation from Flink: many operations to a
-change, in columns, instead of one each.
+The columns of operations are the key's (`key.<name>`), `op`, then `value.<name>`, for maps
+`user_key.<name>` before it, and `expires_at_ms` where the variable has a time to live.  One row is
+one operation; `op` takes Flink's codes (StateChangeOperation).  Which operations a delta consists
+of is said by the kind.  Deviation from Flink: many operations to a change, in columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from statelog.errors import UsageError, check
+from statelog.errors import InvariantError, UsageError
+from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.upgrade import TtlMigration, migrated
-from statelog.state.encoding.values import (
-    KeyCodec,
-    MapKeyCodec,
-    StructCodec,
-    StructFactory,
-    Values,
-    tuple_factory,
-)
-from statelog.state.heap.tables import Key, ListDelta, MapDelta
-from statelog.state.schema.descriptors import StateDescriptor, StateKind
-
-# Flink's codes, StateChangeOperation.
-OP_CLEAR: Final = 0
-OP_SET: Final = 1
-OP_ADD_ELEMENT: Final = 5
-OP_PUT: Final = 6
-OP_REMOVE: Final = 7
-
-_TIMES: Final = pa.schema([("times", pa.list_(pa.int64()))])
-Rows = tuple[list[Key], list[int], list[Values | None], list[int], list[Values | None]]
+from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec, tuple_factory
+from statelog.state.kinds import Deltas, Entry, Operations, Values
+from statelog.state.kinds.columns import EXPIRES_FIELD
+from statelog.state.schema.descriptors import StateDescriptor
 
 
 class StateCodec:
     """
-    Encodes and decodes the deltas of one variable.
+    Encode and decode the deltas and entries of one variable.
 
     Args:
         key_codec: The operator's key.
@@ -55,14 +40,13 @@ class StateCodec:
         struct_factory: StructFactory = tuple_factory,
     ) -> None:
         what = f"state {descriptor.name!r}"
-        if descriptor.kind is not StateKind.TIMER and not len(descriptor.value_schema):
-            raise UsageError(f"{what} has no fields; a value has at least one")
         self.descriptor = descriptor
+        self.kind = descriptor.kind.rules
         self.key = key_codec
-        timers = descriptor.kind is StateKind.TIMER
-        self.value = StructCodec(
-            _TIMES if timers else descriptor.value_schema, struct_factory=struct_factory, what=what
-        )
+        value_schema = self.kind.value_schema(descriptor.value_schema)
+        if not len(value_schema):
+            raise UsageError(f"{what} has no fields; a value has at least one")
+        self.value = StructCodec(value_schema, struct_factory=struct_factory, what=what)
         self.user_key = (
             None
             if descriptor.user_key_schema is None
@@ -80,77 +64,38 @@ class StateCodec:
             fields += [pa.field(f"user_key.{f.name}", f.type) for f in self.user_key.stored]
         fields += [pa.field(f"value.{f.name}", f.type) for f in self.value.stored]
         if self.expires:
-            fields.append(pa.field("expires_at_ms", pa.int64()))
+            fields.append(pa.field(EXPIRES_FIELD, pa.int64()))
         return pa.schema(fields)
 
-    def values(self, columns: Sequence[pa.Array[Any]]) -> list[Values]:
-        """Return the values in *columns*, which are those of the variable's value schema."""
-        return self.value.decode(columns)
+    def entry_fields(self) -> list[pa.Field]:
+        """Return the fields of an entry: those of the value, then its expiry."""
+        fields = list(self.value.stored)
+        return [*fields, pa.field(EXPIRES_FIELD, pa.int64())] if self.expires else fields
 
-    def user_keys(self, columns: Sequence[pa.Array[Any]]) -> list[Values]:
-        """Return the map keys in *columns*."""
-        check(self.user_key is not None, "only maps have map keys")
-        return self.user_key.decode(columns)  # type: ignore[union-attr]
+    def row_fields(self) -> list[pa.Field]:
+        """Return the fields of an entry as flat columns: map key, value, then expiry."""
+        operation = list(self.schema)
+        return operation[len(self.key.schema) + 1 :]
 
-    def cells(self, cells: Iterable[Any]) -> Iterable[Any]:
-        """Return what a table holds of each key, read from a snapshot; empty for nothing."""
-        return cells
+    # --- deltas -----------------------------------------------------------------------------------
 
-    def rows(self, deltas: Mapping[Key, Any]) -> Rows:
-        """Return the operations of *deltas* as parallel lists: keys, ops, values, expiry, map keys."""
-        keys: list[Key] = []
-        ops: list[int] = []
-        values: list[Any] = []
-        user_keys: list[Values | None] = []
-        match self.descriptor.kind:
-            case StateKind.VALUE | StateKind.TIMER:
-                keys = list(deltas)
-                values = list(deltas.values())
-                if self.descriptor.kind is StateKind.TIMER:
-                    values = [(list(times),) if times else None for times in values]
-                ops = [OP_CLEAR if value is None else OP_SET for value in values]
-            case StateKind.LIST:
-                for key, delta in deltas.items():
-                    if delta.replaced:
-                        keys.append(key)
-                        ops.append(OP_CLEAR)
-                        values.append(None)
-                    keys += [key] * len(delta.tail)
-                    ops += [OP_ADD_ELEMENT] * len(delta.tail)
-                    values += delta.tail
-            case StateKind.MAP:
-                for key, delta in deltas.items():
-                    if delta.cleared:
-                        keys.append(key)
-                        ops.append(OP_CLEAR)
-                        values.append(None)
-                        user_keys.append(None)
-                    for user_key, value in delta.entries.items():
-                        keys.append(key)
-                        ops.append(OP_REMOVE if value is None else OP_PUT)
-                        values.append(value)
-                        user_keys.append(user_key)
-        expires: list[int] = []
-        if self.expires:
-            expires = [0 if value is None else value[0] for value in values]
-            values = [None if value is None else value[1] for value in values]
-        return keys, ops, values, expires, user_keys
+    def operations(self, deltas: Deltas) -> Operations:
+        """Return *deltas* as operations."""
+        return self.kind.operations(deltas)
 
-    def batch(self, rows: Rows) -> pa.RecordBatch:
-        """Return the operations as a record batch; raises Arrow's errors if a value does not fit."""
-        keys, ops, values, expires, user_keys = rows
+    def batch(self, operations: Operations) -> pa.RecordBatch:
+        """Return operations as a record batch, or raise one of `UNENCODABLE`."""
+        keys, ops, entries, user_keys = operations
         columns = self.key.encode(keys)
         columns.append(pa.array(ops, pa.int8()))
         if self.user_key is not None:
             columns += self.user_key.encode(_filled(user_keys, len(self.user_key.schema)))
-        columns += self.value.encode(_filled(values, len(self.value.schema)))
-        if self.expires:
-            columns.append(pa.array(expires, pa.int64()))
+        columns += self._entry_columns(entries)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[dict[Key, Any]]:
+    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
         """
-        Return the deltas that *batch* holds; the inverse of `rows` and `batch`.
+        Return the deltas that *batch* holds; the inverse of `operations` and `batch`.
 
         Args:
             batch: The operations of several key groups, one after another.
@@ -160,84 +105,100 @@ class StateCodec:
         keys = self.key.decode(batch.columns[:position])
         ops = batch.column(position).to_pylist()
         position += 1
-        user_keys: list[Values] = []
+        user_keys: list[Values | None] = []
         if self.user_key is not None:
             width = len(self.user_key.schema)
-            user_keys = self.user_keys(batch.columns[position : position + width])
+            user_keys += self._user_keys(batch.columns[position : position + width])
             position += width
-        width = len(self.value.schema)
-        values: list[Any] = self.values(batch.columns[position : position + width])
-        if self.expires:
-            values = list(zip(batch.column(position + width).to_pylist(), values, strict=True))
+        entries = self._entries(batch.columns[position:])
         deltas = []
         end = 0
         for count in counts:
             start, end = end, end + count
             part = slice(start, end)
-            deltas.append(self._deltas(keys[part], ops[part], user_keys[part], values[part]))
+            some = Operations(keys[part], ops[part], entries[part], user_keys[part])
+            deltas.append(self.kind.deltas(some))
         return deltas
 
-    def _deltas(
-        self, keys: list[Key], ops: list[int], user_keys: list[Values], values: list[Any]
-    ) -> dict[Key, Any]:
-        match self.descriptor.kind:
-            case StateKind.VALUE:
-                if OP_CLEAR not in ops:
-                    return dict(zip(keys, values, strict=True))
-                return {
-                    key: None if op == OP_CLEAR else value
-                    for key, op, value in zip(keys, ops, values, strict=True)
-                }
-            case StateKind.TIMER:
-                return {
-                    key: () if op == OP_CLEAR else tuple(value[0])
-                    for key, op, value in zip(keys, ops, values, strict=True)
-                }
-            case StateKind.LIST:
-                return _list_deltas(keys, ops, values)
-            case StateKind.MAP:
-                return _map_deltas(keys, ops, user_keys, values)
+    # --- cells ------------------------------------------------------------------------------------
+
+    def encode_cells(self, cells: Sequence[Any]) -> pa.Array:
+        """Return the column of the variable; None is a key without state."""
+        return self.kind.encode_cells(self, cells)
+
+    def decode_cells(self, column: pa.Array) -> Iterable[Any]:
+        """
+        Return the cells of the variable's column; empty or None for no state.
+
+        Args:
+            column: Not a slice of a longer one.
+        """
+        return self.kind.decode_cells(self, column)
+
+    # --- entries, for the kinds -------------------------------------------------------------------
+
+    def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
+        """Return entries as structs of `entry_fields`."""
+        missing = pa.array([entry is None for entry in entries], pa.bool_())
+        fields = self.entry_fields()
+        return pa.StructArray.from_arrays(self._entry_columns(entries), fields=fields, mask=missing)
+
+    def decode_entries(self, column: pa.Array) -> list[Entry | None]:
+        """Return the entries of a column of structs; None for a null."""
+        entries = self._entries(column.flatten())
+        if column.null_count:
+            valid = column.is_valid().to_pylist()
+            return [entry if ok else None for entry, ok in zip(entries, valid, strict=True)]
+        return entries
+
+    def encode_user_keys(self, user_keys: Sequence[Values]) -> pa.Array:
+        """Return map keys as structs."""
+        codec = self._map_keys()
+        return pa.StructArray.from_arrays(codec.encode(user_keys), fields=list(codec.stored))
+
+    def decode_user_keys(self, column: pa.Array) -> list[Values]:
+        """Return the map keys of a column of structs."""
+        return self._user_keys(column.flatten())
+
+    def _entry_columns(self, entries: Sequence[Entry | None]) -> list[pa.Array]:
+        if not self.expires:
+            return self.value.encode(_filled(entries, len(self.value.schema)))
+        values = [None if entry is None else entry[1] for entry in entries]
+        expires = [0 if entry is None else entry[0] for entry in entries]
+        columns = self.value.encode(_filled(values, len(self.value.schema)))
+        return [*columns, pa.array(expires, pa.int64())]
+
+    def _entries(self, columns: Sequence[pa.Array]) -> list[Entry | None]:
+        width = len(self.value.schema)
+        values = self._values(columns[:width])
+        if not self.expires:
+            return [*values]
+        return list(zip(columns[width].to_pylist(), values, strict=True))
+
+    def _values(self, columns: Sequence[pa.Array]) -> list[Values]:
+        """Return the values in *columns*, which are those of the value schema."""
+        return self.value.decode(columns)
+
+    def _user_keys(self, columns: Sequence[pa.Array]) -> list[Values]:
+        return self._map_keys().decode(columns)
+
+    def _map_keys(self) -> MapKeyCodec:
+        if self.user_key is None:
+            raise InvariantError(f"state {self.descriptor.name!r} has no map keys")
+        return self.user_key
 
 
 def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
     """Return *values* with a row of nulls for each None."""
     if None not in values:
         return values  # type: ignore[return-value]
-    nothing = (None,) * width
-    return [nothing if value is None else value for value in values]
-
-
-def _list_deltas(keys: list[Key], ops: list[int], values: list[Any]) -> dict[Key, Any]:
-    deltas: dict[Key, Any] = {}
-    for key, op, value in zip(keys, ops, values, strict=True):
-        if op == OP_CLEAR:
-            deltas[key] = ListDelta(replaced=True)
-        else:
-            delta = deltas.get(key)
-            if delta is None:
-                delta = deltas[key] = ListDelta()
-            delta.tail.append(value)
-    return deltas
-
-
-def _map_deltas(
-    keys: list[Key], ops: list[int], user_keys: list[Values], values: list[Any]
-) -> dict[Key, Any]:
-    deltas: dict[Key, Any] = {}
-    for key, op, user_key, value in zip(keys, ops, user_keys, values, strict=True):
-        if op == OP_CLEAR:
-            deltas[key] = MapDelta(cleared=True)
-            continue
-        delta = deltas.get(key)
-        if delta is None:
-            delta = deltas[key] = MapDelta()
-        delta.entries[user_key] = None if op == OP_REMOVE else value
-    return deltas
+    nulls = (None,) * width
+    return [nulls if value is None else value for value in values]
 
 
 class WrittenStateCodec(StateCodec):
     """
-    Decodes what an earlier schema wrote of a variable into what the variable is now.
+    Decode what an earlier schema wrote of a variable.
 
     Args:
         key_codec: The operator's key.
@@ -259,19 +220,25 @@ class WrittenStateCodec(StateCodec):
         self._present = present
         self._ttl = TtlMigration(present.descriptor, generation)
 
-    def values(self, columns: Sequence[pa.Array[Any]]) -> list[Values]:
-        """Return the values in *columns* of the earlier schema, as they are now."""
+    def _values(self, columns: Sequence[pa.Array]) -> list[Values]:
         present = self._present.value
         return present.decode(migrated(columns, self.value.stored, present.stored))
 
-    def user_keys(self, columns: Sequence[pa.Array[Any]]) -> list[Values]:
-        """Return the map keys in *columns*; their fields may have other names now."""
-        return self._present.user_keys(columns)
+    def _user_keys(self, columns: Sequence[pa.Array]) -> list[Values]:
+        # Their fields may have other names now, but no other types.
+        return self._present._user_keys(columns)
 
-    def cells(self, cells: Iterable[Any]) -> Iterable[Any]:
-        """Return cells of the earlier schema as they are now."""
-        return [None if cell is None else self._ttl.cell(cell) for cell in cells]
+    def decode_cells(self, column: pa.Array) -> Iterable[Any]:
+        """Return the cells of the earlier schema as they are now."""
+        cells = super().decode_cells(column)
+        if not self._ttl.changes:
+            return cells
+        migrate, entry = self.kind.migrate_cell, self._ttl.entry
+        return [None if cell is None else migrate(cell, entry) for cell in cells]
 
-    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[dict[Key, Any]]:
+    def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
         """Return the deltas of the earlier schema as they are now."""
-        return [self._ttl.deltas(deltas) for deltas in super().deltas(batch, counts)]
+        groups = super().deltas(batch, counts)
+        if not self._ttl.changes:
+            return groups
+        return [self.kind.migrate_deltas(deltas, self._ttl.entry) for deltas in groups]

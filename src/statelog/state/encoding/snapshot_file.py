@@ -3,8 +3,8 @@ Snapshots: the state of some key groups as one Parquet file that any tool opens.
 
 One row is one key.  The columns are `key_group`, the key's (`key.<name>`), and one for each state
 variable: a struct for a value, a list of structs for a list, a list of {key, value} for a map, and
-a list of times for timers.  What has a time to live carries `expires_at_ms` beside its value.
-Rows stand in the order of key groups, so that a task reads only the row groups of its range.  The
+a list of times for timers.  An entry with a time to live has a field `expires_at_ms` too.
+Rows are in the order of key groups, so that a task reads only the row groups of its range.  The
 file carries the operator's schema, by which it is read whatever the present one is.
 """
 
@@ -21,16 +21,14 @@ import pyarrow.parquet as pq
 from statelog.errors import CorruptionError, InvariantError
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.deltas import StateCodec
 from statelog.state.heap.expiry import without_expired
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay, Table, merged
-from statelog.state.schema.descriptors import StateKind
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Key, Table
 
 KEY_GROUP_COLUMN: Final = "key_group"
 ROW_GROUP_SIZE: Final = 65_536
 SCHEMA_METADATA: Final = b"statelog.schema"
 """Key under which the file's metadata holds the operator's schema, as in a metadata change."""
-EXPIRES_FIELD: Final = "expires_at_ms"
 
 
 def write_snapshot(
@@ -50,7 +48,7 @@ def write_snapshot(
 
 
 def parquet_of(tables: Iterable[pa.Table]) -> bytes:
-    """Return tables of `snapshot_table`'s layout, in the order of key groups, as a Parquet file."""
+    """Return tables of `snapshot_table`, ascending by key group, as Parquet."""
     sink = pa.BufferOutputStream()
     writer = None
     for table in tables:
@@ -58,7 +56,7 @@ def parquet_of(tables: Iterable[pa.Table]) -> bytes:
             writer = pq.ParquetWriter(sink, table.schema, compression="zstd")
         writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
     if writer is None:
-        raise InvariantError("a snapshot needs a table, if only an empty one")
+        raise InvariantError("a snapshot needs at least one table, which may be empty")
     writer.close()
     data: bytes = sink.getvalue().to_pybytes()
     return data
@@ -80,7 +78,7 @@ def snapshot_table(
         groups: Tables by key group.
         overlays: Deltas on top of them; they and the tables stay as they are.
         key_group_range: What to write.
-        now_ms: What expired long before is left out; -1 keeps everything.
+        now_ms: Entries that expired long before are left out; -1 keeps all.
     """
     key_groups: list[int] = []
     keys: list[Key] = []
@@ -94,11 +92,11 @@ def snapshot_table(
         keys += present
         for column, table in zip(columns, tables, strict=True):
             column += [table.get(key) for key in present]
-    arrays: list[pa.Array[Any]] = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
+    arrays: list[pa.Array] = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
     for state_id, column in zip(codec.live, columns, strict=True):
         state = codec.states[state_id]
-        arrays.append(encode_cells(state, column))
+        arrays.append(state.encode_cells(column))
         names.append(state.descriptor.name)
     table = pa.Table.from_arrays(arrays, names=names)
     return table.replace_schema_metadata({SCHEMA_METADATA: codec.metadata_change()})
@@ -112,62 +110,11 @@ def _tables(
         state = codec.states[state_id]
         table = group.tables[state_id]
         if overlay is not None and overlay[state_id]:
-            table = merged(table, overlay[state_id], state.descriptor.kind)
+            table = state.kind.merge(table, overlay[state_id])
         if state.expires and now_ms >= 0:
             table = without_expired(table, state.descriptor.kind, now_ms)
         tables.append(table)
     return tables
-
-
-def encode_cells(state: StateCodec, cells: Sequence[Any]) -> pa.Array[Any]:
-    """Return the column of a variable; a cell is what a table holds for a key, or None."""
-    match state.descriptor.kind:
-        case StateKind.VALUE:
-            return _entries(state, cells)
-        case StateKind.TIMER:
-            return pa.array([None if cell is None else list(cell) for cell in cells], _TIMERS)
-        case StateKind.LIST:
-            return _lists(cells, _entries(state, [e for cell in cells for e in cell or ()]))
-        case StateKind.MAP:
-            pairs = [pair for cell in cells for pair in (cell or {}).items()]
-            user_keys = _struct(state.user_key, [user_key for user_key, _ in pairs])
-            entries = _entries(state, [entry for _, entry in pairs])
-            both = pa.StructArray.from_arrays([user_keys, entries], ["key", "value"])
-            return _lists(cells, both)
-
-
-_TIMERS: Final = pa.list_(pa.int64())
-
-
-def _lists(cells: Sequence[Any], elements: pa.Array[Any]) -> pa.Array[Any]:
-    offsets: list[int | None] = []
-    position = 0
-    for cell in cells:
-        offsets.append(None if cell is None else position)
-        position += 0 if cell is None else len(cell)
-    return pa.ListArray.from_arrays(pa.array([*offsets, position], pa.int32()), elements)
-
-
-def _struct(codec: Any, rows: Sequence[Any], mask: Sequence[bool] | None = None) -> pa.Array[Any]:
-    return pa.StructArray.from_arrays(
-        codec.encode(rows),
-        fields=list(codec.stored),
-        mask=None if mask is None else pa.array(mask, pa.bool_()),
-    )
-
-
-def _entries(state: StateCodec, entries: Sequence[Any]) -> pa.Array[Any]:
-    """Return values as structs, with their expiry as one more field where they have one."""
-    codec = state.value
-    missing = [entry is None for entry in entries]
-    nothing = (None,) * len(codec.schema)
-    if not state.expires:
-        rows = [nothing if entry is None else entry for entry in entries]
-        return _struct(codec, rows, missing)
-    columns = codec.encode([nothing if entry is None else entry[1] for entry in entries])
-    columns.append(pa.array([0 if entry is None else entry[0] for entry in entries], pa.int64()))
-    fields = [*codec.stored, pa.field(EXPIRES_FIELD, pa.int64())]
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(missing, pa.bool_()))
 
 
 def read_snapshot(
@@ -176,7 +123,7 @@ def read_snapshot(
     """
     Return the tables of a snapshot by key group, for the groups in *key_group_range*.
 
-    Variables that the snapshot does not have stay empty; those that are gone are passed over.
+    Variables that the snapshot does not have stay empty; deleted ones are skipped.
 
     Raises:
         CorruptionError: The bytes are no snapshot.
@@ -196,15 +143,15 @@ def read_snapshot(
     except (pa.ArrowException, KeyError, OSError) as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
     tables: dict[int, list[Table]] = {
-        key_group: [{} for _ in codec.states] for key_group in dict.fromkeys(key_groups)
+        key_group: [state.kind.new_table() for state in codec.states]
+        for key_group in dict.fromkeys(key_groups)
     }
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
         if state is None or state.descriptor.name not in table.column_names:
             continue
-        cells = state.cells(decode_cells(state, _whole(table, state.descriptor.name)))
-        for key_group, key, cell in zip(key_groups, keys, cells, strict=True):
-            if cell:
-                tables[key_group][state_id][key] = cell
+        cells = state.decode_cells(_whole(table, state.descriptor.name))
+        own = {key_group: parts[state_id] for key_group, parts in tables.items()}
+        state.kind.insert_cells(own, zip(key_groups, keys, cells, strict=True))
     return tables
 
 
@@ -215,7 +162,7 @@ def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
 
 
 def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
-    """Return how many rows a snapshot has for *key_group_range*, or some more."""
+    """Return an upper bound of the rows of *key_group_range* in a snapshot."""
     metadata = _parquet(data).metadata
     return sum(
         metadata.row_group(index).num_rows for index in _row_groups(metadata, key_group_range)
@@ -226,7 +173,7 @@ def snapshot_tables(
     data: bytes | memoryview, key_group_range: KeyGroupRange, schema: pa.Schema, block: int
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
     """
-    Yield a snapshot in columns, a few key groups at a time, so that it is never whole in memory.
+    Yield a snapshot in columns, a few key groups at a time.
 
     Args:
         data: The snapshot.
@@ -289,43 +236,6 @@ def _row_groups(metadata: Any, key_group_range: KeyGroupRange) -> Iterator[int]:
         yield index
 
 
-def _whole(table: pa.Table, name: str) -> pa.Array[Any]:
+def _whole(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def decode_cells(state: StateCodec, column: pa.Array[Any]) -> Iterable[Any]:
-    """Return the cells of a variable's column, which is not a slice of a longer one."""
-    match state.descriptor.kind:
-        case StateKind.VALUE:
-            return _values(state, column)
-        case StateKind.TIMER:
-            return [None if cell is None else tuple(cell) for cell in column.to_pylist()]
-        case StateKind.LIST:
-            return _sliced(column, _values(state, column.values))
-        case StateKind.MAP:
-            keys = state.user_keys(column.values.field(0).flatten())
-            pairs = list(zip(keys, _values(state, column.values.field(1)), strict=True))
-            return [None if cell is None else dict(cell) for cell in _sliced(column, pairs)]
-
-
-def _sliced(column: pa.Array[Any], elements: list[Any]) -> list[Any]:
-    """Return the elements of each list of *column*; None for a null list."""
-    offsets = column.offsets.to_pylist()
-    valid = column.is_valid().to_pylist()
-    return [
-        elements[offsets[index] : offsets[index + 1]] if valid[index] else None
-        for index in range(len(column))
-    ]
-
-
-def _values(state: StateCodec, column: pa.Array[Any]) -> list[Any]:
-    fields = column.flatten()
-    width = len(state.value.schema)
-    rows: list[Any] = state.values(fields[:width])
-    if state.expires:
-        rows = list(zip(fields[width].to_pylist(), rows, strict=True))
-    if column.null_count:
-        valid = column.is_valid().to_pylist()
-        rows = [row if is_valid else None for row, is_valid in zip(rows, valid, strict=True)]
-    return rows

@@ -1,1 +1,1 @@
-"""State as dictionaries: `tables` with overlays, `expiry` by time to live, the `memory` budget."""
+"""State as dicts: `tables` and overlays, `expiry` by time to live, the `memory` budget."""

@@ -1,19 +1,18 @@
 """
-Entries whose time to live is over: leaving them out of snapshots, and out of memory.
+Entries whose time to live is over: leaving them out of snapshots, and removing them from memory.
 
-An expired entry is hidden from every read at once, so when it goes is a matter of memory alone;
-nothing is written to the log for it, and a replay that brings it back shows the same state.  It
-stays for a minute more, so that a clock that is set back a little does not make it matter which
-process had dropped it already.
+An expired entry is hidden from every read at once, so when it is removed only matters for memory.
+Nothing is written to the log for it, and a replay that brings it back shows the same state.  It is
+kept for a minute more: after a clock was set back a little, all processes still have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from statelog.state.heap.tables import KeyGroupState, Table
-from statelog.state.schema.descriptors import StateKind
+from statelog.state.heap.tables import KeyGroupState
+from statelog.state.kinds import AnyKind, StateKind, Table
 
 CLOCK_STEP_MS: Final = 60_000
 """How long an expired entry is kept: a clock set back by less than this does no harm."""
@@ -31,9 +30,9 @@ def choose_groups(
     candidates: Mapping[int, tuple[int, int]], credit: int, now_ms: int
 ) -> tuple[list[int], int]:
     """
-    Return which key groups to look through now, and the credit that is left.
+    Return the key groups to look through now, and the credit left.
 
-    Those that have been due longest come first.  A key group too large for the credit waits until
+    The longest due are first.  A key group too large for the credit waits until
     enough is saved up, so that the work of many small batches is as bounded as that of large ones.
 
     Args:
@@ -55,9 +54,9 @@ def choose_groups(
     return chosen, 0
 
 
-class ExpirySweep:
+class IncrementalExpiry:
     """
-    Takes expired entries out of the tables, a bounded part in each batch.
+    Remove expired entries from the tables, a bounded part in each batch.
 
     Args:
         kinds: Kind of each variable, by state id.
@@ -65,17 +64,18 @@ class ExpirySweep:
     """
 
     def __init__(self, kinds: Sequence[StateKind], ttls_ms: Sequence[int | None]) -> None:
-        self._expiring = [
-            (state_id, kind, ttl_ms)
+        expiring = [
+            (state_id, kind.rules, ttl_ms)
             for state_id, (kind, ttl_ms) in enumerate(zip(kinds, ttls_ms, strict=True))
             if ttl_ms is not None
         ]
-        self._shortest_ms = min((ttl_ms for _, _, ttl_ms in self._expiring), default=0)
+        self._expiring = [(state_id, kind) for state_id, kind, _ in expiring]
+        self._shortest_ms = min((ttl_ms for _, _, ttl_ms in expiring), default=0)
         self._credit = 0
 
-    def sweep(self, groups: Mapping[int, KeyGroupState], now_ms: int) -> int:
+    def expire(self, groups: Mapping[int, KeyGroupState], now_ms: int) -> int:
         """
-        Look through some of *groups* and return how many entries were taken out.
+        Look through some of *groups* and return how many entries were removed.
 
         Args:
             groups: Tables by key group, of one task.
@@ -88,75 +88,54 @@ class ExpirySweep:
         for key_group, group in groups.items():
             changed += group.folded
             group.folded = 0
-            entries = sum(len(group.tables[state_id]) for state_id, _, _ in self._expiring)
-            candidates[key_group] = group.sweep_due_ms, entries
+            entries = sum(len(group.tables[state_id]) for state_id, _ in self._expiring)
+            candidates[key_group] = group.expiry_due_ms, entries
         self._credit += max(MIN_LOOKED_AT, LOOKED_AT_PER_CHANGE * changed)
         chosen, self._credit = choose_groups(candidates, self._credit, now_ms)
-        return sum(self._sweep(groups[key_group], now_ms) for key_group in chosen)
+        return sum(self._expire_group(groups[key_group], now_ms) for key_group in chosen)
 
-    def _sweep(self, group: KeyGroupState, now_ms: int) -> int:
+    def _expire_group(self, group: KeyGroupState, now_ms: int) -> int:
         until_ms = now_ms - CLOCK_STEP_MS
         # What is written from now on expires a time to live after now, or later.
         earliest = now_ms + self._shortest_ms
-        taken = 0
-        for state_id, kind, _ in self._expiring:
-            out, left = _take_out(group.tables[state_id], kind, until_ms)
-            taken += out
+        removed = 0
+        for state_id, kind in self._expiring:
+            count, left = _remove_expired(group.tables[state_id], kind, until_ms)
+            removed += count
             if left is not None:
                 earliest = min(earliest, left)
-        group.sweep_due_ms = earliest + CLOCK_STEP_MS
-        return taken
+        group.expiry_due_ms = earliest + CLOCK_STEP_MS
+        return removed
 
 
-def _take_out(table: Table, kind: StateKind, until_ms: int) -> tuple[int, int | None]:
-    """Take out what expired by *until_ms*; return how many, and when the next one expires."""
-    taken = 0
+def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, int | None]:
+    """Remove what expired by *until_ms*; return how many, and the next expiry."""
+    times_of, live = kind.expiry_times, kind.live_cell
+    removed = 0
     earliest: int | None = None
-    changed: dict[Any, Any] = {}
+    changed: Table = {}
     for key, cell in table.items():
-        times = _times(cell, kind)
+        times = times_of(cell)
         first = min(times, default=until_ms)
         if first <= until_ms:
-            changed[key] = _live(cell, kind, until_ms)
-            left = _times(changed[key], kind) if changed[key] else ()
-            taken += len(times) - len(left)
+            cell = changed[key] = live(cell, until_ms)
+            left = times_of(cell) if cell else ()
+            removed += len(times) - len(left)
             if not left:
                 continue
             first = min(left)
         earliest = first if earliest is None else min(earliest, first)
     for key, cell in changed.items():
         if cell:
-            table.update({key: cell})
+            table[key] = cell
         else:
-            table.pop(key, None)
-    return taken, earliest
-
-
-def _times(cell: Any, kind: StateKind) -> Sequence[int]:
-    match kind:
-        case StateKind.LIST:
-            return [entry[0] for entry in cell]
-        case StateKind.MAP:
-            return [entry[0] for entry in cell.values()]
-        case _:
-            return (cell[0],)
-
-
-def _live(cell: Any, kind: StateKind, until_ms: int) -> Any:
-    """Return what is left of a cell; empty or None for nothing."""
-    match kind:
-        case StateKind.LIST:
-            return [entry for entry in cell if entry[0] > until_ms]
-        case StateKind.MAP:
-            return {user_key: entry for user_key, entry in cell.items() if entry[0] > until_ms}
-        case _:
-            return cell if cell[0] > until_ms else None
+            del table[key]
+    return removed, earliest
 
 
 def without_expired(table: Table, kind: StateKind, now_ms: int) -> Table:
-    """Return what of *table* has not been over for long at *now_ms*; *table* stays as it is."""
+    """Return *table* without what expired long before *now_ms*; it stays as it is."""
     until_ms = now_ms - CLOCK_STEP_MS
-    live: Iterable[tuple[Any, Any]] = (
-        (key, _live(cell, kind, until_ms)) for key, cell in table.items()
-    )
-    return {key: cell for key, cell in live if cell}
+    live = kind.rules.live_cell
+    cells = ((key, live(cell, until_ms)) for key, cell in table.items())
+    return {key: cell for key, cell in cells if cell}

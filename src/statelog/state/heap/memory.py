@@ -1,8 +1,8 @@
 """
-How much memory the dict tables take, and which of them go into columns when it is too much.
+How much memory the dict tables use, and which of them are put into columns beyond the budget.
 
-Entries are counted exactly and weighed by a sample.  A *block* is a few neighbouring key groups: so
-much is rewritten at a time, so that no micro-batch pays for the whole state.
+Entries are counted exactly, and their size is estimated from a sample.  A *block* is a few
+neighbouring key groups, which are rewritten together; no micro-batch rewrites the whole state.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from statelog.errors import InvalidOptionsError
 from statelog.model import KeyGroupRange
 from statelog.state.heap.tables import KeyGroupState
+from statelog.state.kinds import Key
 
 BLOCK: Final = 4
 """Key groups that are rewritten together."""
@@ -23,22 +24,22 @@ _RECENT_SHARE: Final = 0.3
 _PENDING_SHARE: Final = 0.1
 _INPUT_SHARE: Final = 0.3
 _SLOT_BYTES: Final = 100
-"""What an entry takes in a dict's arrays, with the room it keeps for growth."""
+"""Bytes of an entry in a dict's arrays, with the spare capacity for growth."""
 _SAMPLES: Final = 48
 _PARTS: Final = 32
-"""Elements of a list or map that are looked at; the others are taken to be like them."""
+"""Elements of a list or map in the sample; the others are assumed to be like them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
     """
-    What the state of one worker may take.
+    The memory that the state of one worker may use.
 
     The dict tables get 30 % of the budget, changes waiting to be replayed 10 %, and the rows of a
-    micro-batch, with what their processing makes, 30 %; the rest is for the interpreter.
+    micro-batch, with the objects made from them, 30 %; the rest is for the interpreter.
 
     Args:
-        budget_bytes: For the whole process, >= 64 MiB; what is mapped from files is not counted.
+        budget_bytes: For the whole process, >= 64 MiB; pages mapped from files do not count.
         dict_rows: A restored range of at most so many keys becomes dict tables; 0 or more.
     """
 
@@ -53,17 +54,17 @@ class MemoryLimits:
 
     @property
     def recent_bytes(self) -> int:
-        """What the dict tables may take."""
+        """Return the bytes that the dict tables may use."""
         return int(self.budget_bytes * _RECENT_SHARE)
 
     @property
     def pending_bytes(self) -> int:
-        """Changes that are collected before they are replayed."""
+        """Return the bytes of changes to collect before a replay."""
         return int(self.budget_bytes * _PENDING_SHARE)
 
     @property
     def input_bytes(self) -> int:
-        """Rows that are processed at once, by their estimated size as Python objects."""
+        """Return the bytes of rows, as Python objects, to process at once."""
         return int(self.budget_bytes * _INPUT_SHARE)
 
 
@@ -81,7 +82,7 @@ def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:
 
 
 def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
-    """Return the blocks to put into columns so that the rest keeps *limit*; the largest first."""
+    """Return the blocks to put into columns, to keep to *limit*."""
     total = sum(sizes.values())
     chosen = []
     for block in sorted(sizes, key=sizes.__getitem__, reverse=True):
@@ -93,8 +94,8 @@ def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
 
 
 def _weight(state_id: int, groups: Iterable[KeyGroupState]) -> float:
-    """Return the bytes of an entry of one variable, by a sample."""
-    sample: list[Any] = []
+    """Return the estimated bytes of an entry of one variable."""
+    sample: list[tuple[Key, object]] = []
     for group in groups:
         sample += islice(group.tables[state_id].items(), 4)
         if len(sample) >= _SAMPLES:
@@ -104,7 +105,7 @@ def _weight(state_id: int, groups: Iterable[KeyGroupState]) -> float:
     return _SLOT_BYTES + sum(_size(key) + _size(cell) for key, cell in sample) / len(sample)
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Return the bytes of a value with all its parts."""
     size = sys.getsizeof(value)
     if isinstance(value, dict | list | tuple) and value:

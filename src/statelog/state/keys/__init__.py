@@ -1,1 +1,1 @@
-"""Keys to numbers: Spark's `xxhash64` in Python (`key_groups`) and over columns (`key_hash`)."""
+"""Hashes of keys: Spark's `xxhash64` of one key (`key_groups`) and of columns (`key_hash`)."""

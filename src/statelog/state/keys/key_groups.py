@@ -2,8 +2,8 @@
 The key group of a key, computed without Spark.
 
 A stream's rows get their key group in the JVM: `pmod(xxhash64(key columns), groups)`.  This is the
-same function in Python, for looking up single keys.  It is fixed for the life of every state
-location; the test vectors stand in docs/formats/key-groups.md.
+same function in Python, for looking up single keys.  It never changes; its test vectors are in
+docs/formats/key-groups.md.
 Source: XXH64 by Yann Collet; Spark's XxHash64Function for how values become bytes and how columns
 chain (the hash of one column is the seed of the next; a null leaves the seed as it is).
 """
@@ -38,7 +38,7 @@ Hasher = Callable[[Any, int], int]
 """(value, seed) -> hash."""
 
 
-def key_group_of(key: Sequence[Any], schema: pa.Schema, max_parallelism: int) -> int:
+def key_group_of(key: Sequence[object], schema: pa.Schema, max_parallelism: int) -> int:
     """
     Return the key group of *key*.
 
@@ -54,7 +54,7 @@ def key_group_of(key: Sequence[Any], schema: pa.Schema, max_parallelism: int) ->
     return hash_of(key, schema) % max_parallelism
 
 
-def hash_of(key: Sequence[Any], schema: pa.Schema) -> int:
+def hash_of(key: Sequence[object], schema: pa.Schema) -> int:
     """Return Spark's `xxhash64` of *key* as a signed number; see `key_group_of`."""
     if len(key) != len(schema):
         raise UsageError(f"a key of ({', '.join(schema.names)}) is needed, not {tuple(key)!r:.100}")
@@ -116,7 +116,7 @@ def _avalanche(value: int) -> int:
 
 
 def _int(value: int, seed: int) -> int:
-    """Hash what Spark keeps in 32 bits; the same as hashing its four bytes."""
+    """Hash a value that Spark keeps in 32 bits, as its four bytes."""
     return xxhash64_bytes(struct.pack("<i", value), seed)
 
 
@@ -133,7 +133,7 @@ def _double(value: float, seed: int) -> int:
 
 
 def _canonical_float(form: str, value: float) -> bytes:
-    """Return the bytes in which all NaNs, and both zeros, are the same key."""
+    """Return the bytes of a float, the same for all NaNs and both zeros."""
     if value != value:
         return b"\x00\x00\xc0\x7f" if form == "<f" else b"\x00\x00\x00\x00\x00\x00\xf8\x7f"
     return struct.pack(form, value + 0.0)  # -0.0 + 0.0 is 0.0
@@ -152,7 +152,7 @@ def _date(value: dt.date, seed: int) -> int:
 
 
 def _timestamp(value: dt.datetime, seed: int) -> int:
-    """Hash a point in time; a datetime without a zone is local, as everywhere in PySpark."""
+    """Hash a point in time; without a zone it is local, as in PySpark."""
     return _wall_clock(value.astimezone(dt.UTC).replace(tzinfo=None), seed)
 
 
@@ -192,7 +192,7 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Hasher], ...]] = (
 
 
 def value_hasher(kind: pa.DataType) -> Hasher:
-    """Return the hash of one value and a seed, both unsigned; raises `UsageError` for other types."""
+    """Return the hasher of a type; raises `UsageError` if there is none."""
     if pa.types.is_decimal(kind):
         return _decimal(kind.precision, kind.scale)
     for matches, hasher in _HASHERS:

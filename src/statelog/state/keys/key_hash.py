@@ -1,9 +1,9 @@
 """
 Spark's `xxhash64` of whole columns of keys, in numpy.
 
-The twin of `statelog.state.keys.key_groups` for many keys at once; both give the same numbers.  Rows are
-hashed in blocks that stay in the processor's cache.  Strings and binaries go by length: all of one
-length are a matrix of bytes, whose lanes of 8, 4 and 1 bytes are columns.
+It gives the same numbers as `statelog.state.keys.key_groups`, for many keys at once.  Rows are
+hashed in blocks that fit the processor's cache.  Strings and binaries are grouped by length: those
+of one length are a matrix of bytes, whose lanes of 8, 4 and 1 bytes are columns.
 Source: XXH64 by Yann Collet; Spark's XxHash64Function, see `key_groups`.
 """
 
@@ -34,12 +34,12 @@ _P4: Final = _U64(0x85EBCA77C2B2AE63)
 _P5: Final = _U64(0x27D4EB2F165667C5)
 
 
-def hash_columns(columns: Sequence[pa.Array[Any]], schema: pa.Schema) -> Hashes:
+def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     """
     Return the hash of each key, as unsigned numbers.
 
-    Nested key columns, whose hash only Spark can compute, go in with a hash of ours: the result is
-    good for finding keys, not for their key group (see `is_sparks`).
+    Nested key columns, whose hash only Spark can compute, are hashed in our own way: the result
+    finds keys, but does not give their key group (see `is_sparks`).
 
     Args:
         columns: One array per key column, all of one length >= 0.
@@ -69,11 +69,11 @@ def is_sparks(schema: pa.Schema) -> bool:
         return False
 
 
-_ColumnHasher: TypeAlias = "Callable[[pa.Array[Any], Hashes], Hashes]"
+_ColumnHasher: TypeAlias = "Callable[[pa.Array, Hashes], Hashes]"
 
 
 def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
-    """Return what hashes a column of this type without looking at each value, or None."""
+    """Return a hasher of whole columns of this type, or None."""
     if pa.types.is_decimal128(kind):
         return _decimals if kind.precision <= _LONG_DIGITS else None
     for matches, hasher in _HASHERS:
@@ -83,13 +83,13 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 
 
 def _by_value(field: pa.Field) -> _ColumnHasher:
-    """Return a hasher that takes value by value: large decimals and nested types."""
+    """Return a hasher value by value, for large decimals and nested types."""
     try:
         hash_value = value_hasher(field.type)
     except UsageError:
         return _by_text(field)
 
-    def hash_values(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    def hash_values(column: pa.Array, seeds: Hashes) -> Hashes:
         pairs = zip(column.to_pylist(), seeds.tolist(), strict=True)
         new = [seed if value is None else hash_value(value, seed) for value, seed in pairs]
         return np.array(new, _U64)
@@ -100,62 +100,62 @@ def _by_value(field: pa.Field) -> _ColumnHasher:
 def _by_text(field: pa.Field) -> _ColumnHasher:
     codec = KeyCodec(pa.schema([field]))
 
-    def hash_texts(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+    def hash_texts(column: pa.Array, seeds: Hashes) -> Hashes:
         texts = [repr(_positive_zero(key)) for key in codec.decode([column])]
         return _bytes(pa.array(texts, pa.string()), seeds)
 
     return hash_texts
 
 
-def _positive_zero(value: Any) -> Any:
-    """Return a frozen key with every zero the same, as keys that are equal must hash alike."""
+def _positive_zero(value: object) -> object:
+    """Return a frozen key with -0.0 as 0.0: equal keys must hash alike."""
     if isinstance(value, tuple):
         return tuple(map(_positive_zero, value))
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _numbers(column: pa.Array[Any], to: pa.DataType | None = None) -> npt.NDArray[Any]:
-    """Return a fixed-width column in numpy; what stands for a null is not looked at."""
+def _numbers(column: pa.Array, to: pa.DataType | None = None) -> _Words:
+    """Return a fixed-width column in numpy; a null has any number."""
     if to is not None:
         column = column.cast(to)
     if column.null_count:
         column = pc.fill_null(column, pa.scalar(0, column.type))
-    numbers: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    numbers: _Words = column.to_numpy(zero_copy_only=False)
     return numbers
 
 
-def _ints(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _ints(column: pa.Array, seeds: Hashes) -> Hashes:
     words = _numbers(column, None if pa.types.is_int32(column.type) else pa.int32())
     return _one_half(words.view(np.uint32), seeds)
 
 
-def _longs(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _longs(column: pa.Array, seeds: Hashes) -> Hashes:
     words = _numbers(column, None if pa.types.is_int64(column.type) else pa.int64())
     return _one_word(words.view(_U64), seeds)
 
 
-def _floats(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _floats(column: pa.Array, seeds: Hashes) -> Hashes:
     values = _numbers(column) + np.float32(0)
     values[np.isnan(values)] = np.nan
     return _one_half(values.view(np.uint32), seeds)
 
 
-def _doubles(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _doubles(column: pa.Array, seeds: Hashes) -> Hashes:
     values = _numbers(column) + 0.0
     values[np.isnan(values)] = np.nan
     return _one_word(values.view(_U64), seeds)
 
 
-def _decimals(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _decimals(column: pa.Array, seeds: Hashes) -> Hashes:
     # 16 bytes each, little-endian: the lower half is the number where it fits a long.
     words = np.frombuffer(column.buffers()[1], _U64)
     return _one_word(words[2 * column.offset :: 2][: len(column)].copy(), seeds)
 
 
-def _bytes(column: pa.Array[Any], seeds: Hashes) -> Hashes:
+def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
     """Hash strings or binaries, all of one length at a time."""
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-        width: Any = np.int64
+        width: type[np.int64] | type[np.int32] = np.int64
     else:
         width = np.int32
     _, offsets_buffer, data_buffer = column.buffers()

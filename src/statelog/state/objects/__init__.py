@@ -1,4 +1,4 @@
-"""The state objects that a processor holds: value, list, map, reducing and aggregating state, timers."""
+"""State objects of a processor: value, list, map, reducing and aggregating state, timers."""
 
 from statelog.state.objects.bound_state import BoundState, Cursor
 from statelog.state.objects.list import ExpiringListState, ListState

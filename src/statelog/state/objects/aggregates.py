@@ -1,9 +1,9 @@
 """
-State that gathers many values into one: reducing and aggregating state.
+State that aggregates many values into one: reducing and aggregating state.
 
-Both keep one tuple per key and stand on a `ValueState`, whose time to live and files they share.
+Both keep one tuple per key in a `ValueState`, and share its time to live and its format.
 Source: Flink's ReducingState, AggregatingState and AggregateFunction.  Deviations: values are
-tuples; None is refused where Flink takes it for a clear.
+tuples; None is rejected where Flink treats it as a clear.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from statelog.errors import UsageError
-from statelog.state.heap.tables import Values
+from statelog.state.kinds import Values
 from statelog.state.objects.value import ValueState
 
 ReduceFunction = Callable[[Values, Values], Values]
@@ -21,9 +21,9 @@ ReduceFunction = Callable[[Values, Values], Values]
 
 class AggregateFunction(Protocol):
     """
-    How values are gathered in an accumulator, which is a tuple of the state's schema.
+    Aggregate values in an accumulator, which is a tuple of the state's schema.
 
-    No method may keep or change what it is given; each returns what is to count from now on.
+    No method may keep or change its arguments; each returns a new accumulator or result.
     Source: Flink's AggregateFunction.
     """
 
@@ -32,11 +32,11 @@ class AggregateFunction(Protocol):
         ...
 
     def add(self, value: Any, accumulator: Values) -> Values:
-        """Return *accumulator* with *value* gathered too."""
+        """Return *accumulator* with *value* added."""
         ...
 
     def get_result(self, accumulator: Values) -> Any:
-        """Return what the values in *accumulator* come to."""
+        """Return the result of *accumulator*."""
         ...
 
     def merge(self, first: Values, second: Values) -> Values:
@@ -46,10 +46,10 @@ class AggregateFunction(Protocol):
 
 class ReducingState:
     """
-    One value per key: all that were added, reduced to one.
+    One value per key: the reduction of all values added.
 
     Args:
-        value: Where it is kept.
+        value: Stores the reduced value.
         reduce: Makes one value of two.
     """
 
@@ -58,32 +58,32 @@ class ReducingState:
         self._reduce = reduce
 
     def add(self, value: Values) -> None:
-        """Reduce *value* into what is there; raises `UsageError` if it does not fit the schema."""
+        """Reduce *value* into the stored value; raises `UsageError` if it does not fit."""
         if value is None:
             raise UsageError("a reducing state takes a tuple, not None; use clear()")
         before = self._value.get()
         self._value.update(value if before is None else self._reduce(before, value))
 
     def get(self) -> Values | None:
-        """Return the reduced value, or None if nothing was added."""
+        """Return the reduced value, or None if no value was added."""
         return self._value.get()
 
     def exists(self) -> bool:
-        """Return whether anything was added."""
+        """Return whether a value was added."""
         return self._value.exists()
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Remove the stored value."""
         self._value.clear()
 
 
 class AggregatingState:
     """
-    One accumulator per key, and what it comes to.
+    One accumulator per key, and its result.
 
     Args:
-        value: Where the accumulator is kept.
-        function: How values are gathered.
+        value: Stores the accumulator.
+        function: Aggregates values.
     """
 
     def __init__(self, value: ValueState, function: AggregateFunction) -> None:
@@ -91,31 +91,31 @@ class AggregatingState:
         self._function = function
 
     def add(self, value: Any) -> None:
-        """Gather *value*; raises `UsageError` if the accumulator does not fit the schema."""
+        """Add *value*; raises `UsageError` if the accumulator does not fit the schema."""
         before = self._value.get()
         if before is None:
             before = self._function.create_accumulator()
         self._value.update(self._function.add(value, before))
 
     def merge(self, accumulator: Values) -> None:
-        """Gather all that was gathered in another *accumulator*."""
+        """Add the values of another *accumulator*."""
         before = self._value.get()
         merged = accumulator if before is None else self._function.merge(before, accumulator)
         self._value.update(merged)
 
     def get(self) -> Any:
-        """Return what the values added come to, or None if there were none."""
+        """Return the result, or None if no value was added."""
         accumulator = self._value.get()
         return None if accumulator is None else self._function.get_result(accumulator)
 
     def accumulator(self) -> Values | None:
-        """Return the accumulator, or None if nothing was added."""
+        """Return the accumulator, or None if no value was added."""
         return self._value.get()
 
     def exists(self) -> bool:
-        """Return whether anything was added."""
+        """Return whether a value was added."""
         return self._value.exists()
 
     def clear(self) -> None:
-        """Forget what was added."""
+        """Remove the stored value."""
         self._value.clear()

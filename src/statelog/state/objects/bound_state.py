@@ -1,30 +1,33 @@
 """
-The state objects a processor holds: value, list and map state, timers.
+The base of the state objects that a processor uses, and the cursor they share.
 
-They stand on a *cursor*, which says whose state they show: the current key, and the tables and
-overlay of its key group.  A read looks into the overlay first, then into the table; a write goes
-to the overlay only.  Elements are tuples, and behave as copies.
+The *cursor* holds the current key, and the tables and overlay of its key group.  A read looks into
+the overlay first, then into the table; a write changes the overlay only.  Elements are tuples, and
+behave as copies.
 Source: Flink's ValueState, ListState, MapState; the rules of time to live are Spark's (expired
-values are hidden at once, a write starts the time anew).  Deviation: a map's entries come in the
-order of their last write, in Spark in that of their encoded keys.
+values are hidden at once, a write restarts the time).  Deviation: a map's entries are in the order
+of their last write, in Spark in that of their encoded keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar, Final, NoReturn, Self
 
 from statelog.errors import UsageError
+from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import StructCodec
-from statelog.state.heap.tables import Key, KeyGroupState, Overlay, Values
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Entry, Key, StateKind, Values
 
-MISSING = object()
+MISSING: Final = object()
+"""What a look-up returns for a key that an overlay does not have; None there is a removal."""
 
 
-class _NoKey(dict[Any, Any]):
-    """Stands for table and overlay where no key is current."""
+class _NoKey(dict[Key, Any]):
+    """Take the place of table and overlay where no key is current."""
 
-    def _refuse(self, *_arguments: Any) -> Any:
+    def _refuse(self, *_arguments: object) -> NoReturn:
         raise UsageError(
             "state belongs to a key: read and write it while rows or timers are handled, not in "
             "init() or close()"
@@ -38,7 +41,7 @@ _NO_KEY = _NoKey()
 
 class Cursor:
     """
-    Whose state the state objects show.
+    The current key of the state objects.
 
     Args:
         now_ms: Processing time of the batch in milliseconds, for time to live.
@@ -54,7 +57,7 @@ class Cursor:
         self._bound: list[BoundState] = []
 
     def bind(self, state: BoundState) -> None:
-        """Let *state* follow this cursor."""
+        """Make *state* follow this cursor."""
         self._bound.append(state)
         if self.group is not None:
             state.enter(self.group, self.overlay)
@@ -66,7 +69,7 @@ class Cursor:
             state.enter(group, overlay)
 
     def leave(self) -> None:
-        """Have no current key any more; reads and writes are refused from now on."""
+        """Have no current key; reads and writes are refused until `enter`."""
         self.group, self.overlay = None, []
         for state in self._bound:
             state.leave()
@@ -74,14 +77,16 @@ class Cursor:
 
 class BoundState:
     """
-    What all state objects share.
+    Share what all state objects need: the current key's table and overlay.
 
     Args:
-        cursor: Whose state is shown.
+        cursor: The current key.
         state_id: Position of the variable in the operator's schema.
         codec: Normalizes values.
         ttl_ms: Time to live in milliseconds, or None.
     """
+
+    kind: ClassVar[StateKind]
 
     def __init__(
         self, cursor: Cursor, state_id: int, codec: StructCodec, ttl_ms: int | None = None
@@ -89,24 +94,30 @@ class BoundState:
         self._cursor = cursor
         self._state_id = state_id
         self._normalize: Callable[[Iterable[Any]], Values] = codec.normalize
-        # What a processor does to a list or dict it was given must not reach the tables.
+        # A processor may change a list or dict it was given; the tables must not see that.
         self._copy = codec.normalize if codec.is_mutable else None
         self._ttl_ms = ttl_ms
         self._base: dict[Key, Any] = _NO_KEY
         self._overlay: dict[Key, Any] = _NO_KEY
         cursor.bind(self)
 
+    @classmethod
+    def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
+        """Return the object of a variable, given the variable's codec."""
+        return cls(cursor, state_id, codec.value, codec.descriptor.ttl_ms)
+
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
-        """Show the tables of *group* under *overlay*."""
+        """Use the table of *group* under *overlay*."""
         self._base = group.tables[self._state_id]
         self._overlay = overlay[self._state_id]
 
     def leave(self) -> None:
-        """Show no key any more."""
+        """Use no table until `enter`."""
         self._base = self._overlay = _NO_KEY
 
     def _expires(self) -> int:
         return self._cursor.now_ms + (self._ttl_ms or 0)
 
-    def _live(self, stored: tuple[int, Values]) -> bool:
-        return stored[0] > self._cursor.now_ms
+    def _live(self, stored: Entry) -> bool:
+        expires_ms: int = stored[0]
+        return expires_ms > self._cursor.now_ms

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from statelog.state.heap.tables import ListDelta, Values
+from statelog.state.kinds import Entry, ListDelta, StateKind, Values
 from statelog.state.objects.bound_state import BoundState
 
 
 class ListState(BoundState):
     """A list of tuples per key."""
+
+    kind = StateKind.LIST
 
     def _delta(self) -> ListDelta:
         key = self._cursor.key
@@ -19,14 +20,14 @@ class ListState(BoundState):
             delta = self._overlay[key] = ListDelta()
         return delta
 
-    def _stored(self) -> list[Any]:
+    def _stored(self) -> list[Entry]:
         key = self._cursor.key
         delta: ListDelta | None = self._overlay.get(key)
         if delta is None:
             return list(self._base.get(key, ()))
         return list(delta.tail) if delta.replaced else [*self._base.get(key, ()), *delta.tail]
 
-    def _element(self, value: Values) -> Any:
+    def _element(self, value: Values) -> Entry:
         return self._normalize(value)
 
     def get(self) -> Iterator[Values]:
@@ -61,10 +62,10 @@ class ListState(BoundState):
 class ExpiringListState(ListState):
     """A `ListState` whose elements have a time to live each."""
 
-    def _element(self, value: Values) -> Any:
+    def _element(self, value: Values) -> Entry:
         return self._expires(), self._normalize(value)
 
     def get(self) -> Iterator[Values]:
-        """Return an iterator over the elements whose time is not over."""
+        """Return an iterator over the elements that have not expired."""
         elements = [stored[1] for stored in self._stored() if self._live(stored)]
         return iter(elements) if self._copy is None else map(self._copy, elements)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
+from statelog.errors import InvariantError
+from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import StructCodec
-from statelog.state.heap.tables import MapDelta, Values
+from statelog.state.kinds import Entry, MapDelta, StateKind, Values
 from statelog.state.objects.bound_state import MISSING, BoundState, Cursor
 
 
@@ -15,12 +17,14 @@ class MapState(BoundState):
     A map from tuples to tuples per key.
 
     Args:
-        cursor: Whose state is shown.
+        cursor: The current key.
         state_id: Position of the variable in the operator's schema.
         codec: Normalizes values.
         user_key_codec: Normalizes map keys.
         ttl_ms: Time to live of an entry in milliseconds, or None.
     """
+
+    kind = StateKind.MAP
 
     def __init__(
         self,
@@ -33,24 +37,31 @@ class MapState(BoundState):
         super().__init__(cursor, state_id, codec, ttl_ms)
         self._normalize_key = user_key_codec.normalize
 
-    def _stored(self, user_key: Values) -> Any:
+    @classmethod
+    def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
+        """Return the object of a variable, given the variable's codec."""
+        if codec.user_key is None:
+            raise InvariantError("a map state has a map key")
+        return cls(cursor, state_id, codec.value, codec.user_key, codec.descriptor.ttl_ms)
+
+    def _stored(self, user_key: Values) -> Entry | None:
         delta: MapDelta | None = self._overlay.get(self._cursor.key)
         if delta is not None:
-            value = delta.entries.get(user_key, MISSING)
+            value: Any = delta.entries.get(user_key, MISSING)
             if value is not MISSING:
-                return value
+                return value  # type: ignore[no-any-return]
             if delta.cleared:
                 return None
         entries = self._base.get(self._cursor.key)
         return None if entries is None else entries.get(user_key)
 
-    def _entry(self, value: Values) -> Any:
+    def _entry(self, value: Values) -> Entry:
         return self._normalize(value)
 
-    def _shown(self, stored: Any) -> Values | None:
+    def _shown(self, stored: Entry) -> Values | None:
         return stored if self._copy is None else self._copy(stored)
 
-    def _entries(self) -> dict[Values, Any]:
+    def _entries(self) -> dict[Values, Entry]:
         delta: MapDelta | None = self._overlay.get(self._cursor.key)
         cleared = delta is not None and delta.cleared
         entries = {} if cleared else dict(self._base.get(self._cursor.key, {}))
@@ -93,7 +104,7 @@ class MapState(BoundState):
         self._delta().entries[self._normalize_key(user_key)] = None
 
     def iterator(self) -> Iterator[tuple[Values, Values]]:
-        """Return an iterator over the entries as they are now, in the order of their last write."""
+        """Return an iterator over the entries, in the order of their last write."""
         pairs = []
         for user_key, stored in self._entries().items():
             value = self._shown(stored)
@@ -117,10 +128,10 @@ class MapState(BoundState):
 class ExpiringMapState(MapState):
     """A `MapState` whose entries have a time to live each."""
 
-    def _entry(self, value: Values) -> Any:
+    def _entry(self, value: Values) -> Entry:
         return self._expires(), self._normalize(value)
 
-    def _shown(self, stored: Any) -> Values | None:
+    def _shown(self, stored: Entry) -> Values | None:
         if not self._live(stored):
             return None
         return stored[1] if self._copy is None else self._copy(stored[1])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from typing import Any
+from collections.abc import Sequence
 
-from statelog.state.heap.tables import holds_time
+from statelog.state.kinds import StateKind
+from statelog.state.kinds.timer import holds_time
 from statelog.state.objects.bound_state import BoundState
 
 
@@ -17,8 +18,10 @@ class Timers(BoundState):
     changed in place, so that a key with thousands of timers is not copied at every call.
     """
 
-    def _held(self) -> Any:
-        times: Any = self._overlay.get(self._cursor.key)
+    kind = StateKind.TIMER
+
+    def _held(self) -> Sequence[int]:
+        times: Sequence[int] | None = self._overlay.get(self._cursor.key)
         return self._base.get(self._cursor.key, ()) if times is None else times
 
     def _own(self) -> list[int]:
@@ -29,12 +32,12 @@ class Timers(BoundState):
         return times
 
     def register(self, time_ms: int) -> None:
-        """Add a timer; a second one for the same time is the same timer."""
+        """Add a timer, unless the key has one for the same time."""
         if not self.contains(time_ms):
             bisect.insort(self._own(), time_ms)
 
     def delete(self, time_ms: int) -> None:
-        """Remove a timer, if it is there."""
+        """Remove a timer, if there is one."""
         if self.contains(time_ms):
             times = self._own()
             del times[bisect.bisect_left(times, time_ms)]

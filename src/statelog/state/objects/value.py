@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from statelog.errors import UsageError
-from statelog.state.heap.tables import Values
+from statelog.state.kinds import StateKind, Values
 from statelog.state.objects.bound_state import MISSING, BoundState
 
 
 class ValueState(BoundState):
     """One tuple per key."""
+
+    kind = StateKind.VALUE
 
     def get(self) -> Values | None:
         """Return the value, or None if there is none."""
@@ -39,7 +41,7 @@ class ExpiringValueState(ValueState):
     """A `ValueState` with a time to live."""
 
     def get(self) -> Values | None:
-        """Return the value, or None if there is none or its time is over."""
+        """Return the value, or None if there is none or it expired."""
         cursor = self._cursor
         stored: Any = self._overlay.get(cursor.key, MISSING)
         if stored is MISSING:

@@ -1,1 +1,1 @@
-"""Declared state variables (`descriptors`) and how they may change between two starts (`evolution`)."""
+"""State variables: their declarations (`descriptors`), and changes of them (`evolution`)."""

@@ -1,8 +1,8 @@
 """
-What an operator keeps: its key, and its state variables with their types.
+The state schema of an operator: its key, and its variables with their types.
 
-The schema lies beside the data in every changelog file and checkpoint, so that state can be read
-without the program that wrote it.  Types are Arrow types; nothing is pickled.
+The schema is stored beside the data in every changelog file and checkpoint, so that state can be
+read without the program that wrote it.  Types are Arrow types; no object is pickled.
 """
 
 from __future__ import annotations
@@ -11,27 +11,22 @@ import base64
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.state.kinds import StateKind
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object; what its members are, its reader checks."""
 
 SCHEMA_VERSION: Final = 2
 """Version 1 knew neither generations nor dropped variables; it is read as generation 0."""
 
 
-class StateKind(enum.Enum):
-    """The kinds of state a variable can be."""
-
-    VALUE = "value"
-    LIST = "list"
-    MAP = "map"
-    TIMER = "timer"
-
-
 class Aggregation(enum.Enum):
-    """What a value state is used for, if its values are gathered from many."""
+    """How a value state aggregates the values added to it."""
 
     REDUCING = "reducing"
     AGGREGATING = "aggregating"
@@ -44,12 +39,12 @@ TIMERS_NAME = "$timers"
 @dataclass(frozen=True, slots=True)
 class TtlChange:
     """
-    A variable was given a time to live, or was relieved of it.
+    A time to live added to a variable, or removed from it.
 
     Args:
-        generation: The schema's generation that did so.
-        added: True: given.  Values from before expire at *at_ms*.  False: relieved.  Values that
-            had expired by *at_ms* are gone, the others stay for ever.
+        generation: The generation of the schema with the change.
+        added: True: earlier values expire at *at_ms*.  False: earlier values that had expired by
+            *at_ms* are removed, the others never expire.
         at_ms: Milliseconds since the epoch.
     """
 
@@ -68,11 +63,11 @@ class StateDescriptor:
         kind: Value, list, map or timer.
         value_schema: Fields of a value, a list element, or a map value.
         user_key_schema: Fields of a map key; None for other kinds.
-        ttl_ms: Time to live in milliseconds, or None for ever.
-        aggregation: What a value state gathers, or None.
-        since: The schema's generation that brought the variable.
-        dropped: Whether it was deleted; what the log still holds of it is passed over.
-        ttl_changes: How its time to live came and went, ascending by generation.
+        ttl_ms: Time to live in milliseconds, or None.
+        aggregation: How a value state aggregates, or None.
+        since: The generation of the schema that added the variable.
+        dropped: Whether it was deleted; changes of it in the log are skipped.
+        ttl_changes: Changes of its time to live, ascending by generation.
     """
 
     name: str
@@ -87,7 +82,7 @@ class StateDescriptor:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """What tells the variable from an earlier one of the same name."""
+        """Name and generation; a later variable of the name has another."""
         return self.name, self.since
 
     @property
@@ -95,8 +90,8 @@ class StateDescriptor:
         """The kind as users call it."""
         return self.kind.value if self.aggregation is None else self.aggregation.value
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form; schemas are base64 of Arrow IPC, with a readable text beside."""
+    def to_json(self) -> JsonObject:
+        """Return the JSON form; schemas are Arrow IPC in base64, and text."""
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -115,7 +110,7 @@ class StateDescriptor:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StateDescriptor:
+    def from_json(cls, value: JsonObject) -> StateDescriptor:
         """Build a descriptor from its JSON form."""
         user_key = value["user_key"]
         aggregation = value.get("aggregation")
@@ -137,14 +132,14 @@ class OperatorStateSchema:
     """
     Key and variables of one stateful operator.
 
-    A variable's position is its state id, and stays so for the life of the job.
+    A variable's position is its state id, which never changes.
 
     Args:
         operator_id: Name of the operator.
         key_schema: Fields of the grouping key.
         states: The variables by state id.
-        generation: How often the schema changed since the state location was made.
-        deleted: Names that the program deletes; a wish, not kept in the JSON form.
+        generation: How often the schema changed since the state location was created.
+        deleted: Names that the program asks to delete; not part of the JSON form.
     """
 
     operator_id: str
@@ -154,13 +149,13 @@ class OperatorStateSchema:
     deleted: frozenset[str] = field(default=frozenset(), compare=False)
 
     def state_id(self, name: str) -> int:
-        """Return the id of the variable *name*; raises `KeyError` if there is none, or dropped."""
+        """Return the id of the variable *name*; raises `KeyError` if none is live."""
         for index, state in enumerate(self.states):
             if state.name == name and not state.dropped:
                 return index
         raise KeyError(name)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the JSON form."""
         return {
             "version": SCHEMA_VERSION,
@@ -171,13 +166,13 @@ class OperatorStateSchema:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> OperatorStateSchema:
+    def from_json(cls, value: JsonObject) -> OperatorStateSchema:
         """
         Build a schema from its JSON form.
 
         Raises:
             IncompatibleFormatError: A newer statelog wrote it.
-            CorruptionError: It is not the JSON of a state schema.
+            CorruptionError: It is no state schema.
         """
         try:
             if value["version"] > SCHEMA_VERSION:
@@ -196,7 +191,7 @@ class OperatorStateSchema:
 
 
 def schema_text(*schemas: pa.Schema | None) -> str:
-    """Return schemas as users read them: names and types, an arrow between two schemas."""
+    """Return names and types of schemas, with an arrow between schemas."""
     present: Iterable[pa.Schema] = [schema for schema in schemas if schema is not None]
     return " -> ".join(
         ", ".join(f"{field.name} {field.type}" for field in schema) for schema in present
@@ -207,12 +202,12 @@ _SINCE: Final = b"statelog.since"
 
 
 def field_since(field: pa.Field) -> int:
-    """Return the schema's generation that brought a field."""
+    """Return the generation of the schema that added a field."""
     return int((field.metadata or {}).get(_SINCE, b"0"))
 
 
 def with_since(field: pa.Field, since: int) -> pa.Field:
-    """Return *field* with a note of the generation that brought it."""
+    """Return *field* with the generation that added it, in its metadata."""
     return field.with_metadata({_SINCE: str(since).encode()} if since else None)
 
 

@@ -2,13 +2,13 @@
 How a state schema may change from one start of a job to the next.
 
 Fields are matched by name.  A field may be added (old values read None), removed, moved, and
-widened where no value can lose a digit; a variable may be added, left out, or deleted.  All else
-is refused by name, before anything is claimed or written.  What is added notes the generation of
-the schema that brought it, so that data from before, which may still be in the log, is not taken
-for a field or variable of the same name that was removed since.
+widened where no value can lose a digit; a variable may be added, left out, or deleted.  Any other
+change is rejected with an error that names it, before anything is claimed or written.  A new field
+or variable records the generation of the schema that added it.  So data in the log of a removed
+field or variable is never read as that of a new one with the same name.
 Source: Spark's state with the Avro encoding.  Deviations: Avro also turns INT into FLOAT and
-BIGINT into FLOAT or DOUBLE, which loses digits and is refused here; more digits of a DECIMAL, and
-a time to live that comes or goes, are not in Spark's list.
+BIGINT into FLOAT or DOUBLE, which loses digits and is rejected here; more digits of a DECIMAL, and
+a time to live added or removed, are not in Spark's list.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
     pa.int16(): frozenset((pa.int32(), pa.int64(), pa.float32(), pa.float64())),
     pa.int32(): frozenset((pa.int64(), pa.float64())),
     pa.float32(): frozenset((pa.float64(),)),
-    # Spark's session says which of the two it hands over; the values are the same.
+    # A setting of Spark's session chooses one of the two; the values are the same.
     pa.string(): frozenset((pa.large_string(),)),
     pa.large_string(): frozenset((pa.string(),)),
     pa.binary(): frozenset((pa.large_binary(),)),
@@ -46,20 +46,20 @@ def evolve(
     stored: OperatorStateSchema, wanted: OperatorStateSchema, *, now_ms: int
 ) -> OperatorStateSchema:
     """
-    Return the schema to go on with when a job with schema *wanted* restarts on *stored*.
+    Return the schema of a job with schema *wanted* that restarts on *stored*.
 
-    Variables keep their ids; new ones come behind; those that the job no longer asks for stay,
-    unless it deletes them.
+    Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
+    for are kept, unless it deletes them.
 
     Args:
         stored: The schema of the checkpoint that the job starts from.
-        wanted: What its processor asks for.
-        now_ms: Time of the start in milliseconds; values that get a time to live now count it
-            from here.
+        wanted: The schema that its processor asks for.
+        now_ms: Time of the start in milliseconds; a time to live added now begins here for
+            earlier values.
 
     Raises:
-        CheckpointError: The state belongs to another operator, or a type changed in a way that
-            old values cannot follow.
+        CheckpointError: The state belongs to another operator, or old values cannot be converted
+            to a changed type.
     """
     if wanted.operator_id != stored.operator_id:
         _refuse(f"it belongs to operator {stored.operator_id!r}, not {wanted.operator_id!r}")
@@ -82,7 +82,9 @@ def evolve(
         except CheckpointError:
             if old.name not in wanted.deleted:
                 raise
-            states.append(replace(old, dropped=True))  # deleted, and made anew as something else
+            states.append(
+                replace(old, dropped=True)
+            )  # deleted, and declared again with another type
             continue
         del new_ones[old.name]
     states += [replace(state, since=generation) for state in new_ones.values()]
@@ -121,7 +123,7 @@ def _evolved(
 def _fields(
     old: Iterable[pa.Field], new: Iterable[pa.Field], path: str, generation: int
 ) -> list[pa.Field]:
-    """Return the fields of *new*, each with the generation that brought it."""
+    """Return the fields of *new*, each with the generation that added it."""
     by_name = {field.name: field for field in old}
     fields = []
     for field in new:
@@ -143,7 +145,7 @@ def _field(old: pa.Field, new: pa.Field, path: str, generation: int) -> pa.Field
 
 
 def _type(old: pa.DataType, new: pa.DataType, path: str, generation: int) -> pa.DataType:
-    """Return *new*, its inner fields with their generations; refuse what old values cannot be."""
+    """Return *new* with the generations of inner fields; reject an unsafe change."""
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         return pa.struct(_fields(old, new, f"{path}.", generation))
     if pa.types.is_list(old) and pa.types.is_list(new):

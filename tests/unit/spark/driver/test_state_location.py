@@ -19,7 +19,8 @@ from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
 SCHEMA = OperatorStateSchema(
     "op",

@@ -53,7 +53,7 @@ from statelog.spark.worker.protocol import (
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.task import run_task
 from statelog.state import replay
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
 from statelog.state.keyed_state import KeyedState
@@ -359,7 +359,7 @@ def test_state_in_columns_is_read_in_parts_and_stays_in_columns(
     queries = []
     for bound in (sys.maxsize, 200_000):
         folder = tmp_path / str(bound)
-        backend = StateBackend("disk", folder=str(folder / "local"))
+        backend = StateBackendConfig("disk", folder=str(folder / "local"))
         query = counting(
             folder, bound, Counting(has_timers=True), time_mode="processingtime", backend=backend
         )
@@ -391,7 +391,7 @@ def test_lists_and_maps_are_replayed_in_parts_too(
     inputs = [arrow_input(batch_of(rng, number, 60, True)) for number in range(3)]
     queries = []
     for bound in (sys.maxsize, 20_000):
-        backend = StateBackend(folder=str(tmp_path / str(bound) / "local"))
+        backend = StateBackendConfig(folder=str(tmp_path / str(bound) / "local"))
         query = Query(
             tmp_path / str(bound),
             Interpreter(),
@@ -529,7 +529,7 @@ def test_a_local_disk_that_refuses_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    backend = StateBackend(folder=str(tmp_path / "file"))
+    backend = StateBackendConfig(folder=str(tmp_path / "file"))
     query = counting(tmp_path / "state", 10_000, backend=backend)
     with pytest.raises(StoreError, match=r"cannot write its input to the local disk in .*/file"):
         query.run(numbers(1_000, 10), monkeypatch)
@@ -594,7 +594,7 @@ import sys, threading, time
 from pathlib import Path
 from tests.unit.spark.worker.test_large_input import Counting, counting, numbers, GROUPS
 from statelog.spark.worker import task
-from statelog.state.backend import StateBackend
+from statelog.state.backend import StateBackendConfig
 
 def anonymous():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -608,7 +608,7 @@ def watch():
 
 folder, bound = Path(sys.argv[1]), int(sys.argv[2])
 part = numbers(50_000, 1_000_000)
-backend = StateBackend(budget_bytes=64 << 20, folder=str(folder / "local"))
+backend = StateBackendConfig(budget_bytes=64 << 20, folder=str(folder / "local"))
 query = counting(folder, bound or backend.input_bytes, backend=backend)
 class Patch:
     setattr = staticmethod(setattr)

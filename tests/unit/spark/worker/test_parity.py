@@ -19,13 +19,13 @@ from tests.unit.spark.rows.test_pandas_input import all_keys, read
 from statelog.errors import ProcessorError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.declared_state import DriverHandle as OurDriverHandle
-from statelog.spark.worker.handle import ExpiringListState as OurExpiringListState
-from statelog.spark.worker.handle import ExpiringMapState as OurExpiringMapState
-from statelog.spark.worker.handle import ExpiringValueState as OurExpiringValueState
-from statelog.spark.worker.handle import ListState as OurListState
-from statelog.spark.worker.handle import MapState as OurMapState
+from statelog.spark.query.state_variables import ExpiringListState as OurExpiringListState
+from statelog.spark.query.state_variables import ExpiringMapState as OurExpiringMapState
+from statelog.spark.query.state_variables import ExpiringValueState as OurExpiringValueState
+from statelog.spark.query.state_variables import ListState as OurListState
+from statelog.spark.query.state_variables import MapState as OurMapState
+from statelog.spark.query.state_variables import ValueState as OurValueState
 from statelog.spark.worker.handle import TaskHandle as OurTaskHandle
-from statelog.spark.worker.handle import ValueState as OurValueState
 from statelog.testing import ProcessorTester
 
 COUNTERPARTS: list[tuple[type, type]] = [

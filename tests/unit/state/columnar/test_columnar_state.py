@@ -35,18 +35,19 @@ from statelog.model.checkpoint import (
 )
 from statelog.runtime.ids import RandomIds
 from statelog.state.columnar import run_files
-from statelog.state.columnar.run_files import LocalRuns
+from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
+from statelog.state.kinds import StateKind
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.list import ExpiringListState, ListState
 from statelog.state.objects.map import ExpiringMapState, MapState
 from statelog.state.objects.timers import Timers
 from statelog.state.objects.value import ExpiringValueState, ValueState
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore, open_store
 
@@ -192,8 +193,8 @@ class World:
         self.workers = [self.worker() for _ in range(2)]
 
     def worker(self) -> tuple[KeyedState, KeyedState]:
-        def runs(layout: RowLayout) -> LocalRuns | None:
-            return LocalRuns(self.folder, "here", layout, self.ids) if self.files else None
+        def runs(layout: RowLayout) -> RunFiles | None:
+            return RunFiles(self.folder, "here", layout, self.ids) if self.files else None
 
         return KeyedState(self.codec, self.limits, runs), KeyedState(self.codec)
 
@@ -283,7 +284,7 @@ class World:
             materialized = MaterializedHandle(part, checkpoint_id, where)
             columnar.end_snapshot(materialized)
         for state in pair:
-            state.sweep(part, now)
+            state.expire_incrementally(part, now)
         return handle, materialized
 
     def process(
@@ -464,7 +465,7 @@ def test_a_full_disk_costs_memory_only(
         raise OSError(28, "No space left on device")
 
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(run_files.LocalRuns, "begin", refuse)
+    monkeypatch.setattr(run_files.RunFiles, "begin", refuse)
     world = World(tmp_path, schema_of(growing=True), random.Random(8), Tiny(64 << 20, 0))
     run(world, 8)
     assert world.compacted
@@ -476,4 +477,4 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     layout = RowLayout(OperatorCodec(schema_of(growing=False)))
     with pytest.raises(PermissionError, match="private"):
-        LocalRuns(tmp_path, "here", layout, RandomIds())
+        RunFiles(tmp_path, "here", layout, RandomIds())

@@ -23,9 +23,10 @@ from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
 from statelog.state.encoding.upgrade import migrated
-from statelog.state.heap.expiry import CLOCK_STEP_MS, ExpirySweep
+from statelog.state.heap.expiry import CLOCK_STEP_MS, IncrementalExpiry
 from statelog.state.heap.tables import KeyGroupState
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
 
 KEY = pa.schema([("k", pa.int64())])
@@ -267,7 +268,7 @@ def test_old_data_reads_as_the_present_schema_on_every_way(data: st.DataObject) 
         group = replayed(codec, KeyGroupState(codec.kinds), log)
         for position, snapshot in snapshots:
             check(codec, replayed(codec, restored(codec, snapshot), log[position:]), model, now)
-        sweep = ExpirySweep(codec.kinds, [state.ttl_ms for state in codec.schema.states])
+        expiry = IncrementalExpiry(codec.kinds, [state.ttl_ms for state in codec.schema.states])
         for _ in range(draw(st.integers(1, 3))):
             check(codec, group, model, now)
             cursor = objects.Cursor(now)
@@ -289,7 +290,7 @@ def test_old_data_reads_as_the_present_schema_on_every_way(data: st.DataObject) 
             if draw(st.booleans()):
                 snapshot = write_snapshot(codec, {0: group}, {}, GROUPS, now_ms=now)
                 snapshots.append((len(log), snapshot))
-            sweep.sweep({0: group}, now)
+            expiry.expire({0: group}, now)
             now += draw(st.sampled_from([1, STEP_MS]))
         check(codec, group, model, now)
 

@@ -9,10 +9,16 @@ import pytest
 
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.expiry import CLOCK_STEP_MS, MIN_LOOKED_AT, ExpirySweep, choose_groups
-from statelog.state.heap.tables import KeyGroupState, ListDelta, MapDelta
+from statelog.state.heap.expiry import (
+    CLOCK_STEP_MS,
+    MIN_LOOKED_AT,
+    IncrementalExpiry,
+    choose_groups,
+)
+from statelog.state.heap.tables import KeyGroupState
 from statelog.state.keyed_state import KeyedState
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.kinds import ListDelta, MapDelta, StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
 VALUE = pa.schema([("n", pa.int64())])
 STATES = (
@@ -55,39 +61,39 @@ def test_what_is_over_goes_element_by_element() -> None:
             {(1,): (7,)},
         ]
     )
-    sweep = ExpirySweep(CODEC.kinds, TTLS)
-    assert 0 == sweep.sweep({0: group}, 99 + CLOCK_STEP_MS)
-    assert 5 == sweep.sweep({0: group}, 100 + CLOCK_STEP_MS)
+    expiry = IncrementalExpiry(CODEC.kinds, TTLS)
+    assert 0 == expiry.expire({0: group}, 99 + CLOCK_STEP_MS)
+    assert 5 == expiry.expire({0: group}, 100 + CLOCK_STEP_MS)
     assert [
         {(2,): (200, (2,))},
         {(1,): [(200, (2,))]},
         {(1,): {("b",): (200, (2,))}},
         {(1,): (7,)},
     ] == group.tables
-    assert 3 == sweep.sweep({0: group}, 200 + CLOCK_STEP_MS)
+    assert 3 == expiry.expire({0: group}, 200 + CLOCK_STEP_MS)
     assert [{}, {}, {}, {(1,): (7,)}] == group.tables
 
 
 def test_a_group_is_not_looked_at_before_something_can_be_over() -> None:
     group = KeyGroupState(CODEC.kinds)
     group.fold([{(1,): (100, (1,))}, {}, {}, {}])
-    sweep = ExpirySweep(CODEC.kinds, TTLS)
-    sweep.sweep({0: group}, 50)
-    assert 100 + CLOCK_STEP_MS == group.sweep_due_ms
-    sweep.sweep({0: group}, 100 + CLOCK_STEP_MS)
-    assert group.sweep_due_ms == 100 + CLOCK_STEP_MS + 1000 + CLOCK_STEP_MS
+    expiry = IncrementalExpiry(CODEC.kinds, TTLS)
+    expiry.expire({0: group}, 50)
+    assert 100 + CLOCK_STEP_MS == group.expiry_due_ms
+    expiry.expire({0: group}, 100 + CLOCK_STEP_MS)
+    assert group.expiry_due_ms == 100 + CLOCK_STEP_MS + 1000 + CLOCK_STEP_MS
 
 
 def test_without_a_clock_nothing_is_over() -> None:
     group = KeyGroupState(CODEC.kinds)
     group.fold([{(1,): (100, (1,))}, {}, {}, {}])
-    assert 0 == ExpirySweep(CODEC.kinds, TTLS).sweep({0: group}, -1)
-    assert 0 == ExpirySweep(CODEC.kinds, [None] * 4).sweep({0: group}, 10**15)
+    assert 0 == IncrementalExpiry(CODEC.kinds, TTLS).expire({0: group}, -1)
+    assert 0 == IncrementalExpiry(CODEC.kinds, [None] * 4).expire({0: group}, 10**15)
 
 
 @pytest.mark.parametrize("changes", [10, 500])
 def test_memory_follows_the_live_entries_and_work_the_changes(changes: int) -> None:
-    """Each batch writes new keys that live for 50 batches; without a sweep they would pile up."""
+    """Each batch writes new keys that live for 50 batches; without expiry they would pile up."""
     groups = range(16)
     step_ms, life = 1000, 50
     ttl_ms = step_ms * life - CLOCK_STEP_MS + 30_000
@@ -104,7 +110,7 @@ def test_memory_follows_the_live_entries_and_work_the_changes(changes: int) -> N
             key += 1
             state.groups[key % 16].fold([{(key,): (now + ttl_ms, (key,))}])
         before = sum(len(group.tables[0]) for group in state.groups.values())
-        taken = state.sweep(whole, now)
+        taken = state.expire_incrementally(whole, now)
         assert taken <= before
         entries = before - taken
         if batch > 2 * life:

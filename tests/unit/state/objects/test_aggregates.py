@@ -13,8 +13,8 @@ from statelog.errors import UsageError
 from statelog.state import objects
 from statelog.state.encoding.values import StructCodec
 from statelog.state.heap.tables import KeyGroupState
+from statelog.state.kinds import StateKind
 from statelog.state.objects.aggregates import AggregatingState, ReducingState
-from statelog.state.schema.descriptors import StateKind
 
 
 class Mean:

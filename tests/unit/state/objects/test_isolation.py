@@ -12,7 +12,8 @@ from statelog.errors import UsageError
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import KeyGroupState
-from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor, StateKind
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 
 NESTED = pa.schema([("parts", pa.list_(pa.int64())), ("names", pa.map_(pa.string(), pa.int64()))])
 VALUE = ([1, 2], {"a": 1})

@@ -30,11 +30,11 @@ from statelog.runtime.ids import RandomIds
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
+from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import (
     TIMERS_NAME,
     OperatorStateSchema,
     StateDescriptor,
-    StateKind,
 )
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore

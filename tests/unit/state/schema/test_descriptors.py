@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import (
     Aggregation,
     OperatorStateSchema,
     StateDescriptor,
-    StateKind,
     TtlChange,
     field_since,
     with_since,

@@ -1,0 +1,229 @@
+"""
+State variables as a processor's `init` asks for them, and the objects that it gets.
+
+The objects are PySpark's classes by type and by method names, and statelog's state by content: no
+socket, no serialization per call.  `StateVariables` has the methods of all handles, so that a kind
+of state is offered in one place; each handle says what becomes of a wanted variable.
+Where Spark 4.3 and statelog differ: a value that does not fit its type, or is None in a NOT NULL
+field, is an error that names it (Spark stores null instead, and lets integers wrap around); a
+tuple of the wrong length, or no tuple at all, is a `UsageError` (Spark's query fails); a Row in a
+struct field is taken by its field names (Spark: by position); `put([])` and `appendList([])` are
+allowed (Spark's query fails); map entries come in the order of their last write (Spark: of their
+encoded keys); arrays and maps cannot be part of a map key; a state name is not empty, does not
+begin with `$` or `key.`, and is not `key_group`.  docs/state.md has the table.
+Extras that Spark does not have: `getReducingState`, `getAggregatingState`; a processor that asks
+for them runs here only.
+Source: pyspark.sql.streaming.stateful_processor.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import ListState as PySparkListState
+from pyspark.sql.streaming.stateful_processor import MapState as PySparkMapState
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import ValueState as PySparkValueState
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.spark.rows.types import row_factory
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.kinds import StateKind, Values
+from statelog.state.objects.aggregates import (
+    AggregateFunction,
+    AggregatingState,
+    ReduceFunction,
+    ReducingState,
+)
+from statelog.state.objects.bound_state import BoundState, Cursor
+from statelog.state.objects.list import ExpiringListState as KeyedExpiringListState
+from statelog.state.objects.list import ListState as KeyedListState
+from statelog.state.objects.map import ExpiringMapState as KeyedExpiringMapState
+from statelog.state.objects.map import MapState as KeyedMapState
+from statelog.state.objects.value import ExpiringValueState as KeyedExpiringValueState
+from statelog.state.objects.value import ValueState as KeyedValueState
+from statelog.state.schema.descriptors import Aggregation
+
+SchemaLike = StructType | str
+
+
+class ValueState(KeyedValueState, PySparkValueState):
+    """PySpark's ValueState on statelog."""
+
+
+class ExpiringValueState(KeyedExpiringValueState, PySparkValueState):
+    """PySpark's ValueState with a time to live."""
+
+
+class _ListMethods:
+    """PySpark's spelling of the list methods."""
+
+    def appendValue(self: Any, newState: Values) -> None:
+        """Append one element."""
+        self.append(newState)
+
+    def appendList(self: Any, newState: list[Values]) -> None:
+        """Append several elements."""
+        self.append_all(newState)
+
+
+class ListState(_ListMethods, KeyedListState, PySparkListState):
+    """PySpark's ListState on statelog."""
+
+
+class ExpiringListState(_ListMethods, KeyedExpiringListState, PySparkListState):
+    """PySpark's ListState with a time to live of each element."""
+
+
+class _MapMethods:
+    """PySpark's spelling of the map methods."""
+
+    as_row: Callable[[Iterable[Any]], Row]
+
+    @classmethod
+    def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
+        """Return a map state whose `getValue` returns Rows, as Spark's does."""
+        made: Self = super().bound_to(cursor, state_id, codec)  # type: ignore[misc]
+        made.as_row = row_factory(codec.value.schema.names)
+        return made
+
+    def getValue(self: Any, key: Values) -> Values | None:
+        """Return the value under *key* as a Row, or None."""
+        value = self.get(key)
+        return None if value is None else self.as_row(value)
+
+    def containsKey(self: Any, key: Values) -> bool:
+        """Return whether there is a value under *key*."""
+        return self.contains(key)  # type: ignore[no-any-return]
+
+    def updateValue(self: Any, key: Values, value: Values) -> None:
+        """Set the value under *key*."""
+        self.put(key, value)
+
+    def removeKey(self: Any, key: Values) -> None:
+        """Remove the value under *key*."""
+        self.remove(key)
+
+
+class MapState(_MapMethods, KeyedMapState, PySparkMapState):
+    """PySpark's MapState on statelog."""
+
+
+class ExpiringMapState(_MapMethods, KeyedExpiringMapState, PySparkMapState):
+    """PySpark's MapState with a time to live of each entry."""
+
+
+_OBJECTS: Final[dict[StateKind, tuple[type[BoundState], type[BoundState]]]] = {
+    StateKind.VALUE: (ValueState, ExpiringValueState),
+    StateKind.LIST: (ListState, ExpiringListState),
+    StateKind.MAP: (MapState, ExpiringMapState),
+}
+"""By kind: the class without and with a time to live."""
+
+
+def bind_variable(cursor: Cursor, state_id: int, codec: StateCodec) -> BoundState:
+    """Return the object through which a processor uses a state variable."""
+    plain, expiring = _OBJECTS[codec.descriptor.kind]
+    return (expiring if codec.expires else plain).bound_to(cursor, state_id, codec)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedVariable:
+    """
+    A state variable that `init` asks for.
+
+    Args:
+        name: Its name.
+        kind: Its kind.
+        value: Fields of a value.
+        user_key: Fields of a map key; None for other kinds.
+        ttl_ms: Time to live in milliseconds, or None.
+        aggregation: What a value state aggregates, or None.
+    """
+
+    name: str
+    kind: StateKind
+    value: SchemaLike
+    user_key: SchemaLike | None = None
+    ttl_ms: int | None = None
+    aggregation: Aggregation | None = None
+
+
+class StateVariables(StatefulProcessorHandle):
+    """The methods of a handle that ask for state variables."""
+
+    @abstractmethod
+    def _variable(self, wanted: WantedVariable) -> Any:
+        """Return the object for a state variable."""
+
+    def getValueState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> PySparkValueState:
+        """Return the value state *stateName*."""
+        wanted = WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
+        state: PySparkValueState = self._variable(wanted)
+        return state
+
+    def getReducingState(
+        self,
+        stateName: str,
+        schema: SchemaLike,
+        reduce: ReduceFunction,
+        ttlDurationMs: int | None = None,
+    ) -> ReducingState:
+        """Return the reducing state *stateName*; *reduce* makes one tuple of two."""
+        if not callable(reduce):
+            raise UsageError(f"state {stateName!r}: reduce is a function, not {reduce!r:.100}")
+        wanted = WantedVariable(
+            stateName,
+            StateKind.VALUE,
+            schema,
+            ttl_ms=ttlDurationMs,
+            aggregation=Aggregation.REDUCING,
+        )
+        return ReducingState(self._variable(wanted), reduce)
+
+    def getAggregatingState(
+        self,
+        stateName: str,
+        accumulatorSchema: SchemaLike,
+        aggregateFunction: AggregateFunction,
+        ttlDurationMs: int | None = None,
+    ) -> AggregatingState:
+        """Return the aggregating state *stateName*, with accumulators of the given schema."""
+        for method in ("create_accumulator", "add", "get_result", "merge"):
+            if not callable(getattr(aggregateFunction, method, None)):
+                raise UsageError(f"state {stateName!r}: its function has no method {method}()")
+        wanted = WantedVariable(
+            stateName,
+            StateKind.VALUE,
+            accumulatorSchema,
+            ttl_ms=ttlDurationMs,
+            aggregation=Aggregation.AGGREGATING,
+        )
+        return AggregatingState(self._variable(wanted), aggregateFunction)
+
+    def getListState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> PySparkListState:
+        """Return the list state *stateName*."""
+        wanted = WantedVariable(stateName, StateKind.LIST, schema, ttl_ms=ttlDurationMs)
+        state: PySparkListState = self._variable(wanted)
+        return state
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: SchemaLike,
+        valueSchema: SchemaLike,
+        ttlDurationMs: int | None = None,
+    ) -> PySparkMapState:
+        """Return the map state *stateName*."""
+        wanted = WantedVariable(stateName, StateKind.MAP, valueSchema, userKeySchema, ttlDurationMs)
+        state: PySparkMapState = self._variable(wanted)
+        return state

@@ -1,0 +1,293 @@
+"""
+Converters between a user's Python value, the value state keeps, and the value Arrow takes.
+
+One converter is made per Arrow type.  `canonical` gives the one form in which a value is kept, and
+raises if the value does not fit.  `to_arrow` and `from_arrow` are needed for few types only; they
+give None where Arrow's own conversion is right.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from statelog.errors import UsageError
+
+Converter: TypeAlias = Callable[[Any], Any]
+"""From a value of the user's or of Arrow's, which may be of any type."""
+StructFactory: TypeAlias = Callable[[Sequence[str], Sequence[Any]], Any]
+"""Makes a nested struct of names and values."""
+NAN: Final = float("nan")
+"""The one NaN of keys: a NaN equals itself in a dict only as the same object."""
+
+
+def is_mutable(kind: pa.DataType) -> bool:
+    """Return whether values of this type are or contain lists or dicts."""
+    if pa.types.is_struct(kind):
+        return any(is_mutable(field.type) for field in kind)
+    return bool(pa.types.is_nested(kind))
+
+
+def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
+    """Return a converter to the form kept in state, which raises for misfits."""
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        if not names:
+            raise UsageError("a struct without fields cannot be kept in state")
+        inner = [optional(canonical(field.type, factory), field.nullable) for field in kind]
+        return lambda value: factory(
+            names,
+            [convert(part) for convert, part in zip(inner, _parts(value, names), strict=True)],
+        )
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = optional(canonical(kind.value_type, factory), kind.value_field.nullable)
+        return lambda value: [element(part) for part in _iterable(value)]
+    if pa.types.is_map(kind):
+        key = canonical(kind.key_type, factory)
+        item = optional(canonical(kind.item_type, factory), kind.item_field.nullable)
+        return lambda value: {key(k): item(v) for k, v in dict(value).items()}
+    if pa.types.is_decimal(kind):
+        return _decimal(kind.precision, kind.scale)
+    for matches, convert in _CANONICAL_BY_TYPE:
+        if matches(kind):
+            return convert
+    raise UsageError(f"state of type {kind} is not supported")
+
+
+def optional(convert: Converter, nullable: bool) -> Converter:
+    """Return a converter for a field that may, or may not, be None."""
+    return lambda value: (None if nullable else _missing()) if value is None else convert(value)
+
+
+def _missing() -> None:
+    raise TypeError("it is NOT NULL")
+
+
+def _iterable(value: object) -> Iterable[object]:
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError("a list is needed")
+    return value  # type: ignore[return-value]  # else the loop raises TypeError
+
+
+def _parts(value: object, names: Sequence[str]) -> Sequence[object]:
+    """Return the fields of a struct given as a Row, a dict or a sequence."""
+    if isinstance(value, Mapping):
+        return [value.get(name) for name in names]
+    fields = getattr(value, "__fields__", None)
+    if fields is not None and list(fields) != list(names) and set(fields) == set(names):
+        by_name = dict(zip(fields, _iterable(value), strict=True))
+        return [by_name[name] for name in names]
+    parts = tuple(_iterable(value))
+    if len(parts) != len(names):
+        raise ValueError(f"{len(parts)} values for the struct fields {', '.join(names)}")
+    return parts
+
+
+def _unwrapped(value: object) -> object:
+    """Return numpy's scalars as Python's."""
+    item = getattr(value, "item", None)
+    return item() if item is not None and getattr(value, "shape", None) == () else value
+
+
+def _integer(value: object) -> int:
+    value = _unwrapped(value)
+    if type(value) is not int:
+        raise TypeError("an int is needed")
+    return value
+
+
+def _floating(value: object) -> float:
+    value = _unwrapped(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a float is needed")
+    return value if type(value) is float else float(value)
+
+
+def _single(value: object) -> float:
+    """Round to single precision, as a restart would read it."""
+    return float(struct.unpack("f", struct.pack("f", _floating(value)))[0])
+
+
+def _string(value: object) -> str:
+    value = _unwrapped(value)
+    if type(value) is int:  # Spark takes any object's text; an int's is the same everywhere
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError("a str is needed")
+    return value if type(value) is str else str(value)
+
+
+def _binary(value: object) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("bytes are needed")
+    return value if type(value) is bytes else bytes(value)
+
+
+def _boolean(value: object) -> bool:
+    value = _unwrapped(value)
+    if type(value) is not bool:
+        raise TypeError("a bool is needed")
+    return value
+
+
+def _decimal(precision: int, scale: int) -> Converter:
+    """Return a converter that rounds half up to the digits, as Spark does."""
+    quantum = decimal.Decimal(1).scaleb(-scale)
+    context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
+
+    def convert(value: object) -> decimal.Decimal:
+        if type(value) is int:
+            value = decimal.Decimal(value)
+        if not isinstance(value, decimal.Decimal):
+            raise TypeError("a Decimal is needed")
+        if not value.is_finite():
+            raise ValueError("it is not a finite number")
+        try:
+            return value.quantize(quantum, context=context)
+        except decimal.InvalidOperation as error:
+            raise ValueError("it has too many digits") from error
+
+    return convert
+
+
+def _date(value: object) -> dt.date:
+    value = _unwrapped(value)
+    if isinstance(value, dt.datetime) or not isinstance(value, dt.date):
+        raise TypeError("a date is needed")
+    return value
+
+
+def _datetime(value: object) -> dt.datetime | None:
+    if type(value) is dt.datetime:
+        return value
+    to_datetime = getattr(value, "to_pydatetime", None)
+    value = _unwrapped(value) if to_datetime is None else to_datetime()
+    if value != value:  # pandas' NaT, which is how a frame shows a null
+        return None
+    if not isinstance(value, dt.datetime):
+        raise TypeError("a datetime is needed")
+    return value
+
+
+def _local_datetime(value: object) -> dt.datetime | None:
+    moment = _datetime(value)
+    return (
+        moment
+        if moment is None or moment.tzinfo is None
+        else moment.astimezone().replace(tzinfo=None)
+    )
+
+
+def _duration(value: object) -> dt.timedelta | None:
+    to_timedelta = getattr(value, "to_pytimedelta", None)
+    value = _unwrapped(value) if to_timedelta is None else to_timedelta()
+    if value != value:
+        return None
+    if not isinstance(value, dt.timedelta):
+        raise TypeError("a timedelta is needed")
+    return value
+
+
+def _is_local_timestamp(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+_CANONICAL_BY_TYPE: Final[tuple[tuple[Callable[[pa.DataType], bool], Converter], ...]] = (
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_integer, _integer),
+    (pa.types.is_float32, _single),
+    (pa.types.is_floating, _floating),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _string),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _binary),
+    (pa.types.is_date, _date),
+    (_is_local_timestamp, _local_datetime),
+    (pa.types.is_timestamp, _datetime),
+    (pa.types.is_duration, _duration),
+    (pa.types.is_null, lambda value: None),
+)
+
+ALWAYS_CHECKED: Final = frozenset({list, dict, tuple, decimal.Decimal, dt.datetime})
+"""Types whose values differ in more than their type: copied, or seen with a zone, each time."""
+
+
+def to_arrow(kind: pa.DataType) -> Converter | None:
+    """Return a converter to what Arrow takes, or None."""
+    if pa.types.is_struct(kind):
+        fields = [(field.name, to_arrow(field.type)) for field in kind]
+        names = [name for name, _ in fields]
+        return lambda value: {
+            name: part if convert is None or part is None else convert(part)
+            for (name, convert), part in zip(fields, _parts(value, names), strict=True)
+        }
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = to_arrow(kind.value_type)
+        if element is None:
+            return None
+        return lambda value: [None if part is None else element(part) for part in value]
+    if pa.types.is_map(kind):
+        key = to_arrow(kind.key_type) or _same
+        item = to_arrow(kind.item_type) or _same
+        return lambda value: [
+            (key(k), None if v is None else item(v)) for k, v in dict(value).items()
+        ]
+    if _is_local_timestamp(kind):
+        return lambda value: value.astimezone(dt.UTC)
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
+    """Return a converter from Arrow's Python value, or None."""
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        inner = [from_arrow(field.type, factory) for field in kind]
+        return lambda value: factory(
+            names,
+            [
+                value[name] if convert is None or value[name] is None else convert(value[name])
+                for name, convert in zip(names, inner, strict=True)
+            ],
+        )
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = from_arrow(kind.value_type, factory)
+        if element is None:
+            return None
+        return lambda value: [None if part is None else element(part) for part in value]
+    if pa.types.is_map(kind):
+        key = from_arrow(kind.key_type, factory) or _same
+        item = from_arrow(kind.item_type, factory) or _same
+        return lambda value: {key(k): None if v is None else item(v) for k, v in value}
+    if _is_local_timestamp(kind):
+        return lambda value: value.astimezone().replace(tzinfo=None)
+    return None
+
+
+def frozen(value: Any) -> Any:
+    """Return part of a key as tables hold it: hashable, with one NaN."""
+    if isinstance(value, float) and value != value:
+        return NAN
+    if isinstance(value, dict):
+        return tuple(frozen(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return tuple(frozen(part) for part in value)
+    return value
+
+
+def thawed(value: Any, kind: pa.DataType) -> Any:
+    """Return a frozen part of a key as the user sees it."""
+    if pa.types.is_struct(kind):
+        return {
+            field.name: None if part is None else thawed(part, field.type)
+            for field, part in zip(kind, value, strict=True)
+        }
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [None if part is None else thawed(part, kind.value_type) for part in value]
+    return value

@@ -1,0 +1,229 @@
+"""
+The interface of a kind of state, and the terms that all kinds share.
+
+    value   the tuple that a processor gave: of a value, a list element or a map entry
+    entry   a value as it is stored: the value, or (expires_at_ms, value) with a time to live
+    cell    what a table holds for one key; each kind has its own form
+    delta   what one micro-batch did to one cell; each kind has its own form
+
+A kind is stateless, and one object serves all variables of it.  Its methods take a whole table or
+a whole batch, so that a caller dispatches once per variable and batch, never once per record.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import InvariantError
+
+Values: TypeAlias = tuple[Any, ...]
+"""One field of each column of a schema; what it holds is the user's."""
+Key: TypeAlias = Values
+"""A grouping key as tables hold it: hashable, all NaNs one object."""
+Entry: TypeAlias = tuple[Any, ...]
+"""A value, or (expires_at_ms, value) where the variable has a time to live."""
+Table: TypeAlias = dict[Key, Any]
+"""Key -> cell, for one variable and key group."""
+
+Deltas: TypeAlias = dict[Key, Any]
+"""Key -> delta, for one variable and key group."""
+
+RowNumbers: TypeAlias = npt.NDArray[np.int64]
+"""Positions of rows in a table or run."""
+
+Cell = TypeVar("Cell")
+Delta = TypeVar("Delta")
+Migration: TypeAlias = Callable[[Entry], Entry | None]
+"""Makes an entry of an earlier schema one of the present schema; None if it had expired."""
+
+# Flink's codes, StateChangeOperation.
+OP_CLEAR: Final = 0
+OP_SET: Final = 1
+OP_ADD_ELEMENT: Final = 5
+OP_PUT: Final = 6
+OP_REMOVE: Final = 7
+
+
+class Operations(NamedTuple):
+    """
+    The deltas of one variable as parallel lists, one item per operation.
+
+    Args:
+        keys: The key that each operation changes.
+        ops: Flink's codes.
+        entries: What is stored; None where the operation stores nothing.
+        user_keys: The map keys; empty for kinds without map keys.
+    """
+
+    keys: list[Key]
+    ops: list[int]
+    entries: list[Entry | None]
+    user_keys: list[Values | None]
+
+    def extend(self, other: Operations) -> None:
+        """Append the operations of *other*."""
+        for own, more in zip(self, other, strict=True):
+            own += more  # type: ignore[operator]
+
+
+class EntryCodec(Protocol):
+    """Convert entries and map keys to Arrow columns and back."""
+
+    def row_fields(self) -> list[pa.Field]:
+        """Return the fields of an entry as flat columns: map key, value, then expiry."""
+        ...
+
+    def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
+        """Return entries as structs; a null for None."""
+        ...
+
+    def decode_entries(self, column: pa.Array) -> list[Entry | None]:
+        """Return the entries of a column of structs."""
+        ...
+
+    def encode_user_keys(self, user_keys: Sequence[Values]) -> pa.Array:
+        """Return map keys as structs."""
+        ...
+
+    def decode_user_keys(self, column: pa.Array) -> list[Values]:
+        """Return the map keys of a column of structs."""
+        ...
+
+
+class Kind(ABC, Generic[Cell, Delta]):
+    """
+    Everything that is particular to one kind of state.
+
+    Attributes: `name`: the kind in JSON and messages.  `replaces`: whether a delta replaces the
+    whole cell, so that a replay needs only the last delta of each key.
+    """
+
+    name: ClassVar[str]
+    replaces: ClassVar[bool] = False
+
+    # --- declaration ------------------------------------------------------------------------------
+
+    def value_schema(self, declared: pa.Schema) -> pa.Schema:
+        """Return the schema of the values stored, given the declared one."""
+        return declared
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def new_table(self) -> dict[Key, Cell]:
+        """Return an empty table."""
+        return {}
+
+    @abstractmethod
+    def clear_delta(self) -> Delta:
+        """Return a new delta that removes the cell of a key."""
+
+    @abstractmethod
+    def fold(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> None:
+        """Bring *table* forward by *deltas*, which stay as they are."""
+
+    def merge(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> dict[Key, Cell]:
+        """Return *table* with *deltas* folded in; both stay as they are."""
+        merged = dict(table)
+        self.fold(merged, deltas)
+        return merged
+
+    def remove(self, table: dict[Key, Cell], key: Key) -> None:
+        """Remove the cell of *key*, if there is one."""
+        table.pop(key, None)
+
+    def insert_cells(
+        self,
+        tables: Mapping[int, dict[Key, Cell]],
+        cells: Iterable[tuple[int, Key, Cell | None]],
+    ) -> None:
+        """
+        Store decoded cells of keys that the tables do not hold.
+
+        Args:
+            tables: By key group.
+            cells: Key group, key and cell; an empty cell is passed over.
+        """
+        for key_group, key, cell in cells:
+            if cell:
+                tables[key_group][key] = cell
+
+    # --- deltas as operations ---------------------------------------------------------------------
+
+    @abstractmethod
+    def operations(self, deltas: Mapping[Key, Delta]) -> Operations:
+        """Return *deltas* as operations."""
+
+    @abstractmethod
+    def deltas(self, operations: Operations) -> dict[Key, Delta]:
+        """Return the deltas of one key group; the inverse of `operations`."""
+
+    def operation_cells(self, columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> pa.Array:
+        """
+        Return the stored columns of operations as a column of cells.
+
+        Only for a kind that `replaces`.  What a clearing operation has is not looked at.
+
+        Args:
+            columns: One for each of *fields*.
+            fields: Those of the value, then that of the expiry where there is one.
+        """
+        raise InvariantError(f"operations of {self.name} state are not cells")
+
+    # --- cells as a column ------------------------------------------------------------------------
+
+    @abstractmethod
+    def encode_cells(self, codec: EntryCodec, cells: Sequence[Cell | None]) -> pa.Array:
+        """Return cells as one column, in the layout of a snapshot."""
+
+    @abstractmethod
+    def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[Cell | None]:
+        """Return the cells of a column that is no slice of another."""
+
+    # --- rows, one for each entry -----------------------------------------------------------------
+
+    def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
+        """Return the columns of a row, behind those of its key."""
+        return codec.row_fields()
+
+    @abstractmethod
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """
+        Return a column of cells as rows.
+
+        Returns:
+            For each row the index of its cell, and the columns of `row_fields`.
+        """
+
+    # --- time to live -----------------------------------------------------------------------------
+
+    def expiry_times(self, cell: Cell) -> Collection[int]:
+        """Return when each entry of *cell* expires, in milliseconds."""
+        raise InvariantError(f"{self.name} state has no time to live")
+
+    def live_cell(self, cell: Cell, until_ms: int) -> Cell | None:
+        """Return *cell* without entries expired by *until_ms*; it may be empty."""
+        raise InvariantError(f"{self.name} state has no time to live")
+
+    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+        """Return a column of cells without entries expired by *until_ms*."""
+        raise InvariantError(f"{self.name} state has no time to live")
+
+    # --- evolution of the schema ------------------------------------------------------------------
+
+    @abstractmethod
+    def migrate_deltas(self, deltas: dict[Key, Delta], migrate: Migration) -> dict[Key, Delta]:
+        """Return the deltas of an earlier schema as deltas of the present one."""
+
+    @abstractmethod
+    def migrate_cell(self, cell: Cell, migrate: Migration) -> Cell | None:
+        """Return a cell of an earlier schema as one of the present."""
+
+
+AnyKind: TypeAlias = Kind[Any, Any]
+"""A kind whose cells and deltas the caller only passes on."""

@@ -1,0 +1,157 @@
+"""
+List state: entries in the order of their appends, for each key.
+
+A cell is the list of the entries.  A delta is a `ListDelta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.state.kinds.columns import (
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    positions_in,
+    split_elements,
+)
+from statelog.state.kinds.kind import (
+    OP_ADD_ELEMENT,
+    OP_CLEAR,
+    Entry,
+    EntryCodec,
+    Key,
+    Kind,
+    Migration,
+    Operations,
+    RowNumbers,
+)
+
+ListCell = list[Entry]
+POSITION_COLUMN: Final = "position"
+
+
+class ListDelta:
+    """
+    Entries appended to one list, or to an empty one if *replaced*.
+
+    Args:
+        replaced: Whether the entries before are removed.
+    """
+
+    __slots__ = ("replaced", "tail")
+
+    def __init__(self, replaced: bool = False) -> None:
+        self.replaced = replaced
+        self.tail: list[Entry] = []
+
+
+class ListKind(Kind[ListCell, ListDelta]):
+    """A list of entries per key."""
+
+    name = "list"
+
+    def clear_delta(self) -> ListDelta:
+        """Return a delta that removes all entries."""
+        return ListDelta(replaced=True)
+
+    def fold(self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]) -> None:
+        """Append the new entries in place, or replace the list."""
+        for key, delta in deltas.items():
+            if delta.replaced or key not in table:
+                if delta.tail:
+                    table[key] = list(delta.tail)
+                else:
+                    table.pop(key, None)
+            else:
+                table[key].extend(delta.tail)
+
+    def merge(
+        self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]
+    ) -> dict[Key, ListCell]:
+        """Return *table* with *deltas* folded in; only changed lists are copied."""
+        merged = dict(table)
+        for key in deltas:
+            if key in merged:
+                merged[key] = list(merged[key])
+        self.fold(merged, deltas)
+        return merged
+
+    def operations(self, deltas: Mapping[Key, ListDelta]) -> Operations:
+        """Return a clear for each replaced list, then one operation per entry."""
+        found = Operations([], [], [], [])
+        keys, ops, entries, _ = found
+        for key, delta in deltas.items():
+            if delta.replaced:
+                keys.append(key)
+                ops.append(OP_CLEAR)
+                entries.append(None)
+            keys += [key] * len(delta.tail)
+            ops += [OP_ADD_ELEMENT] * len(delta.tail)
+            entries += delta.tail
+        return found
+
+    def deltas(self, operations: Operations) -> dict[Key, ListDelta]:
+        """Return the delta of each key."""
+        keys, ops, entries, _ = operations
+        deltas: dict[Key, ListDelta] = {}
+        for key, op, entry in zip(keys, ops, entries, strict=True):
+            if op == OP_CLEAR:
+                deltas[key] = ListDelta(replaced=True)
+                continue
+            delta = deltas.get(key)
+            if delta is None:
+                delta = deltas[key] = ListDelta()
+            delta.tail.append(entry)  # type: ignore[arg-type]  # only a clear has none
+        return deltas
+
+    def encode_cells(self, codec: EntryCodec, cells: Sequence[ListCell | None]) -> pa.Array:
+        """Return lists as a column of lists of structs."""
+        entries = codec.encode_entries([entry for cell in cells for entry in cell or ()])
+        return list_column(cells, entries)
+
+    def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[ListCell | None]:
+        """Return the lists of a column of lists of structs."""
+        entries: list[Entry] = codec.decode_entries(column.values)  # type: ignore[assignment]
+        return split_elements(column, entries)
+
+    def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
+        """Return the position in the list, then the fields of an entry."""
+        return [pa.field(POSITION_COLUMN, pa.int64()), *codec.row_fields()]
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each entry, with its position in the list."""
+        cells = cell_of_element(column)
+        return cells, [pa.array(positions_in(cells)), *column.flatten().flatten()]
+
+    def expiry_times(self, cell: ListCell) -> Collection[int]:
+        """Return the expiry of each entry."""
+        return [entry[0] for entry in cell]
+
+    def live_cell(self, cell: ListCell, until_ms: int) -> ListCell:
+        """Return the entries that expire after *until_ms*."""
+        return [entry for entry in cell if entry[0] > until_ms]
+
+    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+        """Return the column without the entries that expired by *until_ms*."""
+        return filtered_lists(column, expiry_of(column.values) > until_ms)
+
+    def migrate_deltas(
+        self, deltas: dict[Key, ListDelta], migrate: Migration
+    ) -> dict[Key, ListDelta]:
+        """Migrate the new entries in place; entries that had expired are left out."""
+        for delta in deltas.values():
+            delta.tail = _migrated(delta.tail, migrate)
+        return deltas
+
+    def migrate_cell(self, cell: ListCell, migrate: Migration) -> ListCell:
+        """Return the migrated entries without those that had expired."""
+        return _migrated(cell, migrate)
+
+
+def _migrated(entries: Iterable[Entry], migrate: Migration) -> list[Entry]:
+    return [entry for entry in map(migrate, entries) if entry is not None]

@@ -1,0 +1,166 @@
+"""
+Map state: an entry for each map key, for each key.
+
+A cell is a dict from map keys to entries, in the order of their last writes.  A delta is a
+`MapDelta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import pyarrow as pa
+
+from statelog.state.kinds.columns import (
+    cell_of_element,
+    expiry_of,
+    filtered_lists,
+    list_column,
+    split_elements,
+)
+from statelog.state.kinds.kind import (
+    OP_CLEAR,
+    OP_PUT,
+    OP_REMOVE,
+    Entry,
+    EntryCodec,
+    Key,
+    Kind,
+    Migration,
+    Operations,
+    RowNumbers,
+    Values,
+)
+
+MapCell = dict[Values, Entry]
+
+
+class MapDelta:
+    """
+    Entries set, or removed (None), in one map.
+
+    Args:
+        cleared: Whether the entries before are removed.
+    """
+
+    __slots__ = ("cleared", "entries")
+
+    def __init__(self, cleared: bool = False) -> None:
+        self.cleared = cleared
+        self.entries: dict[Values, Entry | None] = {}
+
+
+class MapKind(Kind[MapCell, MapDelta]):
+    """A map from map keys to entries per key."""
+
+    name = "map"
+
+    def clear_delta(self) -> MapDelta:
+        """Return a delta that removes all entries."""
+        return MapDelta(cleared=True)
+
+    def fold(self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]) -> None:
+        """Set and remove entries in place, or in an empty map."""
+        for key, delta in deltas.items():
+            cell = {} if delta.cleared else table.get(key, {})
+            for user_key, entry in delta.entries.items():
+                # Popped first, so that the order is that of the last writes.
+                cell.pop(user_key, None)
+                if entry is not None:
+                    cell[user_key] = entry
+            if cell:
+                table[key] = cell
+            else:
+                table.pop(key, None)
+
+    def merge(
+        self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]
+    ) -> dict[Key, MapCell]:
+        """Return *table* with *deltas* folded in; only changed maps are copied."""
+        merged = dict(table)
+        for key in deltas:
+            if key in merged:
+                merged[key] = dict(merged[key])
+        self.fold(merged, deltas)
+        return merged
+
+    def operations(self, deltas: Mapping[Key, MapDelta]) -> Operations:
+        """Return a clear for each cleared map, then one operation per entry."""
+        found = Operations([], [], [], [])
+        keys, ops, entries, user_keys = found
+        for key, delta in deltas.items():
+            if delta.cleared:
+                keys.append(key)
+                ops.append(OP_CLEAR)
+                entries.append(None)
+                user_keys.append(None)
+            for user_key, entry in delta.entries.items():
+                keys.append(key)
+                ops.append(OP_REMOVE if entry is None else OP_PUT)
+                entries.append(entry)
+                user_keys.append(user_key)
+        return found
+
+    def deltas(self, operations: Operations) -> dict[Key, MapDelta]:
+        """Return the delta of each key."""
+        deltas: dict[Key, MapDelta] = {}
+        for key, op, entry, user_key in zip(*operations, strict=True):
+            if op == OP_CLEAR:
+                deltas[key] = MapDelta(cleared=True)
+                continue
+            delta = deltas.get(key)
+            if delta is None:
+                delta = deltas[key] = MapDelta()
+            delta.entries[user_key] = (  # type: ignore[index]  # only a clear has no map key
+                None if op == OP_REMOVE else entry
+            )
+        return deltas
+
+    def encode_cells(self, codec: EntryCodec, cells: Sequence[MapCell | None]) -> pa.Array:
+        """Return maps as a column of lists of {key, value}."""
+        pairs = [pair for cell in cells for pair in (cell or {}).items()]
+        user_keys = codec.encode_user_keys([user_key for user_key, _ in pairs])
+        entries = codec.encode_entries([entry for _, entry in pairs])
+        both = pa.StructArray.from_arrays([user_keys, entries], ["key", "value"])
+        return list_column(cells, both)
+
+    def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[MapCell | None]:
+        """Return the maps of a column of lists of {key, value}."""
+        user_keys = codec.decode_user_keys(column.values.field(0))
+        entries: list[Entry] = codec.decode_entries(  # type: ignore[assignment]
+            column.values.field(1)
+        )
+        pairs = list(zip(user_keys, entries, strict=True))
+        return [None if cell is None else dict(cell) for cell in split_elements(column, pairs)]
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each entry."""
+        user_keys, entries = column.flatten().flatten()
+        return cell_of_element(column), [*user_keys.flatten(), *entries.flatten()]
+
+    def expiry_times(self, cell: MapCell) -> Collection[int]:
+        """Return the expiry of each entry."""
+        return [entry[0] for entry in cell.values()]
+
+    def live_cell(self, cell: MapCell, until_ms: int) -> MapCell:
+        """Return the entries that expire after *until_ms*."""
+        return {user_key: entry for user_key, entry in cell.items() if entry[0] > until_ms}
+
+    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+        """Return the column without the entries that expired by *until_ms*."""
+        return filtered_lists(column, expiry_of(column.values.field(1)) > until_ms)
+
+    def migrate_deltas(
+        self, deltas: dict[Key, MapDelta], migrate: Migration
+    ) -> dict[Key, MapDelta]:
+        """Migrate the entries in place; one that had expired becomes a removal."""
+        for delta in deltas.values():
+            for user_key, entry in delta.entries.items():
+                # A removal, because it must still hide the entry before it.
+                delta.entries[user_key] = None if entry is None else migrate(entry)
+        return deltas
+
+    def migrate_cell(self, cell: MapCell, migrate: Migration) -> MapCell:
+        """Return the migrated entries without those that had expired."""
+        entries = ((user_key, migrate(entry)) for user_key, entry in cell.items())
+        return {user_key: entry for user_key, entry in entries if entry is not None}

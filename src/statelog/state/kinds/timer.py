@@ -1,0 +1,252 @@
+"""
+Timers: a set of times in milliseconds for each key.
+
+A cell is an ascending tuple of times.  A delta is all times of the key, ascending; an empty one
+removes them.  A `TimerTable` finds the timers that are due without a look at the others.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import check
+from statelog.state.kinds.columns import Times, cell_of_element
+from statelog.state.kinds.kind import (
+    OP_CLEAR,
+    OP_SET,
+    Entry,
+    EntryCodec,
+    Key,
+    Kind,
+    Migration,
+    Operations,
+    RowNumbers,
+    Table,
+)
+
+TimerCell = tuple[int, ...]
+FIRES_COLUMN: Final = "fires_at_ms"
+
+_TIMES: Final = pa.list_(pa.int64())
+_VALUE_SCHEMA: Final = pa.schema([("times", _TIMES)])
+
+
+class TimerKind(Kind[TimerCell, Sequence[int]]):
+    """The times of the timers per key."""
+
+    name = "timer"
+    replaces = True
+
+    def value_schema(self, declared: pa.Schema) -> pa.Schema:
+        """Return the schema of a list of times; timers declare no fields."""
+        return _VALUE_SCHEMA
+
+    def new_table(self) -> TimerTable:
+        """Return an empty table of timers."""
+        return TimerTable()
+
+    def clear_delta(self) -> TimerCell:
+        """Return a delta that removes all timers."""
+        return ()
+
+    def fold(self, table: dict[Key, TimerCell], deltas: Mapping[Key, Sequence[int]]) -> None:
+        """Replace the timers of each key."""
+        timer_table(table).fold(deltas)
+
+    def merge(
+        self, table: dict[Key, TimerCell], deltas: Mapping[Key, Sequence[int]]
+    ) -> dict[Key, TimerCell]:
+        """Return *table* with *deltas* folded in; both stay as they are."""
+        merged = TimerTable(table)
+        merged.fold(deltas)
+        return merged
+
+    def remove(self, table: dict[Key, TimerCell], key: Key) -> None:
+        """Remove the timers of *key*, if there are any."""
+        timer_table(table).fold({key: ()})
+
+    def insert_cells(
+        self,
+        tables: Mapping[int, dict[Key, TimerCell]],
+        cells: Iterable[tuple[int, Key, TimerCell | None]],
+    ) -> None:
+        """Store decoded cells, and enter their times into the tables' indexes."""
+        deltas: dict[int, dict[Key, TimerCell]] = {key_group: {} for key_group in tables}
+        for key_group, key, cell in cells:
+            if cell:
+                deltas[key_group][key] = cell
+        for key_group, some in deltas.items():
+            timer_table(tables[key_group]).fold(some)
+
+    def operations(self, deltas: Mapping[Key, Sequence[int]]) -> Operations:
+        """Return one operation per key."""
+        entries: list[Entry | None] = [
+            (list(times),) if times else None for times in deltas.values()
+        ]
+        ops = [OP_CLEAR if entry is None else OP_SET for entry in entries]
+        return Operations(list(deltas), ops, entries, [])
+
+    def deltas(self, operations: Operations) -> dict[Key, Sequence[int]]:
+        """Return all times of each key."""
+        keys, ops, entries, _ = operations
+        return {
+            key: () if op == OP_CLEAR or entry is None else tuple(entry[0])
+            for key, op, entry in zip(keys, ops, entries, strict=True)
+        }
+
+    def operation_cells(self, columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> pa.Array:
+        """Return operations as lists of times; see `Kind.operation_cells`."""
+        return columns[0]
+
+    def encode_cells(self, codec: EntryCodec, cells: Sequence[TimerCell | None]) -> pa.Array:
+        """Return timers as a column of lists of times."""
+        return pa.array([None if cell is None else list(cell) for cell in cells], _TIMES)
+
+    def decode_cells(self, codec: EntryCodec, column: pa.Array) -> list[TimerCell | None]:
+        """Return the timers of a column of lists of times."""
+        return [None if cell is None else tuple(cell) for cell in column.to_pylist()]
+
+    def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
+        """Return the time of a timer."""
+        return [pa.field(FIRES_COLUMN, pa.int64())]
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each timer."""
+        return cell_of_element(column), [column.flatten()]
+
+    def migrate_deltas(
+        self, deltas: dict[Key, Sequence[int]], migrate: Migration
+    ) -> dict[Key, Sequence[int]]:
+        """Return *deltas*: a time is the same in every schema."""
+        return deltas
+
+    def migrate_cell(self, cell: TimerCell, migrate: Migration) -> TimerCell:
+        """Return *cell*: a time is the same in every schema."""
+        return cell
+
+
+class TimerTable(dict[Key, TimerCell]):
+    """
+    The timers of one key group, with an index of their times.
+
+    The index is an array heap of hints, made when it is first needed; what counts is the dict.
+    """
+
+    __slots__ = ("_count", "_heap")
+
+    def __init__(self, cells: Mapping[Key, TimerCell] | None = None) -> None:
+        super().__init__(cells or {})
+        self._heap: list[tuple[int, _Opaque]] | None = None
+        self._count = 0
+
+    def fold(self, deltas: Mapping[Key, Sequence[int]]) -> None:
+        """Replace the timers of each key; an empty sequence removes them."""
+        heap = self._heap
+        for key, times in deltas.items():
+            before = self.get(key, ())
+            self._count += len(times) - len(before)
+            if times:
+                self[key] = tuple(times)
+            else:
+                self.pop(key, None)
+            if heap is not None:
+                for time in set(times).difference(before):
+                    heapq.heappush(heap, (time, _Opaque(key)))
+
+    def due(self, until_ms: int) -> Iterator[tuple[int, Key]]:
+        """
+        Yield (time, key) of the timers up to *until_ms*, unordered.
+
+        The cost is that of the timers due, not of all: the heap is walked from its root.
+        """
+        heap = self._index()
+        seen: set[tuple[int, Key]] = set()
+        pending = [0] if heap else []
+        while pending:
+            index = pending.pop()
+            time, opaque = heap[index]
+            if time > until_ms:
+                continue
+            pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
+            key = opaque.key
+            if (time, key) not in seen and holds_time(self.get(key, ()), time):
+                seen.add((time, key))
+                yield time, key
+
+    def first(self, changed: Collection[Key]) -> int | None:
+        """
+        Return the earliest timer of keys not in *changed*, or None.
+
+        The cost is that of the timers before it.
+        """
+        heap = self._index()
+        while heap and not holds_time(self.get(heap[0][1].key, ()), heap[0][0]):
+            heapq.heappop(heap)  # the timer was removed; a fold that adds it adds a new hint
+        first: int | None = None
+        pending = [0] if heap else []
+        while pending:
+            index = pending.pop()
+            time, opaque = heap[index]
+            if first is not None and time >= first:
+                continue
+            if opaque.key not in changed and holds_time(self.get(opaque.key, ()), time):
+                first = time
+            else:
+                pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
+        return first
+
+    def _index(self) -> list[tuple[int, _Opaque]]:
+        heap = self._heap
+        if heap is None:  # the cells may have been put in without a fold
+            self._count = sum(map(len, self.values()))
+        if heap is None or len(heap) > 64 + 2 * self._count:
+            heap = [(time, _Opaque(key)) for key, times in self.items() for time in times]
+            heapq.heapify(heap)
+            self._heap = heap
+        return heap
+
+
+class _Opaque:
+    """A key that a heap never compares: keys may have no order."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def __lt__(self, other: _Opaque) -> bool:
+        return False
+
+
+def timer_table(table: Table) -> TimerTable:
+    """Return the table of a timer variable as what it is."""
+    check(isinstance(table, TimerTable), "only timers have an index of times")
+    return table  # type: ignore[return-value]
+
+
+def holds_time(times: Sequence[int], time: int) -> bool:
+    """Return whether *time* is one of the ascending *times*."""
+    at = bisect.bisect_left(times, time)
+    return at < len(times) and times[at] == time
+
+
+def first_times(
+    column: pa.Array, rows: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], Times]:
+    """
+    Return the rows of a column that have timers, and their first.
+
+    Args:
+        column: One list of times per row.
+        rows: Which rows to look at, as a mask.
+    """
+    starts = column.offsets.to_numpy()
+    present = np.flatnonzero((np.diff(starts) > 0) & rows)
+    return present, column.values.to_numpy()[starts[present]]

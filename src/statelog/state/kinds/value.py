@@ -1,0 +1,103 @@
+"""
+Value state: one entry per key.
+
+A cell is the entry.  A delta is the new entry, or None where the value was cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.state.kinds.columns import expiry_of
+from statelog.state.kinds.kind import (
+    OP_CLEAR,
+    OP_SET,
+    Entry,
+    EntryCodec,
+    Key,
+    Kind,
+    Migration,
+    Operations,
+    RowNumbers,
+)
+
+
+class ValueKind(Kind[Entry, Entry | None]):
+    """One entry per key."""
+
+    name = "value"
+    replaces = True
+
+    def clear_delta(self) -> None:
+        """Return a delta that removes the value."""
+        return None
+
+    def fold(self, table: dict[Key, Entry], deltas: Mapping[Key, Entry | None]) -> None:
+        """Replace the values in *table* that *deltas* changes."""
+        if None in deltas.values():
+            for key, entry in deltas.items():
+                if entry is None:
+                    table.pop(key, None)
+                else:
+                    table[key] = entry
+        else:
+            table.update(deltas)
+
+    def operations(self, deltas: Mapping[Key, Entry | None]) -> Operations:
+        """Return one operation per key."""
+        entries = list(deltas.values())
+        ops = [OP_CLEAR if entry is None else OP_SET for entry in entries]
+        return Operations(list(deltas), ops, entries, [])
+
+    def deltas(self, operations: Operations) -> dict[Key, Entry | None]:
+        """Return the new entry of each key, None for a cleared one."""
+        keys, ops, entries, _ = operations
+        if OP_CLEAR not in ops:
+            return dict(zip(keys, entries, strict=True))
+        return {
+            key: None if op == OP_CLEAR else entry
+            for key, op, entry in zip(keys, ops, entries, strict=True)
+        }
+
+    def operation_cells(self, columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> pa.Array:
+        """Return operations as entries; see `Kind.operation_cells`."""
+        return pa.StructArray.from_arrays(columns, fields=fields)
+
+    def encode_cells(self, codec: EntryCodec, cells: Sequence[Entry | None]) -> pa.Array:
+        """Return values as a column of structs."""
+        return codec.encode_entries(cells)
+
+    def decode_cells(self, codec: EntryCodec, column: pa.Array) -> list[Entry | None]:
+        """Return the values of a column of structs."""
+        return codec.decode_entries(column)
+
+    def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
+        """Return a row for each value."""
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        return np.flatnonzero(valid), column.drop_null().flatten()
+
+    def expiry_times(self, cell: Entry) -> Collection[int]:
+        """Return the expiry of the value."""
+        return (cell[0],)
+
+    def live_cell(self, cell: Entry, until_ms: int) -> Entry | None:
+        """Return the value, or None if it expired by *until_ms*."""
+        return cell if cell[0] > until_ms else None
+
+    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+        """Return the column with a null for each value that expired by *until_ms*."""
+        live = expiry_of(column) > until_ms
+        return column.take(pa.array(np.arange(len(column)), mask=~live))
+
+    def migrate_deltas(
+        self, deltas: dict[Key, Entry | None], migrate: Migration
+    ) -> dict[Key, Entry | None]:
+        """Return the deltas with migrated values; None for a value that had expired."""
+        return {key: None if entry is None else migrate(entry) for key, entry in deltas.items()}
+
+    def migrate_cell(self, cell: Entry, migrate: Migration) -> Entry | None:
+        """Return the migrated value."""
+        return migrate(cell)
