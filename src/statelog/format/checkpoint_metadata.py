@@ -4,7 +4,7 @@
 The payload holds the change sets that tasks handed over inline; the trailer section `CKPT` says
 what the checkpoint consists of (format/checkpoint_record.py); further sections belong to callers.
 So one put-if-absent makes the log and the checkpoint durable at once.
-The page for people is docs/formats/checkpoint_metadata.md.
+The page for people is docs/reference/formats/checkpoint_metadata.md.
 """
 
 from __future__ import annotations

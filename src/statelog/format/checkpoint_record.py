@@ -8,7 +8,8 @@ The checkpoint record: what the section `CKPT` of a `_metadata` object says.
     record         := JSON, `record_length` bytes of it once uncompressed
 
 The record is laid out in columns with a table of files, because hundreds of log handles repeat
-the same few names and numbers.  The page for people is docs/formats/checkpoint_metadata.md.
+the same few names and numbers.
+The page for people is docs/reference/formats/checkpoint_metadata.md.
 Source: Flink, MetadataV6Serializer, for what has to be said.  The bytes are our own.
 """
 

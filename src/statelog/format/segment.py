@@ -18,7 +18,7 @@ without the flag, as Flink's handles do.  The trailer's checksum covers the sect
 (with the checksum itself as zero).  A file without the footer's last eight bytes is a plain file
 of Flink: readable, but with nothing to verify beyond its structure and Snappy's checksums.
 
-The page for people is docs/formats/segment.md.
+The page for people is docs/reference/formats/segment.md.
 """
 
 from __future__ import annotations

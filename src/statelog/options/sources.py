@@ -48,7 +48,8 @@ def load_options(
     Put the options together.
 
     Args:
-        settings: What the code says; above all else.  Keys in any spelling (`docs/options.md`).
+        settings: What the code says; above all else.  Keys in any spelling
+            (`docs/reference/options.md`).
         spark_conf: Spark's configuration, such as `SparkConf.getAll()`; only keys that begin with
             `spark.statelog.` are looked at.
         environ: The environment; None for this process's, {} for none.  Variables are called
@@ -151,7 +152,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
             continue
         near = difflib.get_close_matches(name, variables, n=1, cutoff=_NEAR)
         if near or name.startswith(sections):
-            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all"
+            hint = f"; did you mean {near[0]}?" if near else "; docs/reference/options.md lists all"
             raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)
 
 

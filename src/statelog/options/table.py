@@ -186,7 +186,7 @@ FOREIGN: Final = (
     ForeignKey(tuple(f"{prefix}storage" for prefix in _CHANGELOG), OptionKind.TEXT, "filesystem", "for tests in memory, open a location such as memory://test"),
     ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows for ever; raise the bounds of the section materialization instead"),
     ForeignKey(tuple(f"{prefix}periodic-materialize.interval" for prefix in _CHANGELOG), OptionKind.DURATION, None, "snapshots are written when the log has grown, not by the clock"),
-    ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a snapshot that fails fails its micro-batch, which Spark repeats"),
+    ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a snapshot that fails is tried again later; its micro-batch is committed without it"),
     ForeignKey((f"{_EXECUTION}max-concurrent-checkpoints",), OptionKind.COUNT, 1, "micro-batches commit one after another"),
     ForeignKey((f"{_EXECUTION}file-merging.enabled",), OptionKind.SWITCH, None, "tasks of a batch share one file anyway"),
 )  # fmt: skip
@@ -225,7 +225,11 @@ def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey
         if (found := known.get(plain.removeprefix(prefix))) is not None:
             return found
     near = difflib.get_close_matches(plain, known, n=1)
-    hint = f"; did you mean {known[near[0]].key!r}?" if near else "; docs/options.md lists all"
+    hint = (
+        f"; did you mean {known[near[0]].key!r}?"
+        if near
+        else "; docs/reference/options.md lists all"
+    )
     raise InvalidOptionsError(f"unknown option {key!r}{hint}", key=key)
 
 

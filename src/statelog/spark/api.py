@@ -124,7 +124,7 @@ def transform_with_state(
         outputMode: "Update", "Append" or "Complete"; all hand on what the processor yields, as in
             Spark, and the writer knows the first two.
         timeMode: "None", "ProcessingTime" (timers and time to live) or "EventTime" (timers by the
-            watermark; late rows are dropped).  See docs/time.md.
+            watermark; late rows are dropped).  See docs/explanation/time.md.
         initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types; its rows go to
             `handleInitialState` in the first micro-batch of a state that is empty, and never again.
         eventTimeColumnName: Output column that holds the event time; rows older than the

@@ -34,9 +34,9 @@ def enable(spark: SparkSession) -> None:
 
     It does where `spark.statelog.stateLocation` is set when it is called: a base folder, in which
     each query keeps its state under its queryName, or the word `checkpoint` for a place inside each
-    query's checkpointLocation.  The other settings of `OperatorSettings`, and
-    the options of docs/options.md, are read from `spark.statelog.<name>` too.  Without the location
-    the session goes on with Spark's own state.  Doing it twice does no more.
+    query's checkpointLocation.  The other settings of `OperatorSettings`, and the options of
+    docs/reference/options.md, are read from `spark.statelog.<name>` too.  Without the location the
+    session goes on with Spark's own state.  Doing it twice does no more.
 
     Args:
         spark: A classic session; sessions made from it by `newSession` are others.

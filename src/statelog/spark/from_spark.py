@@ -2,8 +2,8 @@
 From Spark's own state to statelog: the state of a transformWithState query as initial state.
 
 `spark_state` reads it out of Spark's checkpoint, one row for each key; `from_spark` lets a processor
-begin with such rows, without a `handleInitialState` of its own.  docs/migration.md has a complete
-example.
+begin with such rows, without a `handleInitialState` of its own.
+docs/how-to/migration.md has a complete example.
 Source: Spark's data sources `state-metadata` and `statestore`, whose columns are taken as they are.
 """
 

@@ -3,7 +3,7 @@ From a grouped frame to rows with a key group: what flows into the tasks.
 
 The key group of a row is `pmod(xxhash64(key columns), groups)`, Spark's own 64-bit hash with its
 seed of 42, so the JVM computes it in generated code before the shuffle.  It is fixed for ever; the
-test vectors stand in docs/formats/key-groups.md.
+test vectors stand in docs/reference/formats/key-groups.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ The settings of one stateful query, out of the places where people write them.
 
 Precedence, the first one counts: an option `statelog.<name>` of the writer, an argument in the
 code, `spark.statelog.<name>` in the session's configuration; then, for the options of
-`docs/options.md`, the environment; then the defaults.
+`docs/reference/options.md`, the environment; then the defaults.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _SETTINGS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "fsync": ("fsync", parse_bool),
 }
 """
-What a query can be told, beside store options and the options of `docs/options.md`: the name, its
-field in `QuerySettings`, and how a value is read.
+What a query can be told, beside store options and the options of
+`docs/reference/options.md`: the name, its field in `QuerySettings`, and how a value is read.
 """
 
 
@@ -209,7 +209,11 @@ class QuerySettings:
 
 @dataclass(slots=True)
 class _Found:
-    """What one place says: settings of queries, store options, and options of `docs/options.md`."""
+    """
+    What one place says: settings of queries, store options, options.
+
+    The options are those of `docs/reference/options.md`.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
@@ -308,7 +312,7 @@ def _parsed(name: str, value: Any, origin: str) -> Any:
 
 def _option(key: str, origin: str) -> str:
     """
-    Return the key of an option of `docs/options.md`, or a key of Flink's as it stands.
+    Return the key of an option of `docs/reference/options.md`, or a key of Flink's as it stands.
 
     Raises:
         InvalidOptionsError: There is none of this name, or it contradicts how Spark runs.
