@@ -35,7 +35,8 @@ def module_section(module: ModuleType, names: Iterable[str], level: int = 2) -> 
 
 def _package(home: str) -> str:
     parts = home.split(".")
-    return ".".join(parts[:2]) if parts[0] == "statelog" else "constants and types"
+    named = parts[0] == "statelog" and len(parts) > 1
+    return ".".join(parts[:2]) if named else "Constants and types"
 
 
 def entry(name: str, value: object, level: int) -> str:
@@ -45,7 +46,7 @@ def entry(name: str, value: object, level: int) -> str:
         return head + "".join(_class_parts(name, value, level))
     if inspect.isroutine(value):
         return head + code(signature(name, value)) + docstring(value)
-    shown = ADDRESS.sub("", repr(value))
+    shown = annotation_text(ADDRESS.sub("", repr(value)))
     return head + code(f"{name} = {shown}" if len(shown) < WIDTH else name)
 
 
