@@ -17,6 +17,8 @@ from tests.house.sources import ROOT
 FENCE = re.compile(r"^( *)```(.*)$")
 NO_RUN = re.compile(r"^<!-- no-run: (\S.*) -->$")
 
+AWAIT = re.compile(r"(\w+)\.awaitTermination\(\d+\)")
+
 SHOWN: frozenset[str] = frozenset({"text", "py"})
 """Languages of blocks that are no code to run: output, grammars, signatures of the API pages."""
 
@@ -104,7 +106,8 @@ def run_page(page: str, folder: Path, names: dict[str, object]) -> None:
     Args:
         page: Its path in the repository.
         folder: Takes the place of `/tmp` and of the bucket `s3://bucket`.
-        names: The namespace; the blocks add to it.
+        names: The namespace; the blocks add to it. `wait_for_batches(query)` in it takes the place
+            of a wait for the end of a query that has none.
     """
     for block in blocks(ROOT / page):
         if not block.runs:
@@ -115,7 +118,7 @@ def run_page(page: str, folder: Path, names: dict[str, object]) -> None:
             for arguments in commands(text):
                 call(arguments)
             continue
-        text = re.sub(r"awaitTermination\(\d+\)", "awaitTermination(4)", text)
+        text = AWAIT.sub(r"wait_for_batches(\1)", text)
         # As many lines before it as in the page, so that a traceback names the line of the page.
         exec(compile("\n" * block.line + text, str(ROOT / page), "exec"), names)
 

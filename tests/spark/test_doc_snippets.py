@@ -6,12 +6,23 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 from tests.snippets import pages_to_run, run_page
 
 import statelog.spark
 
 PAGES = pages_to_run(with_spark=True)
 BATCH_TIMEOUT_S = 60
+
+
+def wait_for_batches(query: StreamingQuery) -> None:
+    """Wait until a query has finished its first micro-batch with rows."""
+    deadline = time.monotonic() + BATCH_TIMEOUT_S
+    while query.isActive and time.monotonic() < deadline:
+        if any(progress.numInputRows for progress in query.recentProgress):
+            return
+        time.sleep(0.1)
+    raise query.exception() or AssertionError(f"no rows within {BATCH_TIMEOUT_S} s")
 
 
 @pytest.fixture
@@ -37,11 +48,7 @@ def test_the_code_of_the_page_runs(
     page: str, session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page(page, tmp_path, {"__name__": "snippets"})
+    run_page(page, tmp_path, {"__name__": "snippets", "wait_for_batches": wait_for_batches})
     for query in session.streams.active:
-        deadline = time.monotonic() + BATCH_TIMEOUT_S
-        while query.isActive and query.lastProgress is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert query.exception() is None
-        assert query.lastProgress is not None
+        wait_for_batches(query)
         query.stop()
