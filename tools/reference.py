@@ -250,7 +250,7 @@ def type_text(hint: object) -> str:
     text = python_api.annotation_text(hint)
     if text.startswith("Optional["):
         text = text.removeprefix("Optional[").removesuffix("]")
-    return f"`{text.removesuffix(' | None')}`"
+    return " or ".join(f"`{each}`" for each in text.removesuffix(" | None").split(" | "))
 
 
 def cell(text: str) -> str:
