@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 EXTRAS := spark,cli,metrics,otel,fsspec,dev
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c constraints.txt
 ARGS ?=
 
@@ -26,7 +27,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
-  bench chaos mutants flink constraints clean
+  docs reference bench chaos mutants flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +77,18 @@ format: $(READY) ## let ruff put the sources into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(DOCS_READY) ## the site from docs/, into build/site; broken links fail
+	$(BIN)/zensical build --clean --strict -f zensical.toml
+
+$(DOCS_READY): pyproject.toml constraints.txt | $(READY)
+	@echo "installing statelog[docs] into $(VENV)"
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
+reference: $(READY) ## write the generated pages of docs/reference/, and the chart of the README
+	$(PY) tools/reference.py
+	$(PY) tools/chart.py
+
 bench: java-ready ## measure (ARGS="..." is passed on)
 	@if test -f bench/run.py; then $(WITH_JAVA) $(PY) bench/run.py $(ARGS); \
 	else echo "there is no bench/run.py" >&2; exit 1; fi
@@ -102,6 +115,6 @@ constraints: ## resolve constraints.txt anew from pyproject.toml
 	$(PYTHON) tools/constraints.py
 
 clean: ## remove everything that the other targets made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
 	  spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

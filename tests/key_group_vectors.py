@@ -1,4 +1,8 @@
-"""Keys with the hash and key group that Spark gave them; the table of docs/formats/key-groups.md."""
+"""
+Keys with the hash and key group that Spark gave them.
+
+The table of docs/reference/formats/key-groups.md.
+"""
 
 import datetime as dt
 import decimal

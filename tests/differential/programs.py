@@ -2,8 +2,8 @@
 Random programs of state, TTL and timer calls, and the processors that carry them out.
 
 A program is a list of calls by name and sample number, and travels as JSON in an input row. Where
-docs/state.md and docs/time.md say that Spark and statelog differ, no program goes: no map and no
-timers are read in order, no iterator is held over a write, nothing is stored that does not fit its
+docs/reference/state-variables.md and docs/explanation/time.md say that Spark and statelog differ,
+no program goes: no map and no timers are read in order, no iterator is held over a write, nothing is stored that does not fit its
 type, no timer deletes another one that is due, and no null is in a key column of integers, which
 Spark's pandas flavour shows as floats.
 """

@@ -8,7 +8,7 @@ from tests.simulation import test_mutants
 from tests.unit.checkpoint import test_simulation_mutants
 from tests.unit.state import test_recovery_mutants
 
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "contributing" / "mutants.md"
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 

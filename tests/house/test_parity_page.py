@@ -5,7 +5,7 @@ import re
 
 from tests.house.sources import ROOT, tree_of
 
-PAGE = ROOT / "docs" / "transform-with-state.md"
+PAGE = ROOT / "docs" / "reference" / "parity.md"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 TEST_ROW = re.compile(r"^\|(?! (?:Spark|\|)|---)", re.MULTILINE)
 

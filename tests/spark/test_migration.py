@@ -1,4 +1,4 @@
-"""The example of docs/migration.md: a query on Spark's state goes on with statelog."""
+"""The example of docs/how-to/migration.md: a query on Spark's state goes on with statelog."""
 
 import re
 import shutil
@@ -75,7 +75,7 @@ def dict_of(struct: Any) -> dict[str, Any]:
 
 
 def example() -> str:
-    text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "migration.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert found is not None
     return found.group(1)

@@ -1,4 +1,8 @@
-"""The examples of docs/flink-examples.md run, and the names of docs/flink-map.md exist."""
+"""
+The examples of docs/how-to/flink-examples.md run.
+
+The names of docs/explanation/flink-map.md exist.
+"""
 
 import re
 from pathlib import Path
@@ -8,8 +12,8 @@ from tests.house.sources import ROOT
 
 import statelog as sl
 
-EXAMPLES = (ROOT / "docs" / "flink-examples.md").read_text(encoding="utf-8")
-MAP = (ROOT / "docs" / "flink-map.md").read_text(encoding="utf-8")
+EXAMPLES = (ROOT / "docs" / "how-to" / "flink-examples.md").read_text(encoding="utf-8")
+MAP = (ROOT / "docs" / "explanation" / "flink-map.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -157,7 +157,7 @@ def test_a_slip_is_answered_with_the_nearest_key() -> None:
 
 def test_a_variable_that_is_no_option_is_let_be() -> None:
     assert Options() == load(environ={"STATELOG_FAIL_POINTS": "after-commit", "STATELOG_X": ""})
-    with pytest.raises(sl.InvalidOptionsError, match=r"docs/options\.md"):
+    with pytest.raises(sl.InvalidOptionsError, match=r"docs/reference/options\.md"):
         load(environ={"STATELOG_STREAM_Q": "1"})
 
 

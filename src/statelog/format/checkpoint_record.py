@@ -8,7 +8,7 @@ The checkpoint record: the section `CKPT` of a `_metadata` object.
     record         := JSON, `record_length` bytes of it once uncompressed
 
 The record is laid out in columns with a table of files, because hundreds of log handles repeat
-the same few names and numbers.  The format is documented in docs/formats/checkpoint_metadata.md.
+the same few names and numbers.  The format is documented in docs/reference/formats/checkpoint_metadata.md.
 Source: Flink, MetadataV6Serializer, for the content.  The bytes are our own.
 """
 

@@ -18,7 +18,7 @@ without the flag, as Flink's handles do.  The trailer's checksum covers the sect
 (with the checksum itself as zero).  A file without the footer's last eight bytes is a plain file
 of Flink: readable, but with nothing to verify beyond its structure and Snappy's checksums.
 
-The format is documented in docs/formats/segment.md.
+The format is documented in docs/reference/formats/segment.md.
 """
 
 from __future__ import annotations

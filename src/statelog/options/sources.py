@@ -59,7 +59,7 @@ def load_options(
 
     Args:
         settings: Settings of the code, which have the highest precedence.  Keys in any spelling
-            (`docs/options.md`).
+            (`docs/reference/options.md`).
         spark_conf: Spark's configuration, such as `SparkConf.getAll()`; only keys that begin with
             `spark.statelog.` are read.
         environ: The environment; None for this process's, {} for none.  Variables are named
@@ -166,7 +166,11 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
             continue
         near = difflib.get_close_matches(name, variables, n=1, cutoff=_SUGGESTION_CUTOFF)
         if near or name.startswith(sections):
-            hint = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all variables"
+            hint = (
+                f"; did you mean {near[0]}?"
+                if near
+                else "; docs/reference/options.md lists all variables"
+            )
             raise InvalidOptionsError(f"unknown {origin}{hint}", key=name, origin=origin)
 
 

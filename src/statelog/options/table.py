@@ -236,7 +236,11 @@ def find_option(key: str, section: str | None = None) -> OptionSpec | ForeignKey
         if (found := known.get(plain.removeprefix(prefix))) is not None:
             return found
     near = difflib.get_close_matches(plain, known, n=1)
-    hint = f"; did you mean {known[near[0]].key!r}?" if near else "; docs/options.md lists all keys"
+    hint = (
+        f"; did you mean {known[near[0]].key!r}?"
+        if near
+        else "; docs/reference/options.md lists all keys"
+    )
     raise InvalidOptionsError(f"unknown option {key!r}{hint}", key=key)
 
 

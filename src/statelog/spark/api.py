@@ -75,7 +75,7 @@ def transform_with_state(
         outputMode: "Update", "Append" or "Complete"; with each the output is what the processor
             yields, as in Spark.  The writer accepts the first two.
         timeMode: "None", "ProcessingTime" (timers and time to live) or "EventTime" (timers by the
-            watermark; late rows are dropped).  See docs/time.md.
+            watermark; late rows are dropped).  See docs/explanation/time.md.
         initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types;
             `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the

@@ -36,7 +36,7 @@ def enable(spark: SparkSession) -> None:
     This needs `spark.statelog.stateLocation` at the time of the call of `transformWithState`: a base
     folder, in which the state of each query is stored under its queryName, or the word `checkpoint`
     for a folder inside each query's checkpointLocation.  Without it the session uses Spark's own
-    state.  The other settings of `OperatorSettings`, and the options of docs/options.md, are read from
+    state.  The other settings of `OperatorSettings`, and the options of docs/reference/options.md, are read from
     `spark.statelog.<name>` too.  A second call has no effect.
 
     Args:

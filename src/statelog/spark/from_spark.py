@@ -3,7 +3,7 @@ Move the state of a query from Spark's store to statelog.
 
 `spark_state` reads it from Spark's checkpoint, one row for each key.  `from_spark` makes a processor
 that begins with such rows as its initial state, without a `handleInitialState` of its own.
-docs/migration.md has a complete example.
+docs/how-to/migration.md has a complete example.
 Source: Spark's data sources `state-metadata` and `statestore`, with their columns.
 """
 

@@ -60,7 +60,7 @@ def verify_put_if_absent(
         raise StoreError(
             f"{store.url} writes a name twice in spite of the condition If-None-Match: *, so two "
             "drivers could both commit. Use a server or version with conditional writes, for "
-            "example S3, GCS, Azure or MinIO; docs/stores.md lists what statelog assumes",
+            "example S3, GCS, Azure or MinIO; docs/how-to/stores.md lists what statelog assumes",
             path=path,
             url=store.url,
             operation="put-if-absent",

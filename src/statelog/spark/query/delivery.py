@@ -18,7 +18,7 @@ Sink = Callable[[DataFrame, int], object]
 
 
 class Delivery(enum.Enum):
-    """The two ways of delivering output rows; see docs/guarantees.md."""
+    """The two ways of delivering output rows; see docs/explanation/guarantees.md."""
 
     STAGED = "staged"
     DIRECT = "direct"

@@ -3,7 +3,7 @@ Add the key group to each row of a grouped frame.
 
 The key group of a row is `pmod(xxhash64(key columns), groups)`, with Spark's own 64-bit hash and its
 seed of 42, so the JVM computes it in generated code before the shuffle.  The hash never changes; its
-test vectors are in docs/formats/key-groups.md.
+test vectors are in docs/reference/formats/key-groups.md.
 """
 
 from __future__ import annotations

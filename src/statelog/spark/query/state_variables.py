@@ -10,7 +10,7 @@ tuple of the wrong length, or no tuple at all, is a `UsageError` (Spark's query 
 struct field is taken by its field names (Spark: by position); `put([])` and `appendList([])` are
 allowed (Spark's query fails); map entries come in the order of their last write (Spark: of their
 encoded keys); arrays and maps cannot be part of a map key; a state name is not empty, does not
-begin with `$` or `key.`, and is not `key_group`.  docs/state.md has the table.
+begin with `$` or `key.`, and is not `key_group`.  docs/reference/state-variables.md has the table.
 Extras that Spark does not have: `getReducingState`, `getAggregatingState`; a processor that asks
 for them runs here only.
 Source: pyspark.sql.streaming.stateful_processor.

@@ -3,7 +3,7 @@ The key group of a key, computed without Spark.
 
 A stream's rows get their key group in the JVM: `pmod(xxhash64(key columns), groups)`.  This is the
 same function in Python, for looking up single keys.  It never changes; its test vectors are in
-docs/formats/key-groups.md.
+docs/reference/formats/key-groups.md.
 Source: XXH64 by Yann Collet; Spark's XxHash64Function for how values become bytes and how columns
 chain (the hash of one column is the seed of the next; a null leaves the seed as it is).
 """

@@ -271,7 +271,7 @@ def test_wrong_arguments() -> None:
 
 
 def test_the_example_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "tutorial" / "test-it.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert found is not None
     names: dict[str, Any] = {"__name__": "example"}

@@ -1,4 +1,4 @@
-"""Rules of Spark's transformWithState that need no Spark to be seen; docs/transform-with-state.md."""
+"""Rules of Spark's transformWithState that need no Spark to be seen; docs/reference/parity.md."""
 
 import datetime as dt
 import decimal
@@ -68,7 +68,7 @@ def test_the_functions_take_sparks_arguments_in_sparks_order() -> None:
 
 
 def test_the_page_names_every_method() -> None:
-    page = (ROOT / "docs" / "transform-with-state.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "parity.md").read_text(encoding="utf-8")
     kinds = {theirs for theirs, _ in COUNTERPARTS} | set(AS_THEY_ARE)
     names = {f"`{kind.__name__}.{name}`" for kind in kinds for name in public(kind)}
     assert [] == sorted(name for name in names if name not in page)

@@ -14,7 +14,7 @@ from tests.key_group_vectors import TYPES, VECTORS, key_of
 from statelog.errors import UsageError
 from statelog.state.keys.key_groups import hash_of, key_group_of, xxhash64_bytes
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "formats" / "key-groups.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "formats" / "key-groups.md"
 DECIMAL = decimal.Decimal
 
 

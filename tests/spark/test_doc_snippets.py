@@ -1,0 +1,54 @@
+"""The code of README and docs runs: the pages that need a Spark session."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from tests.snippets import pages_to_run, run_page
+
+import statelog.spark
+
+PAGES = pages_to_run(with_spark=True)
+BATCH_TIMEOUT_S = 60
+
+
+def wait_for_batches(query: StreamingQuery) -> None:
+    """Wait until a query has finished its first micro-batch with rows."""
+    deadline = time.monotonic() + BATCH_TIMEOUT_S
+    while query.isActive and time.monotonic() < deadline:
+        if any(progress.numInputRows for progress in query.recentProgress):
+            return
+        time.sleep(0.1)
+    raise query.exception() or AssertionError(f"no rows within {BATCH_TIMEOUT_S} s")
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> Iterator[SparkSession]:
+    """Give the shared session, and take back what a page changes in it."""
+    before = dict(spark.conf.getAll)
+    try:
+        yield spark
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        statelog.spark.disable(spark)
+        for key in dict(spark.conf.getAll).keys() - before.keys():
+            spark.conf.unset(key)
+
+
+def test_there_are_pages() -> None:
+    assert {"README.md", "docs/tutorial/first-job.md", "docs/how-to/spark.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_the_page_runs(
+    page: str, session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page, tmp_path, {"__name__": "snippets", "wait_for_batches": wait_for_batches})
+    for query in session.streams.active:
+        wait_for_batches(query)
+        query.stop()

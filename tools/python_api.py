@@ -1,0 +1,220 @@
+"""
+Render the public Python API as Markdown, from signatures and docstrings.
+
+`inspect` is enough for that: statelog is imported for the other pages of `tools/reference.py`
+anyway, and what a caller sees at run time is what the page shows.
+"""
+
+import enum
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+
+SECTION = re.compile(
+    r"^(Args|Returns|Raises|Yields|Blocks|Thread|Source|Attributes|Example|Note):[ ]*(.*)$"
+)
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+ENTRY = re.compile(r"^(\*{0,2}[\w, .*]+?)(?: \([^)]*\))?:\s+(.*)$")
+WIDTH = 92
+
+
+def module_section(module: ModuleType, names: Iterable[str], level: int = 2) -> str:
+    """Return the public names of a module, grouped by the package that defines them."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        value = getattr(module, name)
+        home = getattr(value, "__module__", None) or module.__name__
+        groups.setdefault(_package(home), []).append(name)
+    parts = []
+    for package in sorted(groups):
+        parts.append(f"{'#' * level} {package}\n\n")
+        parts += [entry(name, getattr(module, name), level + 1) for name in sorted(groups[package])]
+    return "".join(parts)
+
+
+def _package(home: str) -> str:
+    parts = home.split(".")
+    named = parts[0] == "statelog" and len(parts) > 1
+    return ".".join(parts[:2]) if named else "Constants and types"
+
+
+def entry(name: str, value: object, level: int) -> str:
+    """Return the section of one public name."""
+    head = f"{'#' * level} {name}\n\n"
+    if inspect.isclass(value):
+        return head + "".join(_class_parts(name, value, level))
+    if inspect.isroutine(value):
+        return head + code(signature(name, value)) + docstring(value)
+    shown = annotation_text(ADDRESS.sub("", repr(value)))
+    return head + code(f"{name} = {shown}" if len(shown) < WIDTH else name)
+
+
+def _class_parts(name: str, cls: type, level: int) -> Iterator[str]:
+    bases = [base.__name__ for base in cls.__bases__ if base is not object]
+    kind = f"class {name}({', '.join(bases)})" if bases else f"class {name}"
+    yield code(kind if _is_plain(cls) else signature(name, cls, prefix="class "))
+    yield docstring(cls)
+    found = dict(members(cls))
+    like_spark = [member for member, function in found.items() if _is_like_spark(function)]
+    if like_spark:
+        shown = ", ".join(f"`{member}`" for member in sorted(like_spark))
+        yield f"Methods with the arguments and effect of Spark's: {shown}.\n\n"
+    for member, function in found.items():
+        if member in like_spark:
+            continue
+        shown = f"{name}.{member}"
+        if isinstance(function, property):
+            yield f"{'#' * (level + 1)} `{shown}`\n\n" + docstring(function)
+        else:
+            yield f"{'#' * (level + 1)} `{shown}`\n\n"
+            yield code(signature(member, function)) + docstring(function)
+
+
+def _is_like_spark(value: object) -> bool:
+    """Whether the docstring of a method does no more than to name Spark's."""
+    return (inspect.getdoc(value) or "").startswith("See Spark's")
+
+
+def _is_plain(cls: type) -> bool:
+    """Whether the constructor of a class says nothing: protocols, enums, errors, typed dicts."""
+    special = getattr(cls, "_is_protocol", False) or getattr(cls, "__total__", None) is not None
+    return bool(special or issubclass(cls, enum.Enum | BaseException | dict))
+
+
+def members(cls: type) -> Iterator[tuple[str, Callable[..., object] | property]]:
+    """Yield the public methods and properties that statelog defines and describes for a class."""
+    seen: set[str] = set()
+    for home in cls.__mro__:
+        if not home.__module__.startswith("statelog"):
+            continue
+        for name, raw in vars(home).items():
+            value = raw.__func__ if isinstance(raw, classmethod | staticmethod) else raw
+            described = inspect.getdoc(value) if value is not None else None
+            is_member = inspect.isfunction(value) or isinstance(value, property)
+            if name.startswith("_") or name in seen or not is_member or not described:
+                continue
+            seen.add(name)
+            yield name, value
+
+
+def signature(name: str, value: Callable[..., object], prefix: str = "") -> str:
+    """Return a signature, one parameter to a line where it is long."""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return f"{prefix}{name}(...)"
+    parameters = [
+        each for each in found.parameters.values() if each.name not in ("self", "cls", "_cls")
+    ]
+    texts: list[str] = []
+    for index, each in enumerate(parameters):
+        before = parameters[index - 1].kind if index else None
+        if each.kind is each.KEYWORD_ONLY and before not in (
+            each.KEYWORD_ONLY,
+            each.VAR_POSITIONAL,
+        ):
+            texts.append("*")
+        texts.append(_parameter(each))
+    empty = found.return_annotation is inspect.Signature.empty or prefix
+    result = "" if empty else f" -> {annotation_text(found.return_annotation)}"
+    line = f"{prefix}{name}({', '.join(texts)}){result}"
+    if len(line) <= WIDTH:
+        return line
+    inner = "".join(f"    {text},\n" for text in texts)
+    return f"{prefix}{name}(\n{inner}){result}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    text = parameter.name
+    text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(
+        parameter.kind, ""
+    ) + text
+    if parameter.annotation is not parameter.empty:
+        text += f": {annotation_text(parameter.annotation)}"
+    if parameter.default is not parameter.empty:
+        text += " = " if ":" in text else "="
+        text += _default(parameter.default)
+    return text
+
+
+def _default(value: object) -> str:
+    shown = repr(value)
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    return "..." if shown.startswith("<") or len(shown) > 60 else shown
+
+
+def annotation_text(annotation: object) -> str:
+    """Return an annotation without the packages of its types."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:statelog|typing|collections\.abc|pyspark)\.(?:[a-z_]\w*\.)*", "", text)
+
+
+def code(text: str) -> str:
+    """Return a block of a signature; the language `py` says that no test runs it."""
+    return f"```py\n{text}\n```\n\n"
+
+
+def docstring(value: object) -> str:
+    """Return a docstring in Google's form as Markdown."""
+    text = inspect.getdoc(value)
+    if not text or (inspect.isclass(value) and text.startswith(f"{value.__name__}(")):
+        return ""
+    body: list[str] = []
+    parts: list[str] = []
+    lines = text.splitlines()
+    while lines:
+        found = SECTION.match(lines[0])
+        if found is None:
+            body.append(escaped(lines.pop(0)))
+            continue
+        title, rest = found[1], found[2]
+        lines.pop(0)
+        inner: list[str] = []
+        while lines and (not lines[0].strip() or lines[0].startswith(" ")):
+            inner.append(lines.pop(0))
+        parts.append(_section(title, rest, inspect.cleandoc("\n".join(["", *inner]))))
+    return "\n".join([*body, ""]).rstrip() + "\n\n" + "".join(parts)
+
+
+def arguments_of(value: object) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of the section `Args` of a docstring."""
+    text = inspect.getdoc(value) or ""
+    _, _, rest = text.partition("\nArgs:\n")
+    inner = re.split(r"\n(?=\S)", rest)[0]
+    return _entries(inspect.cleandoc("\n" + inner))
+
+
+def _section(title: str, rest: str, inner: str) -> str:
+    if title in ("Args", "Raises", "Attributes") and inner:
+        items = "".join(
+            f"- `{name}`: {escaped(text)}\n" if name else f"- {escaped(text)}\n"
+            for name, text in _entries(inner)
+        )
+        return f"**{title}:**\n\n{items}\n"
+    text = " ".join(f"{rest} {inner}".split())
+    return f"**{title}:** {escaped(text)}\n\n"
+
+
+def _entries(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of the entries of a section, their continuation lines joined."""
+    items: list[tuple[str, list[str]]] = []
+    for line in inner.splitlines():
+        found = ENTRY.match(line)
+        if found and not line.startswith(" "):
+            items.append((found[1], [found[2]]))
+        elif line.strip():
+            if not items:
+                items.append(("", []))
+            items[-1][1].append(line.strip())
+    yield from ((name, " ".join(texts)) for name, texts in items)
+
+
+def escaped(line: str) -> str:
+    """Escape angle brackets outside of code, so that no page takes them for HTML."""
+    pieces = line.split("`")
+    return "`".join(
+        piece.replace("<", "&lt;") if index % 2 == 0 else piece
+        for index, piece in enumerate(pieces)
+    )
