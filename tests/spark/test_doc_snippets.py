@@ -16,10 +16,10 @@ BATCH_TIMEOUT_S = 60
 
 
 def wait_for_batches(query: StreamingQuery) -> None:
-    """Wait until a query has finished its first micro-batch with rows."""
+    """Wait until a query has finished a micro-batch with rows, other than its first one."""
     deadline = time.monotonic() + BATCH_TIMEOUT_S
     while query.isActive and time.monotonic() < deadline:
-        if any(progress.numInputRows for progress in query.recentProgress):
+        if any(each.numInputRows and each.batchId for each in query.recentProgress):
             return
         time.sleep(0.1)
     raise query.exception() or AssertionError(f"no rows within {BATCH_TIMEOUT_S} s")
