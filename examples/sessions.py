@@ -1,8 +1,7 @@
 """
 Group the clicks of each user into sessions.
 
-A session ends after half an hour without clicks.  It is written once event time has passed its end;
-late clicks within the watermark count.
+A session ends after half an hour without clicks, and is written once event time has passed its end.
 Run: python examples/sessions.py INPUT OUTPUT CHECKPOINT  (INPUT: JSON lines of user, at, page)
 """
 
