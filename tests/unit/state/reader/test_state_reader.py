@@ -201,7 +201,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
         list(batches)
     assert raised.value.reason == "subsumed"
     assert str(history.checkpoint_id) in str(raised.value)
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         read(history.store, first)
     assert expected(history, history.checkpoint_id, history.last_ms) == everything(
         read(history.store), history.last_ms
@@ -217,7 +217,7 @@ def test_an_object_that_a_retained_checkpoint_lacks_is_reported() -> None:
     with pytest.raises(CheckpointError, match=path) as raised:
         everything(reader, history.last_ms)
     assert (raised.value.reason, raised.value.path) == ("objects_missing", path)
-    with pytest.raises(CheckpointError, match="objects are gone"):
+    with pytest.raises(CheckpointError, match="objects do not exist"):
         read(history.store, history.checkpoint_id)
 
 
@@ -287,7 +287,7 @@ def test_names_and_ids_that_are_not_there_are_answered_with_those_that_are(
         reader.table("totals")
     with pytest.raises(UsageError, match=r"\[0, 6\] are not all in \[0, 5\]"):
         reader.batches("total", key_groups=KeyGroupRange(0, GROUPS))
-    with pytest.raises(CheckpointError, match=rf"no checkpoint 99 .*{finished.checkpoint_id}"):
+    with pytest.raises(CheckpointError, match=rf"checkpoint 99 does not exist .*{finished.checkpoint_id}"):
         read(finished.store, 99)
     subsumed = min(present_ids(finished.store, PATHS))
     with pytest.raises(CheckpointError, match=r"not retained any more|no checkpoint"):
