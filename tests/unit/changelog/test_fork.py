@@ -11,34 +11,11 @@ from pathlib import Path
 import pytest
 
 FORK = """
-import os, signal, sys, threading, time
+import os, sys, threading
 import pyarrow as pa
 import statelog as sl
 from statelog.store import open_store
-
-def in_child(work):
-    # Returns what the child says; a child that hangs is killed and counted as such.
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)  # the child ends even if nothing waits for it
-        try:
-            word = f"worked: {work()!r}"
-        except sl.StoreError as error:
-            word = "refused: " + str(error)
-        except BaseException as error:
-            word = repr(error)
-        os.write(writer, word.encode())
-        os._exit(0)
-    os.close(writer)
-    until = time.monotonic() + 15
-    while time.monotonic() < until:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return os.read(reader, 10_000).decode()
-        time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hung"
+from tests.forks import in_child
 
 root, case = sys.argv[1:]
 START = sl.SequenceNumber(0)
