@@ -73,20 +73,21 @@ def encode_change_set(
     if all(isinstance(batch, ChangeRows) for batch in batches):
         whole, groups = encode_rows(batches)
         return _finish([whole], len(whole), groups)
-    key_groups = np.concatenate([batch.key_groups for batch in batches])
+    one = batches[0].key_groups if len(batches) == 1 else None
+    key_groups = np.concatenate([each.key_groups for each in batches]) if one is None else one
     arrays = [batch.values for batch in batches]
     order: npt.NDArray[np.int64] | None = None
-    if np.any(key_groups[1:] < key_groups[:-1]):
+    if (key_groups[1:] < key_groups[:-1]).any():
         # int16 makes numpy's stable sort a radix sort; key groups never exceed 32767.
         order = np.argsort(key_groups.astype(np.int16), kind="stable")
         key_groups = key_groups[order]
     edges = np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1
     starts = np.concatenate(([0], edges, [len(key_groups)]))
-    present, counts = key_groups[starts[:-1]], np.diff(starts)
+    present, counts = key_groups[starts[:-1]], starts[1:] - starts[:-1]
     length = _common_length(arrays)
     if value_bytes // len(present) < _SMALL_GROUP_BYTES:
         if length and length % INT_SIZE == 0:
-            return _encode_small_rows(_scattered(arrays, order, length), length, present, starts)
+            return _encode_small_rows(arrays, order, length, present, starts)
         return _encode_small_groups(_in_order(arrays, order), present, starts)
     if length:
         body = _scattered(arrays, order, length)
@@ -135,26 +136,44 @@ def _encode_small_groups(
 
 
 def _encode_small_rows(
-    body: memoryview,
+    arrays: Sequence[pa.Array],
+    order: npt.NDArray[np.int64] | None,
     length: int,
     present: npt.NDArray[np.int32],
     starts: npt.NDArray[np.int64],
 ) -> EncodedChangeSet:
-    """Encode rows of one length, a multiple of four, with headers between them."""
-    rows = np.frombuffer(body, dtype=">i4")
-    row_words = 1 + length // INT_SIZE
-    counts = np.diff(starts)
-    at_header = starts[:-1] * row_words + 2 * np.arange(len(present))
-    buffer = pa.allocate_buffer((len(rows) + 2 * len(present)) * INT_SIZE)
+    """
+    Encode values of one length, a multiple of four, with headers between them.
+
+    Every value is copied once, from the caller's array to the buffer that is written.
+    """
+    value_words = length // INT_SIZE
+    counts, ordinals = starts[1:] - starts[:-1], np.arange(len(present))
+    at_header = starts[:-1] * (1 + value_words) + 2 * ordinals
+    at_length = np.arange(starts[-1]) * (1 + value_words) + 2 * (np.repeat(ordinals, counts) + 1)
+    num_words = int(starts[-1]) * (1 + value_words) + 2 * len(present)
+    # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
+    buffer = pa.allocate_buffer(num_words * INT_SIZE)
     words = np.frombuffer(buffer, dtype=">i4")
-    is_row = np.ones(len(words), dtype=bool)
-    is_row[at_header] = is_row[at_header + 1] = False
-    words[is_row] = rows
     words[at_header] = counts
     words[at_header + 1] = present
-    index = GroupIndex.of(present, counts, counts * row_words * INT_SIZE + GROUP.size)
+    words[at_length] = length
+    places = at_length
+    if order is not None:
+        places = np.empty(len(at_length), dtype=np.int64)
+        places[order] = at_length
+    # Row i of this view is the value whose length is at word i: the rows overlap, the values do not.
+    shape = (num_words - value_words, value_words)
+    values_at = np.ndarray(shape, np.uint32, buffer, INT_SIZE, (INT_SIZE, INT_SIZE))
+    row = 0
+    for values in arrays:
+        values_at[places[row : row + len(values)]] = (
+            _data(values).view(np.uint32).reshape(-1, value_words)
+        )
+        row += len(values)
+    sizes = counts * ((1 + value_words) * INT_SIZE) + GROUP.size
     pieces: list[Buffer] = [INT.pack(len(present)), memoryview(buffer).cast("B")]
-    return _finish(pieces, INT_SIZE + len(buffer), index)
+    return _finish(pieces, INT_SIZE + len(buffer), GroupIndex.of(present, counts, sizes))
 
 
 def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChangeSet:
@@ -166,15 +185,23 @@ def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChang
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
 
-def _offsets(values: pa.Array) -> npt.NDArray[np.generic]:
+def _offsets(values: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
     wide = pa.types.is_large_binary(values.type)
-    offsets = np.frombuffer(values.buffers()[1], dtype=np.int64 if wide else np.int32)
+    kind = np.int64 if wide else np.int32
+    offsets: npt.NDArray[np.int32 | np.int64] = np.frombuffer(values.buffers()[1], dtype=kind)
     return offsets[values.offset : values.offset + len(values) + 1]
 
 
 def _value_bytes(values: pa.Array) -> int:
     offsets = _offsets(values)
     return int(offsets[-1]) - int(offsets[0])
+
+
+def _data(values: pa.Array) -> npt.NDArray[np.uint8]:
+    """Return the bytes of all values, one after another."""
+    offsets = _offsets(values)
+    start, end = int(offsets[0]), int(offsets[-1])
+    return np.frombuffer(values.buffers()[2], dtype=np.uint8)[start:end]
 
 
 def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -185,9 +212,14 @@ def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 def _common_length(arrays: Sequence[pa.Array]) -> int:
     """Return the common length of all values, or 0."""
-    first = int(np.diff(_offsets(arrays[0])[:2])[0])
-    same = all((np.diff(_offsets(values)) == first).all() for values in arrays)
-    return first if same else 0
+    first = -1
+    for values in arrays:
+        offsets = _offsets(values)
+        if first < 0:
+            first = int(offsets[1]) - int(offsets[0])
+        if (offsets[1:] - offsets[:-1] != first).any():
+            return 0
+    return first
 
 
 def _in_order(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None) -> pa.Array:
@@ -217,10 +249,9 @@ def _scattered(
         places = np.empty(total, dtype=np.int64)
         places[order] = np.arange(total)
     for values in arrays:
-        start, end = (int(each) for each in _offsets(values)[[0, -1]])
-        data = np.frombuffer(values.buffers()[2], dtype=np.uint8)[start:end]
         rows = slice(row, row + len(values))
-        body[rows if order is None else places[rows], INT_SIZE:] = data.reshape(-1, length)
+        data = _data(values).reshape(-1, length)
+        body[rows if order is None else places[rows], INT_SIZE:] = data
         row += len(values)
     return memoryview(body.reshape(-1).data)
 

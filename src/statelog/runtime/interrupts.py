@@ -97,14 +97,20 @@ class MainThread:
         """Begin a step, possibly inside another one; each needs its `end`.  Thread: any."""
         if get_ident() != self.thread_id:
             return
-        if not self.depth:
-            self._since_s = time.monotonic()
-            if not self._installed:
-                try:
-                    self._install()
-                except BaseException:
-                    self._uninstall()
-                    raise
+        if self.depth:
+            self.depth += 1
+        else:
+            self.begin_outermost()
+
+    def begin_outermost(self) -> None:
+        """Begin a step that is not inside another one.  Thread: the main one."""
+        self._since_s = time.monotonic()
+        if not self._installed:
+            try:
+                self._install()
+            except BaseException:
+                self._uninstall()
+                raise
         self.depth += 1
 
     def end(self) -> None:
@@ -113,7 +119,11 @@ class MainThread:
             return
         if self.depth > 1:
             self.depth -= 1
-            return
+        else:
+            self.end_outermost()
+
+    def end_outermost(self) -> None:
+        """End a step that is not inside another one.  Thread: the main one."""
         self.depth = 0
         try:
             if not self._open:
@@ -213,13 +223,15 @@ def uninterrupted(step: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(step)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if get_ident() != MAIN_THREAD.thread_id or MAIN_THREAD.depth:
+        # In a step of the main thread, or on another thread: nothing to do.  Another thread may see
+        # a step of the main thread here, which comes to the same.
+        if MAIN_THREAD.depth or get_ident() != MAIN_THREAD.thread_id:
             return step(*args, **kwargs)
-        MAIN_THREAD.begin()
+        MAIN_THREAD.begin_outermost()
         try:
             return step(*args, **kwargs)
         finally:
-            MAIN_THREAD.end()
+            MAIN_THREAD.end_outermost()
 
     return call
 

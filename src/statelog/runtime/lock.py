@@ -53,32 +53,25 @@ class ThreadLock:
     the main thread holds it, exceptions of signal handlers are deferred.  They are raised when it
     is released, and out of a wait, which then holds the lock again.  A forked child is refused,
     because a thread that does not exist there may hold the lock.
-
-    Args:
-        reentrant: One thread may acquire it more than once, and must not wait then.
     """
 
-    __slots__ = ("_generation", "_lock", "_waiters")
+    __slots__ = ("_generation", "_is_step", "_lock", "_waiters")
 
-    def __init__(self, *, reentrant: bool = False) -> None:
-        self._lock = threading.RLock() if reentrant else threading.Lock()
+    def __init__(self) -> None:
+        self._lock = self._new_lock()
         self._generation = LINEAGE.generation
         self._waiters: deque[threading.Lock] = deque()
+        self._is_step = False
+        """Whether the holder is the main thread, and began a step with the lock."""
+
+    def _new_lock(self) -> threading.Lock:
+        return threading.Lock()
 
     def __enter__(self) -> object:
-        # The steps of `acquire`, inlined because this runs very often.
-        if self._generation != LINEAGE.generation:
-            return self.acquire()
-        if get_ident() != MAIN_THREAD.thread_id:
+        # Entered very often.  Inside a step nothing is to be deferred: the step does it.
+        if MAIN_THREAD.depth and self._generation == LINEAGE.generation:
             return self._lock.acquire()
-        if not MAIN_THREAD.depth:
-            return self.acquire()
-        MAIN_THREAD.depth += 1
-        try:
-            return self._lock.acquire()
-        except BaseException:
-            MAIN_THREAD.end()
-            raise
+        return self.acquire()
 
     def __exit__(
         self,
@@ -86,12 +79,12 @@ class ThreadLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._lock.release()
-        if get_ident() == MAIN_THREAD.thread_id:
-            if MAIN_THREAD.depth > 1:
-                MAIN_THREAD.depth -= 1
-            else:
-                MAIN_THREAD.end()
+        if self._is_step:
+            self._is_step = False
+            self._lock.release()
+            MAIN_THREAD.end()
+        else:
+            self._lock.release()
 
     def acquire(self) -> bool:
         """
@@ -102,12 +95,16 @@ class ThreadLock:
         """
         if self._generation != LINEAGE.generation:
             raise inherited_error("a lock of the changelog storage", self._generation)
+        if MAIN_THREAD.depth or get_ident() != MAIN_THREAD.thread_id:
+            return self._lock.acquire()
         MAIN_THREAD.begin()
         try:
-            return self._lock.acquire()
+            self._lock.acquire()
         except BaseException:  # a signal on a main thread that has waited beyond the patience
             MAIN_THREAD.end()
             raise
+        self._is_step = True
+        return True
 
     def release(self) -> None:
         """Release the lock."""
@@ -118,7 +115,8 @@ class ThreadLock:
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        woken = False
+        woken, is_step = False, self._is_step
+        self._is_step = False  # the next holder may be another thread
         self._lock.release()
         try:
             if timeout_s is None:
@@ -129,6 +127,7 @@ class ThreadLock:
                 woken = waiter.acquire(False)
         finally:
             self._lock.acquire()
+            self._is_step = is_step
             if not woken and waiter in self._waiters:
                 self._waiters.remove(waiter)
         return woken
@@ -152,3 +151,35 @@ class ThreadLock:
     def notify_all(self) -> None:
         """Make every waiter check its predicate again."""
         self.notify(len(self._waiters))
+
+
+class ReentrantThreadLock(ThreadLock):
+    """A `ThreadLock` that one thread may acquire more than once; it must not wait then."""
+
+    __slots__ = ()
+
+    def _new_lock(self) -> threading.Lock:
+        return threading.RLock()  # type: ignore[return-value]  # it has the same methods
+
+    def __enter__(self) -> object:
+        return self.acquire()
+
+    def acquire(self) -> bool:
+        """Acquire the lock and return True; raises as `ThreadLock.acquire`."""
+        if self._generation != LINEAGE.generation:
+            raise inherited_error("a lock of the changelog storage", self._generation)
+        MAIN_THREAD.begin()
+        try:
+            return self._lock.acquire()
+        except BaseException:  # as in ThreadLock
+            MAIN_THREAD.end()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+        MAIN_THREAD.end()

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from statelog.errors import ClosedError, StatelogError, UnavailableError
 from statelog.runtime.interrupts import interruptible, uninterrupted
-from statelog.runtime.lock import ThreadLock
+from statelog.runtime.lock import ReentrantThreadLock, ThreadLock
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
@@ -89,7 +89,7 @@ class CallerRunsFuture(Future[T]):
     def __init__(self, pool: Pool | None, callbacks: Pool | None = None) -> None:
         super().__init__()
         # The standard library's condition stays locked if a signal handler raises.
-        self._condition: Any = ThreadLock(reentrant=True)
+        self._condition: Any = ReentrantThreadLock()
         self._pool = pool
         self._callbacks = callbacks
 
