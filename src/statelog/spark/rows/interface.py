@@ -26,7 +26,7 @@ class KeyedInput(Protocol):
         """Read all rows: key group, computed key columns, input columns."""
 
     def key_groups(self) -> Iterable[int]:
-        """Return the key groups that have rows, ascending."""
+        """Return the key groups that have rows, in the order in which they are processed."""
 
     def table_keys(self, key_group: int) -> Iterable[Key]:
         """Return the keys as tables hold them."""

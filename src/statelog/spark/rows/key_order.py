@@ -32,7 +32,8 @@ class KeyOrder:
         rows: Row numbers by key group and key, those of one key in the order of arrival.
         firsts: Number of the first row of each key, in the order of keys.
         bounds: The position in *rows* where each key begins, then the length of *rows*.
-        ranges: Key group -> index of its first key, and of the key after its last; ascending.
+        ranges: Key group -> index of its first key, and of the key after its last; in the order of
+            their first rows.
     """
 
     rows: RowNumbers
@@ -75,7 +76,7 @@ class KeyedRows:
         return columns
 
     def key_groups(self) -> list[int]:
-        """Return the key groups that have rows, ascending."""
+        """Return the key groups that have rows, in the order of their first rows."""
         return list(self._order.ranges)
 
     def table_keys(self, key_group: int) -> list[Key]:
@@ -87,7 +88,8 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     """
     Return the order of a task's rows.
 
-    Keys of one key group are ordered by first appearance.
+    Keys of one key group are ordered by first appearance, and so are key groups: the rows of a small
+    micro-batch are delivered nearly in the order of arrival.
 
     Args:
         key_groups: The key group of each row; at least one.
@@ -106,13 +108,15 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     # The rows of a key stay together: only the start of each run of rows changes.
     moves = np.repeat(starts[keys] - (ends - sizes), sizes)
     numbers, first_keys = np.unique(groups[keys], return_index=True)
-    end_keys = [*first_keys[1:].tolist(), len(keys)]
-    spans = zip(first_keys.tolist(), end_keys, strict=True)
+    end_keys = np.append(first_keys[1:], len(keys))
+    # Keys are numbered by first appearance, so the first key of a group has its first row.
+    order = np.argsort(keys[first_keys])
+    spans = zip(first_keys[order].tolist(), end_keys[order].tolist(), strict=True)
     return KeyOrder(
         rows=by_code[moves + np.arange(len(codes))],
         firsts=firsts[keys],
         bounds=[0, *ends.tolist()],
-        ranges=dict(zip(numbers.tolist(), spans, strict=True)),
+        ranges=dict(zip(numbers[order].tolist(), spans, strict=True)),
     )
 
 

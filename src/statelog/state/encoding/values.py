@@ -201,6 +201,12 @@ class MapKeyCodec(StructCodec):
         key = super().normalize(value)
         return _with_one_nan(key) if self._floating else key
 
+    def _tuple(self, value: Any) -> Values:
+        # On Spark text is the tuple of its letters, so code with keys of one letter works there.
+        if isinstance(value, str) and len(value) == self._width:
+            return tuple(value)
+        return super()._tuple(value)
+
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """Return the rows of Arrow columns as keys."""
         keys = super().decode(columns)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import UsageError
-from statelog.state.encoding.values import KeyCodec, StructCodec
+from statelog.state.encoding.values import KeyCodec, MapKeyCodec, StructCodec
 
 NESTED = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
 
@@ -110,6 +110,19 @@ def test_what_is_no_tuple_is_refused(value: Any) -> None:
     codec = StructCodec(pa.schema([("a", pa.string()), ("b", pa.string())]), what="state 's'")
     with pytest.raises(UsageError, match=r"state 's': takes a tuple of \(a, b\)"):
         codec.normalize(value)
+
+
+def test_text_with_a_letter_for_each_field_is_a_map_key_as_on_spark() -> None:
+    one = MapKeyCodec(pa.schema([("a", pa.string())]), what="state 's', map key")
+    two = MapKeyCodec(pa.schema([("a", pa.string()), ("b", pa.string())]))
+    assert ("x",) == one.normalize("x") == one.normalize(("x",))
+    assert ("x", "y") == two.normalize("xy")
+    for refused in ("", "xy", b"x", {"x": 1}):
+        with pytest.raises(UsageError, match=r"state 's', map key: takes a tuple of \(a\)"):
+            one.normalize(refused)
+    number = MapKeyCodec(pa.schema([("a", pa.int64())]), what="state 's', map key")
+    with pytest.raises(UsageError, match="field 'a' takes int64, not str '5'"):
+        number.normalize("5")
 
 
 def test_none_is_refused_where_the_schema_has_not_null() -> None:
