@@ -342,6 +342,8 @@ def test_a_step_is_whole_though_the_end_of_the_one_before_was_interrupted(
         came.append("handler")
 
     old = signal.signal(SIGNAL, handler)
+    # A job in the background begins with SIGINT ignored; the test needs a second handler.
+    old_interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(interrupts, "_setsignal", interrupted_at_the_end)
@@ -353,4 +355,5 @@ def test_a_step_is_whole_though_the_end_of_the_one_before_was_interrupted(
         assert signal.getsignal(SIGNAL) is handler
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
+        signal.signal(signal.SIGINT, old_interrupt)
         signal.signal(SIGNAL, old)
