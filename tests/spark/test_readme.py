@@ -20,7 +20,9 @@ def test_the_stream_runs_and_commits(spark, tmp_path, capsys):
     (code,) = [block for block in python_blocks() if "transform_with_state" in block]
     code = code.replace("/tmp/statelog-readme", str(tmp_path / "job"))
     scope: dict[str, object] = {}
-    exec(code.replace("query.awaitTermination(20)", ""), scope)
+    code, end, _ = code.partition("query.awaitTermination(20)\nquery.stop()\n")
+    assert end, "the example ends by waiting and stopping"
+    exec(code, scope)
     query = scope["query"]
     try:
         deadline = 60
