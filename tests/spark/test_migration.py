@@ -1,4 +1,4 @@
-"""The example of docs/how-to/migration.md: a query on Spark's state goes on with statelog."""
+"""The example of docs/how-to/migration.md: statelog continues from the state of a query on Spark."""
 
 import re
 import shutil

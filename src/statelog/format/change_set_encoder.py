@@ -73,8 +73,8 @@ def encode_change_set(
     if all(isinstance(batch, ChangeRows) for batch in batches):
         whole, groups = encode_rows(batches)
         return _finish([whole], len(whole), groups)
-    one = batches[0].key_groups if len(batches) == 1 else None
-    key_groups = np.concatenate([each.key_groups for each in batches]) if one is None else one
+    columns = [batch.key_groups for batch in batches]
+    key_groups = columns[0] if len(columns) == 1 else np.concatenate(columns)
     arrays = [batch.values for batch in batches]
     order: npt.NDArray[np.int64] | None = None
     if (key_groups[1:] < key_groups[:-1]).any():

@@ -78,7 +78,7 @@ class MainThread:
     edge of a step may leave a deferring handler installed.  It then calls the original handler, and
     the next step removes it.
 
-    `runtime/lock.py` also reads and counts `thread_id` and `depth`, because it is entered often.
+    `runtime/lock.py` also reads `thread_id` and `depth`, because it is entered often.
     """
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.snapshot_schedule import LogDistances
 from statelog.spark.driver.progress import slowest_phases, summed_catch_up
 from statelog.spark.driver.skew import largest_groups, largest_keys, skew_warning
-from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
@@ -25,12 +25,12 @@ class CommittedBatch(NamedTuple):
     Args:
         checkpoint_id: Its id.
         metadata_bytes: Size of its `_metadata`.
-        snapshots: The planner of snapshots, as of this checkpoint.
+        distances: How much log each key group has, as of this checkpoint.
     """
 
     checkpoint_id: int
     metadata_bytes: int
-    snapshots: SnapshotPlanner
+    distances: LogDistances
 
 
 class BatchReports:
@@ -54,7 +54,7 @@ class BatchReports:
         watch: Stopwatch,
     ) -> None:
         """Report a micro-batch that was committed and delivered."""
-        distances = batch.snapshots.distances
+        distances = batch.distances
         groups, keys = largest_groups(acks), largest_keys(acks)
         warning = skew_warning(groups, keys)
         if warning and warning.partition(" has ")[0] != self._last_warning:

@@ -177,7 +177,9 @@ class MicroBatchEngine:
             record,
             acks,
             CommittedBatch(
-                spec.checkpoint_id, self._coordinator.committed_bytes, self._location.snapshots
+                spec.checkpoint_id,
+                self._coordinator.committed_bytes,
+                self._location.snapshots.distances,
             ),
             watch,
         )

@@ -50,6 +50,17 @@ OP_PUT: Final = 6
 OP_REMOVE: Final = 7
 
 
+def with_copies(
+    table: Mapping[Key, Cell], keys: Iterable[Key], copy: Callable[[Cell], Cell]
+) -> dict[Key, Cell]:
+    """Return *table* with copies of the cells of *keys*, for a fold that changes cells in place."""
+    copied = dict(table)
+    for key in keys:
+        if key in copied:
+            copied[key] = copy(copied[key])
+    return copied
+
+
 class Operations(NamedTuple):
     """
     The deltas of one variable as parallel lists, one item per operation.

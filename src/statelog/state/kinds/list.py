@@ -29,6 +29,7 @@ from statelog.state.kinds.kind import (
     Migration,
     Operations,
     RowNumbers,
+    with_copies,
 )
 
 ListCell = list[Entry]
@@ -74,10 +75,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]
     ) -> dict[Key, ListCell]:
         """Return *table* with *deltas* folded in; only changed lists are copied."""
-        merged = dict(table)
-        for key in deltas:
-            if key in merged:
-                merged[key] = list(merged[key])
+        merged = with_copies(table, deltas, list)
         self.fold(merged, deltas)
         return merged
 

@@ -30,6 +30,7 @@ from statelog.state.kinds.kind import (
     Operations,
     RowNumbers,
     Values,
+    with_copies,
 )
 
 MapCell = dict[Values, Entry]
@@ -77,10 +78,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]
     ) -> dict[Key, MapCell]:
         """Return *table* with *deltas* folded in; only changed maps are copied."""
-        merged = dict(table)
-        for key in deltas:
-            if key in merged:
-                merged[key] = dict(merged[key])
+        merged = with_copies(table, deltas, dict)
         self.fold(merged, deltas)
         return merged
 

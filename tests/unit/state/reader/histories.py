@@ -93,7 +93,7 @@ class Model:
         return rows
 
     def evolve(self, new: OperatorStateSchema, now_ms: int) -> None:
-        """Carry the entries over to the schema that a restart goes on with."""
+        """Carry the entries over to the schema that a restart continues with."""
         olds = {one.identity: one for one in self.schema.states if not one.dropped}
         news = {one.identity: one for one in new.states if not one.dropped}
         for identity, old in olds.items():

@@ -180,7 +180,7 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     history.micro_batch()  # its owner has not lost its place
 
 
-# --- a query that goes on -------------------------------------------------------------------------
+# --- a running query ------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
