@@ -52,7 +52,18 @@ def test_every_history_holds(first: int) -> None:
     assert sum(outcome.set_aside > 0 for outcome in outcomes) > 0
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1002803,  # a wait for capacity, inside the wait for a copy, held up an attempt
+    ],
+)
+def test_a_history_that_once_broke_holds(seed: int) -> None:
+    run(seed)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_campaign_holds() -> None:
     assert 0 == main(["--seed", "1000000", "--count", "20000", "--quiet"])
 

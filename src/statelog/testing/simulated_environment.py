@@ -78,6 +78,12 @@ class SimulatedEnvironment:
         return lock.waits if isinstance(lock, SimulatedLock) else 0
 
     @property
+    def holds_up_work(self) -> bool:
+        """Whether a wait inside another one delays the work of the outer one."""
+        lock = self.runtime.lock
+        return isinstance(lock, SimulatedLock) and lock.depth > 1
+
+    @property
     def lock_is_held(self) -> bool:
         """Whether the storage's lock is held now."""
         lock = self.runtime.lock

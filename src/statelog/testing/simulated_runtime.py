@@ -77,6 +77,8 @@ class SimulatedLock:
         self._queue = queue
         self.held = False
         self.waits = 0
+        self.depth = 0
+        """The number of waits under way; each runs inside the event of the one before."""
 
     def __enter__(self) -> object:
         check(not self.held, "the lock was acquired twice: a callback runs under it")
@@ -95,16 +97,20 @@ class SimulatedLock:
         """Run events until *predicate* holds, the time is over, or none is left."""
         check(self.held, "a wait without the lock")
         until_ns = None if timeout_s is None else self._queue.now_ns() + round(timeout_s * 1e9)
-        while not predicate():
-            self.waits += 1
-            self.held = False
-            happened = self._queue.step(until_ns)
-            self.held = True
-            if not happened:
-                check(until_ns is not None, "a wait that nothing can end")
-                self._queue.sleep_until(until_ns or 0)
-                return predicate()
-        return True
+        self.depth += 1
+        try:
+            while not predicate():
+                self.waits += 1
+                self.held = False
+                happened = self._queue.step(until_ns)
+                self.held = True
+                if not happened:
+                    check(until_ns is not None, "a wait that nothing can end")
+                    self._queue.sleep_until(until_ns or 0)
+                    return predicate()
+            return True
+        finally:
+            self.depth -= 1
 
     def notify_all(self) -> None:
         """Do nothing: the only waiter checks its predicate after each event."""

@@ -275,7 +275,10 @@ class World:
         # A slow disk counts, because the wait for a copy is part of the attempt.
         plans = (self._around.plan, self._around.disk_plan)
         faults = self._timeouts or any(plan.error_rate or plan.slow_rate for plan in plans)
-        self._oracle.reason_is_fair(actor, checkpoint, closed=self._closed, faults=bool(faults))
+        # An attempt that waits for a copy cannot end before a wait that began inside of it, which
+        # takes seconds.  Threads would not delay each other.
+        faults = bool(faults) or self._around.holds_up_work
+        self._oracle.reason_is_fair(actor, checkpoint, closed=self._closed, faults=faults)
 
     def _heal(self) -> None:
         """End all faults and persist all changes of every writer."""
