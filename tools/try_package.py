@@ -66,7 +66,7 @@ class Trial:
         for command in ([self._python, "-I", "-m", "statelog"], [str(self._bin / "statelog")]):
             for verb in ("checkpoints", "verify"):
                 done = self._run(*command, verb, str(self._folder / "job" / "state"))
-                expect(done.stdout, "chk-1" if verb == "checkpoints" else "")
+                expect(done.stdout, "2 checkpoints in" if verb == "checkpoints" else "")
 
     def types(self) -> None:
         """Check a program of a user by the types that the wheel has."""

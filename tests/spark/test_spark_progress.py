@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import Row
+from pyspark.sql.functions import count, lit
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark import processors
@@ -130,3 +131,12 @@ def test_a_batch_that_is_delivered_again_says_so(job: Job) -> None:
     wait(query)
     again = next(figures(one) for one in query.recentProgress if figures(one))
     assert ("1", "true", "1") == (again["batchId"], again["replayed"], again["outputRows"])
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_an_observation_on_the_input_counts_each_row_once(job: Job, delivery: str) -> None:
+    observed = job.source.frame().observe("seen", count(lit(1)).alias("rows"))
+    job.source.frame = lambda: observed  # type: ignore[method-assign]
+    query = job.start(delivery=delivery, tasks=2)
+    wait(query)
+    assert [3, 1] == [one["observedMetrics"]["seen"]["rows"] for one in query.recentProgress]
