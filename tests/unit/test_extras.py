@@ -54,7 +54,7 @@ USES = [
     (
         ["fsspec"],
         "import statelog\n"
-        "statelog.open_store('/tmp/nowhere', options={'backend': 'fsspec'}).list('')",
+        "statelog.open_store('/tmp/nowhere', options={'backend': 'fsspec'}).file_system",
         "'file:///tmp/nowhere' needs fsspec",
         "fsspec",
     ),
