@@ -27,7 +27,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
-  docs reference bench chaos mutants flink constraints clean
+  docs reference dist package bench chaos mutants flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,13 @@ $(DOCS_READY): pyproject.toml constraints.txt | $(READY)
 reference: $(READY) ## write the generated pages of docs/reference/, and the chart of the README
 	$(PY) tools/reference.py
 	$(PY) tools/chart.py
+
+dist: $(READY) ## build wheel and sdist into dist/
+	rm -rf dist
+	$(BIN)/hatchling build
+
+package: java-ready dist ## try the wheel in an empty environment (ARGS=--archive: on a cluster, too)
+	$(WITH_JAVA) $(PY) tools/try_package.py dist $(ARGS)
 
 bench: java-ready ## measure (ARGS="..." is passed on)
 	@if test -f bench/run.py; then $(WITH_JAVA) $(PY) bench/run.py $(ARGS); \

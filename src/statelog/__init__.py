@@ -44,6 +44,7 @@ from statelog.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     ProcessorError,
+    RequirementError,
     StatelogError,
     StoreError,
     UnavailableError,
@@ -81,6 +82,8 @@ from statelog.options import (
     load_options,
 )
 from statelog.store import ObjectInfo, ObjectStore, open_store
+
+__version__ = "0.2.0"
 
 __all__ = [
     "AvailabilityProvider",
@@ -128,6 +131,7 @@ __all__ = [
     "Options",
     "ProcessorError",
     "ReadReport",
+    "RequirementError",
     "RetryPolicy",
     "SequenceNumber",
     "SequenceNumberRange",

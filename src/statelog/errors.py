@@ -8,7 +8,8 @@ A class exists only where a caller would act differently::
     │   ├── KeyGroupOutOfRangeError             the change belongs to another task
     │   ├── ChangesTruncatedError               the requested changes were truncated
     │   ├── ChangesNotAppendedError             the requested changes do not exist yet
-    │   └── InvalidOptionsError                 unknown key, wrong unit, contradictory values
+    │   ├── InvalidOptionsError                 unknown key, wrong unit, contradictory values
+    │   └── RequirementError (ImportError)      a package is missing; the message says how to get it
     ├── ClosedError                         the object was closed; open a new one
     │   └── WriterClosedError
     ├── UnavailableError (OSError)          try again; nothing was lost
@@ -83,6 +84,22 @@ class ChangesNotAppendedError(UsageError):
 
 class InvalidOptionsError(UsageError):
     """An option is unknown, has a wrong unit, or contradicts another."""
+
+
+class RequirementError(UsageError, ImportError):
+    """
+    A package that a feature needs is missing or too old; the message says how to install it.
+
+    Args:
+        message: What needs which package, and the command.
+        extra: The extra of statelog that installs it.
+        packages: The packages.
+    """
+
+    def __init__(
+        self, message: str = "", *, extra: str = "", packages: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, extra=extra, packages=packages)
 
 
 class ClosedError(StatelogError):

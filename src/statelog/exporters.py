@@ -11,11 +11,10 @@ count and sum cover all.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from statelog.errors import UsageError
+from statelog import extras
 from statelog.metrics import (
     METRICS,
     HistogramSnapshot,
@@ -42,11 +41,11 @@ class PrometheusCollector:
         labels: Added to every sample; needed if one registry has several collectors.
 
     Raises:
-        UsageError: prometheus-client is not installed.
+        RequirementError: prometheus-client is not installed.
     """
 
     def __init__(self, metrics: Metrics, labels: Mapping[str, str] | None = None) -> None:
-        self._core = _import("prometheus_client.core", "metrics")
+        self._core = _load("prometheus_client.core", "metrics")
         self._metrics = metrics
         self._labels = dict(labels or {})
 
@@ -87,9 +86,9 @@ def register_opentelemetry(
         attributes: Added to every observation; needed if one meter has several storages.
 
     Raises:
-        UsageError: opentelemetry-sdk is not installed.
+        RequirementError: opentelemetry-sdk is not installed.
     """
-    api = _import("opentelemetry.metrics", "otel")
+    api = _load("opentelemetry.metrics", "otel")
     meter = meter if meter is not None else api.get_meter("statelog")
     common = dict(attributes or {})
     for spec in METRICS.values():
@@ -164,10 +163,5 @@ def _opentelemetry_unit(spec: MetricSpec) -> str:
     return "By" if spec.unit == "bytes" else f"{{{spec.unit.removesuffix('s')}}}"
 
 
-def _import(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UsageError(
-            f"this exporter needs {module.partition('.')[0]}: install statelog[{extra}]"
-        ) from error
+def _load(module: str, extra: str) -> Any:
+    return extras.load("this exporter", extra, module)

@@ -2,10 +2,17 @@
 
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
+from email.message import Message
+from email.parser import Parser
 from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
 
-from tests.house.sources import ROOT, SRC
+import pytest
+from tests.house.sources import ROOT, SRC, modules, repository_files
 
 import statelog
 
@@ -20,6 +27,39 @@ EXTRAS = (
     "opentelemetry",
     "yaml",
 )
+LEFT_OUT = (".gitattributes", ".gitignore")
+
+
+class Built(NamedTuple):
+    """A wheel and a source distribution."""
+
+    wheel: Path
+    sdist: Path
+
+    def names(self) -> set[str]:
+        with zipfile.ZipFile(self.wheel) as opened:
+            return set(opened.namelist())
+
+    def text(self, name: str) -> str:
+        with zipfile.ZipFile(self.wheel) as opened:
+            return opened.read(name).decode()
+
+
+def build(sources: Path, into: Path) -> Built:
+    """Build both from a folder; without a build environment, so without pip."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(into)]
+    subprocess.run(command, cwd=sources, check=True, capture_output=True)
+    return Built(next(into.glob("*.whl")), next(into.glob("*.tar.gz")))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def headers(built: Built) -> Message:
+    name = f"statelog-{statelog.__version__}.dist-info/METADATA"
+    return Parser().parsestr(built.text(name))
 
 
 def test_importing_statelog_imports_nothing_that_an_extra_brings() -> None:
@@ -41,6 +81,48 @@ def test_the_types_are_shipped() -> None:
     assert (SRC / "statelog" / "py.typed").is_file()
 
 
-def test_the_installed_version_is_the_one_in_pyproject() -> None:
+def test_the_installed_version_is_the_one_of_the_sources() -> None:
+    """After a change of the version, `make setup` installs the sources again."""
+    assert statelog.__version__ == metadata.version("statelog")
+
+
+def test_the_newest_section_of_the_changelog_is_of_this_version() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    newest = next(line for line in lines if line.startswith("## "))
+    assert newest.startswith(f"## [{statelog.__version__}] - ")
+
+
+def test_the_wheel_holds_the_modules_and_nothing_else(built: Built) -> None:
+    info = f"statelog-{statelog.__version__}.dist-info"
+    expected = {path.relative_to(SRC).as_posix() for path in modules()} | {"statelog/py.typed"}
+    inside = {name for name in built.names() if not name.startswith(f"{info}/")}
+    assert expected == inside
+    assert {"statelog"} <= {name.partition("/")[0] for name in inside}
+    assert {name.partition("/")[0] for name in inside} <= {"statelog", "pyspark_statelog"}
+    assert f"{info}/licenses/LICENSE" in built.names()
+
+
+def test_the_wheel_has_the_command_and_the_extras(built: Built) -> None:
+    info = f"statelog-{statelog.__version__}.dist-info"
+    entries = built.text(f"{info}/entry_points.txt")
+    assert "statelog = statelog.__main__:main" in entries
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == metadata.version("statelog")
+    found = headers(built)
+    assert set(project["optional-dependencies"]) == set(found.get_all("Provides-Extra", []))
+    assert (statelog.__version__, ">=3.11") == (found["Version"], found["Requires-Python"])
+
+
+def test_the_sdist_builds_the_same_wheel(built: Built, tmp_path: Path) -> None:
+    with tarfile.open(built.sdist) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    again = build(unpacked, tmp_path / "dist")
+    assert built.wheel.name == again.wheel.name
+    assert built.wheel.read_bytes() == again.wheel.read_bytes()
+
+
+def test_the_sdist_holds_the_repository(built: Built) -> None:
+    with tarfile.open(built.sdist) as opened:
+        inside = {name.partition("/")[2] for name in opened.getnames()}
+    tracked = {path.relative_to(ROOT).as_posix() for path in repository_files()}
+    assert set() == {name for name in tracked - inside if name not in LEFT_OUT}

@@ -7,6 +7,7 @@ from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, Job
 
 import statelog as sl
+from statelog.metrics import HistogramSnapshot
 from statelog.spark import SnapshotPolicy
 
 
@@ -25,5 +26,13 @@ def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) ->
         values["completed_materialization"],
         values["failed_materialization"],
     )
+    assert (6, 6, 2) == (
+        values["num_records_in"],
+        values["num_records_out"],
+        values["state_entries"],
+    )
+    durations = values["micro_batch_durations"]
+    assert isinstance(durations, HistogramSnapshot)
+    assert [progress.milliseconds["total"] for progress in job.progress] == list(durations.values)
     assert values["last_duration_of_materialization"] > 0
     assert values["last_full_size_of_materialization"] > 0

@@ -13,7 +13,7 @@ def test_the_table_has_flinks_names_and_says_what_they_mean() -> None:
     assert METRICS["upload_sizes"].flink_name == "ChangelogStorage.uploadSizes"
     assert all(spec.unit and spec.description.endswith(".") for spec in METRICS.values())
     names = [spec.flink_name for spec in METRICS.values() if spec.flink_name]
-    assert 18 == len(names) == len(set(names))
+    assert 20 == len(names) == len(set(names))
     assert "" == METRICS["upload_queue_age"].flink_name
 
 

@@ -210,7 +210,7 @@ def test_yaml_without_its_reader_says_what_to_install(monkeypatch: pytest.Monkey
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without_yaml)
-    with pytest.raises(sl.InvalidOptionsError, match=r"statelog\[cli\]"):
+    with pytest.raises(sl.RequirementError, match=r"pyyaml.*pip install 'statelog\[cli\]'"):
         load(yaml_text="a: 1")
 
 

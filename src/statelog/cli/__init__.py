@@ -1,8 +1,5 @@
 """The command line: `statelog …`.  One verb, one module."""
 
-import importlib.util
+from statelog.extras import require
 
-if importlib.util.find_spec("typer") is None or importlib.util.find_spec("rich") is None:
-    raise SystemExit(
-        "statelog: the command line needs typer and rich; install statelog with its extra 'cli'"
-    )
+require("the command line", "cli", "typer", "rich")

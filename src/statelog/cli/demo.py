@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -10,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from statelog import __version__, extras
 from statelog.cli.demo_show import Show
 from statelog.cli.output import EXIT_FINDING, EXIT_OK, console, parse_duration, print_json
 from statelog.errors import UsageError
@@ -64,7 +63,8 @@ def demo(
     Half-way all processes of the job receive SIGKILL; it restarts with another number of tasks.
     The result is compared with a plain Spark batch query, to the cent.  Exit status 1 if anything differs.
     """
-    _require_spark()
+    extras.require("the demonstration", "spark", "pyspark", "pandas", "google.protobuf")
+    extras.require_spark("the demonstration")
     from statelog.demo.run import Demo, DemoPlan
 
     if delivery not in ("staged", "direct"):
@@ -101,7 +101,7 @@ def demo(
     if as_json:
         print_json(
             {
-                "statelog": metadata.version("statelog"),
+                "statelog": __version__,
                 "input": None if source is None else str(source),
                 "delivery": delivery,
                 "tasks": {"before": tasks_before, "after": tasks_after if kill else None},
@@ -110,22 +110,6 @@ def demo(
             }
         )
     raise typer.Exit(EXIT_OK if result.verdict.exact else EXIT_FINDING)
-
-
-def _require_spark() -> None:
-    missing = [name for name in ("pyspark", "pandas", "google.protobuf") if not _is_installed(name)]
-    if missing:
-        raise UsageError(
-            f"the demonstration needs Spark, but {', '.join(missing)} is not installed; run: "
-            "pip install 'statelog[spark,cli]'"
-        )
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 @contextmanager

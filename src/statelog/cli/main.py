@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from statelog import __version__
 from statelog.cli.cat import cat
 from statelog.cli.checkpoints import checkpoints
 from statelog.cli.demo import demo
@@ -51,11 +51,7 @@ verbs.command()(rewind)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            version = metadata.version("statelog")
-        except metadata.PackageNotFoundError:
-            version = "(not installed)"
-        sys.stdout.write(f"statelog {version}\n")
+        sys.stdout.write(f"statelog {__version__}\n")
         raise typer.Exit(EXIT_OK)
 
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from statelog import arguments
+from statelog import arguments, extras
 from statelog.errors import InvalidOptionsError
 from statelog.options.sections import (
     ChangelogOptions,
@@ -73,6 +73,7 @@ def load_options(
     Raises:
         InvalidOptionsError: A key is unknown or is set twice in one place, a value is invalid or
             out of range, or values contradict each other; the message names the place.
+        RequirementError: There is YAML, but PyYAML is not installed.
     """
     if settings is not None:
         wanted = "a mapping of keys to values"
@@ -201,9 +202,7 @@ def _decode_yaml(text: str, place: str) -> object:
     try:
         document: object = msgspec.yaml.decode(text)
     except ImportError as error:
-        raise InvalidOptionsError(
-            f"{place} needs PyYAML: install statelog[cli]", origin=place
-        ) from error
+        raise extras.missing_error(place, "cli", "yaml") from error
     except msgspec.DecodeError as error:
         raise InvalidOptionsError(f"{place} is not valid YAML: {error}", origin=place) from error
     return {} if document is None else document

@@ -3,6 +3,10 @@
 import warnings
 from typing import TYPE_CHECKING
 
+from statelog.extras import require_spark
+
+require_spark("statelog.spark")
+
 from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.enable import disable, enable

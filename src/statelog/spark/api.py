@@ -18,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.extras import require
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.event_time import check_output_column, event_time_column
@@ -146,6 +147,7 @@ def transform_with_state_in_pandas(
 
 
 def _pandas_format(session: SparkSession, output: StructType) -> RowFormat:
+    require("a processor of pandas frames", "spark", "pandas")
     # Imported here, because the import of pandas takes time.
     from statelog.spark.rows.pandas_input import PandasSettings
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Final, Literal, Protocol
 
+from statelog import extras
 from statelog.errors import (
     InvalidOptionsError,
     ObjectExistsError,
@@ -67,17 +68,13 @@ def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecSto
         options: Arguments of the file system's class.
 
     Raises:
-        InvalidOptionsError: fsspec is not installed, or does not support the scheme.
+        InvalidOptionsError: fsspec does not support the scheme.
+        RequirementError: fsspec is not installed.
     """
     scheme, separator, _ = location.partition("://")
     if not separator:
         return FsspecStore(normalize_url(location), dict(options))
-    try:
-        known = importlib.import_module("fsspec").available_protocols()
-    except ImportError as error:
-        raise InvalidOptionsError(
-            f"{location!r} needs fsspec, which is not installed: pip install 'statelog[fsspec]'"
-        ) from error
+    known = extras.load(repr(location), "fsspec", "fsspec").available_protocols()
     if scheme in _READ_ONLY or scheme not in known:
         normalize_url(location)  # raises an error that lists the supported schemes
     return FsspecStore(location.rstrip("/"), dict(options))
@@ -125,9 +122,9 @@ class FsspecStore:
 
     def _open(self) -> tuple[_FileSystem, str]:
         if self._opened is None:
+            core = extras.load(repr(self._location), "fsspec", "fsspec.core")
             try:
-                url_to_fs = importlib.import_module("fsspec.core").url_to_fs
-                file_system, root = url_to_fs(self._location, **self._options)
+                file_system, root = core.url_to_fs(self._location, **self._options)
             except (ImportError, TypeError, ValueError) as error:
                 raise InvalidOptionsError(
                     f"fsspec cannot open {self._location!r}: {one_line(error)}"

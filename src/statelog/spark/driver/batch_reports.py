@@ -45,6 +45,12 @@ class BatchReports:
         self._on_progress = settings.on_progress
         self._metrics = settings.metrics
         self._last_warning = ""
+        self.current: BatchProgress | None = None
+        """The figures of the micro-batch that runs; None before it ends, or if it was skipped."""
+
+    def begin(self) -> None:
+        """Forget the figures of the micro-batch before."""
+        self.current = None
 
     def committed(
         self,
@@ -62,6 +68,8 @@ class BatchReports:
             _log.warning("the load of batch %d is uneven: %s", record.batch_id, warning)
         late_rows = sum(ack.late_rows for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
+        self._metrics.count("num_records_in", record.rows)
+        self._metrics.gauge("state_entries", lambda: record.state_entries)
         self._emit(
             BatchProgress(
                 batch_id=record.batch_id,
@@ -105,5 +113,8 @@ class BatchReports:
 
     def _emit(self, progress: BatchProgress) -> None:
         _log.info("%s", progress)
+        self.current = progress
+        self._metrics.count("num_records_out", progress.output_rows)
+        self._metrics.record("micro_batch_durations", progress.milliseconds["total"])
         if self._on_progress is not None:
             self._on_progress(progress)

@@ -30,6 +30,7 @@ from statelog.spark.driver.state_location import StateLocation, now_ms
 from statelog.spark.query.delivery import Delivery, Sink
 from statelog.spark.query.initial_state import with_initial_rows
 from statelog.spark.query.keyed_frame import partition_of
+from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.rows.late_rows import LateRows
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
@@ -108,6 +109,14 @@ class MicroBatchEngine:
         """Return whether this run has had a micro-batch."""
         return self._has_run
 
+    def progress(self) -> BatchProgress | None:
+        """
+        Return the figures of the newest micro-batch.
+
+        None while it runs, or if it had no effect.
+        """
+        return self._reports.current
+
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """
         Process one micro-batch.
@@ -133,6 +142,7 @@ class MicroBatchEngine:
             BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
         )
         self._has_run = True
+        self._reports.begin()
         if not self._location.epoch:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
             if self._location.take_over(first):

