@@ -127,11 +127,9 @@ class MicroBatchEngine:
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
-        context = frame.sparkSession.sparkContext
-        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
-        times = (
-            BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
-        )
+        query_id, times = "", BatchTimes()
+        if self._query_times is not None:
+            query_id, times = self._query_times.query_id(), self._query_times.of(batch_id)
         self._has_run = True
         if not self._location.epoch:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
