@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, GroupedData, Row
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.history import find_newest
 from statelog.errors import InvalidOptionsError, UsageError
@@ -33,7 +34,7 @@ def session(spark: "SparkSession") -> "Iterator[SparkSession]":
 
 def totals(source: BatchSource) -> DataFrame:
     """The user's code, which knows nothing of statelog."""
-    return source.frame().groupBy("key").transformWithState(Totals(), TOTALS, "Update", "None")
+    return row_operator(source.frame().groupBy("key"))(Totals(), TOTALS, "Update", "None")
 
 
 def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any) -> list[Row]:
@@ -44,6 +45,7 @@ def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any
     return sorted(rows)
 
 
+@ROWS
 def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     session: "SparkSession", spark: "SparkSession", tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from statelog.spark.api import transform_with_state, transform_with_state_in_pan
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.session import refuse_connect
 from statelog.spark.query.settings import CONF_PREFIX
+from statelog.spark.rows.spark_versions import offered
 
 _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"
@@ -48,7 +49,8 @@ def enable(spark: SparkSession) -> None:
     """
     refuse_connect("statelog.spark.enable", spark)
     resolve_settings(spark.conf.getAll, {})
-    for name, operator in _OPERATORS.items():
+    for name in offered(GroupedData, _OPERATORS):
+        operator = _OPERATORS[name]
         method = getattr(GroupedData, name)
         if not hasattr(method, _SESSIONS):
             method = _switch(method, operator)
@@ -66,7 +68,7 @@ def disable(spark: SparkSession) -> None:
         UsageError: It is a session of Spark Connect.
     """
     refuse_connect("statelog.spark.disable", spark)
-    for name in _OPERATORS:
+    for name in offered(GroupedData, _OPERATORS):
         method = getattr(GroupedData, name)
         sessions: set[str] = getattr(method, _SESSIONS, set())
         sessions.discard(_id_of(spark))

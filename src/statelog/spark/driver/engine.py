@@ -29,7 +29,7 @@ from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation, now_ms
 from statelog.spark.query.delivery import Delivery, Sink
 from statelog.spark.query.initial_state import with_initial_rows
-from statelog.spark.query.keyed_frame import partition_of
+from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.query import Query
 from statelog.spark.rows.late_rows import LateRows
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
@@ -248,7 +248,7 @@ class MicroBatchEngine:
             frame = with_initial_rows(frame, definition.initial)
         if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1)
-        return frame.repartitionById(tasks, partition_of(tasks, definition.max_parallelism))
+        return by_task(frame, tasks, definition.max_parallelism)
 
     def _commit(
         self, spec: TaskSpec, query_id: str, times: BatchTimes, acks: Sequence[TaskAck]

@@ -22,6 +22,7 @@ from pyspark.sql.functions import lit
 from statelog.spark.driver.running_query import RunningQuery
 from statelog.spark.driver.state_location import now_ms
 from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.rows.spark_versions import streaming_class
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 _COUNT = "noDataBatches"
@@ -129,9 +130,7 @@ class NoDataStream(_PythonObject):
         self._run_ends = False
         self._enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
         self._decision: NoDataDecision | None = None
-        self._offset_of = jvm_of(
-            session
-        ).org.apache.spark.sql.execution.streaming.runtime.SerializedOffset
+        self._offset_of = streaming_class(session, "SerializedOffset")
         self._initial = self._offset(0)
         self._no_limit = _java_class(session, f"{_CONNECTOR}.read.streaming.ReadLimit")
         self._no_partitions = _empty_array(session, f"{_CONNECTOR}.read.InputPartition")
