@@ -99,3 +99,21 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     disable(session)
     assert sparks_own is GroupedData.transformWithState
     assert not isinstance(totals(source), StatefulStream)
+
+
+def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
+    session: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on 4.0, whose GroupedData has the pandas flavour alone."""
+    monkeypatch.delattr(GroupedData, "transformWithState", raising=False)
+    source = BatchSource(session, tmp_path / "in", INPUT)
+    enable(session)
+    grouped = source.frame().groupBy("key")
+    with pytest.raises(UsageError, match=r"no transformWithState of its own.*stateLocation"):
+        grouped.transformWithState(Totals(), TOTALS, "Update", "None")
+    session.conf.set(LOCATION, "checkpoint")
+    source.add([(1, 2), (2, 5)])
+    stream = grouped.transformWithState(Totals(), TOTALS, "Update", "None")
+    assert TotalsModel().apply([(1, 2), (2, 5)]) == run(stream, tmp_path / "query")
+    disable(session)
+    assert not hasattr(GroupedData, "transformWithState")

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import pytest
 from pyspark.sql import GroupedData
 
-from statelog.spark.rows.spark_versions import SPARK, has_row_operator
+from statelog.spark.rows.spark_versions import SPARK
 
 NOT_OFFERED = f"not offered by Spark {SPARK[0]}.{SPARK[1]}"
 """How the reason of such a skip begins; tools/spark_matrix.py counts by it."""
@@ -41,6 +41,6 @@ def not_offered(what: str) -> NoReturn:
 
 def row_operator(grouped: GroupedData) -> Any:
     """Return Spark's own transformWithState of *grouped*, or skip the test that runs."""
-    if not has_row_operator():
+    if SPARK < (4, 1):
         not_offered("transformWithState of Rows")
     return grouped.transformWithState

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyspark
-from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from statelog.spark.rows.jvm import JavaObject, jvm_of
@@ -42,11 +42,6 @@ def known_arguments(function: Callable[..., Any], **arguments: object) -> Callab
 def offered(kind: type, names: Iterable[str]) -> list[str]:
     """Return those of *names* that are attributes of a class of Spark in this version."""
     return [name for name in names if hasattr(kind, name)]
-
-
-def has_row_operator() -> bool:
-    """Return whether Spark's own transformWithState takes processors of Rows (from 4.1)."""
-    return hasattr(GroupedData, "transformWithState")
 
 
 def frames_are_inferred(*, has_initial: bool) -> bool:
