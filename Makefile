@@ -5,13 +5,23 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+# `make test SPARK=4.1` runs the tests that need Spark on that version, in an environment of its own.
+SPARK ?= 4.3
+ifeq ($(SPARK),4.3)
 VENV := .venv
+CONSTRAINTS := constraints.txt
+PURE_TESTS ?= tests
+else
+VENV := .venv-spark-$(SPARK)
+CONSTRAINTS := build/constraints-spark-$(SPARK).txt
+PURE_TESTS ?= tests/unit/spark
+endif
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 EXTRAS := spark,cli,metrics,otel,fsspec,dev
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
-PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c constraints.txt
+PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c $(CONSTRAINTS)
 ARGS ?=
 
 # What only `make flink` needs: Flink's own classes, out of its Python package.
@@ -20,21 +30,29 @@ FLINK_FOLDER := build/flink
 FLINK_JAR := $(FLINK_FOLDER)/flink-dist-$(FLINK_VERSION).jar
 FLINK_WHEEL := $(FLINK_FOLDER)/apache_flink_libraries-$(FLINK_VERSION)-py2.py3-none-any.whl
 
+# What shows within minutes whether a version of Spark works: rows and frames, edges, time, a kill.
+SMOKE_TESTS := $(addprefix tests/spark/,test_edges.py test_pandas.py test_time.py test_plan.py \
+  test_source_position.py test_kill.py)
+
 # Spark's workers have to run on the interpreter that has our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
-.PHONY: help setup java-ready demo test test-pure test-spark check lint types layers format \
-  docs reference dist package bench chaos mutants flink constraints clean
+.PHONY: help setup java-ready demo test test-pure test-spark test-smoke matrix check lint types layers \
+  format docs reference dist package bench chaos mutants flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: java-ready ## make .venv with everything the other targets need, Java included
 
-$(READY): pyproject.toml constraints.txt
+build/constraints-spark-%.txt: constraints.txt
+	@mkdir -p build
+	@{ grep -v -e '^pyspark==' -e '^py4j==' $<; echo 'pyspark==$*.*'; } > $@
+
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "statelog needs Python 3.11 or later as '$(PYTHON)'; name another: make PYTHON=python3.12 ..." >&2; \
 	  exit 1; }
@@ -56,10 +74,16 @@ demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 test: java-ready test-pure test-spark ## all tests but the campaigns: first the pure ones, then those on Spark
 
 test-pure: $(READY) ## tests that need no Spark, two at a time
-	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) tests
+	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) $(PURE_TESTS)
 
 test-spark: java-ready ## tests on Spark, two files at a time, each process around one session
 	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) tests
+
+test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...; about two minutes
+	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) $(SMOKE_TESTS)
+
+matrix: $(READY) ## the tests on every version of Spark, and the table of docs/reference/spark-versions.md
+	$(PY) tools/spark_matrix.py $(ARGS)
 
 check: lint types layers ## everything that can be said without running: lint, types, layers
 
@@ -80,7 +104,7 @@ format: $(READY) ## let ruff put the sources into shape
 docs: $(DOCS_READY) ## the site from docs/, into build/site; broken links fail
 	$(BIN)/zensical build --clean --strict -f zensical.toml
 
-$(DOCS_READY): pyproject.toml constraints.txt | $(READY)
+$(DOCS_READY): pyproject.toml $(CONSTRAINTS) | $(READY)
 	@echo "installing statelog[docs] into $(VENV)"
 	@$(PIP) -e '.[docs]'
 	@touch $@
@@ -122,6 +146,6 @@ constraints: ## resolve constraints.txt anew from pyproject.toml
 	$(PYTHON) tools/constraints.py
 
 clean: ## remove everything that the other targets made
-	rm -rf $(VENV) build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
+	rm -rf .venv .venv-spark-* build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
 	  spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 
-SPARK_VERSIONS: Final = ((4, 3), (4, 3))
+SPARK_VERSIONS: Final = ((4, 0), (4, 3))
 """The first and the last minor version of PySpark that statelog is tested with."""
 
 

@@ -11,6 +11,7 @@ from tests.differential.programs import INPUT, KEYS, OUTPUT, Interpreter, batch_
 from tests.spark import processors
 from tests.spark.processors import Totals
 from tests.spark.streams import ROCKSDB, workers_get_by_value
+from tests.spark.versions import row_operator
 
 from statelog.spark import transform_with_state
 
@@ -27,7 +28,7 @@ def test_random_programs_over_a_batch_frame_do_what_they_do_on_spark(
     grouped = frame.groupBy(*KEYS)
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     try:
-        theirs = grouped.transformWithState(Interpreter(), OUTPUT, "Update", "ProcessingTime")
+        theirs = row_operator(grouped)(Interpreter(), OUTPUT, "Update", "ProcessingTime")
         expected = by_key(theirs.collect())
     finally:
         spark.conf.unset("spark.sql.streaming.stateStore.providerClass")

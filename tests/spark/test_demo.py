@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from tests.house.sources import ROOT
+from tests.spark.versions import row_operator
 
 from statelog.demo.check import FIELDS, Verdict, verify
 from statelog.demo.data import lay_out, write_orders
@@ -88,7 +89,7 @@ def test_the_processor_runs_as_it_is_on_sparks_own_state(
         lines = spark.read.schema(ORDER_LINES).options(**CSV_OPTIONS).csv(config.input)
         grouped = purchases(lines).groupBy("customer")
         processor = CustomerTotals(dt.timedelta(seconds=config.session_gap_seconds))
-        rows = grouped.transformWithState(processor, OUTPUT, "Update", "None").collect()
+        rows = row_operator(grouped)(processor, OUTPUT, "Update", "None").collect()
     finally:
         spark.conf.unset(PROVIDER)
     theirs = {row.customer: tuple(row[name] for name in FIELDS) for row in rows}

@@ -7,13 +7,15 @@ Both flavours, in processing time; tests/differential has the campaign over many
 import datetime as dt
 import decimal
 import random
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import GroupedData, Row
+from pyspark.sql import Row
 from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.spark.versions import row_operator
 from tests.unit.spark.worker import test_parity
 from tests.unit.spark.worker.test_parity import Waking
 
@@ -72,8 +74,8 @@ def test_keys_of_timers_are_those_that_spark_shows(spark: "SparkSession") -> Non
     try:
         grouped = frame.groupBy(*frame.columns)
         theirs, ours = (
-            transform(grouped, Waking(), "key string", "Update", "ProcessingTime").collect()
-            for transform in (GroupedData.transformWithState, transform_with_state)
+            transform(Waking(), "key string", "Update", "ProcessingTime").collect()
+            for transform in (row_operator(grouped), partial(transform_with_state, grouped))
         )
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")

@@ -13,6 +13,7 @@ from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.spark.versions import ROWS
 from tests.unit.spark.testing import test_processor_tester as test_tester
 from tests.unit.spark.testing.test_processor_tester import RunningCountStatefulProcessorFactory
 
@@ -25,7 +26,7 @@ workers_get_by_value(__name__)
 workers_get_by_value(test_tester.__name__)
 
 FLAVOURS: dict[str, tuple[Any, Any]] = {
-    "row": (GroupedData.transformWithState, transform_with_state),
+    "row": (getattr(GroupedData, "transformWithState", None), transform_with_state),
     "pandas": (GroupedData.transformWithStateInPandas, transform_with_state_in_pandas),
 }
 SENSORS = [("0", 123), ("0", 23), ("1", 33), ("1", 188), ("1", 88)]  # the documentation's
@@ -80,7 +81,7 @@ def rocksdb(spark: "SparkSession") -> "Iterator[SparkSession]":
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
 def test_what_fails_as_printed_fails_alike_and_the_promised_result_is_the_same(
     flavour: str, rocksdb: "SparkSession"
 ) -> None:
@@ -98,7 +99,7 @@ def test_what_fails_as_printed_fails_alike_and_the_promised_result_is_the_same(
         assert [("0", 2), ("1", 3)] == sorted(map(tuple, rows))
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
 def test_sensors_and_running_counts_batch_by_batch_over_a_restart(
     flavour: str, rocksdb: "SparkSession", tmp_path: Path
 ) -> None:

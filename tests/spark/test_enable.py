@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, GroupedData, Row
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.history import find_newest
 from statelog.errors import InvalidOptionsError, UsageError
@@ -33,7 +34,7 @@ def session(spark: "SparkSession") -> "Iterator[SparkSession]":
 
 def totals(source: BatchSource) -> DataFrame:
     """The user's code, which knows nothing of statelog."""
-    return source.frame().groupBy("key").transformWithState(Totals(), TOTALS, "Update", "None")
+    return row_operator(source.frame().groupBy("key"))(Totals(), TOTALS, "Update", "None")
 
 
 def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any) -> list[Row]:
@@ -44,6 +45,7 @@ def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any
     return sorted(rows)
 
 
+@ROWS
 def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     session: "SparkSession", spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -97,3 +99,21 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     disable(session)
     assert sparks_own is GroupedData.transformWithState
     assert not isinstance(totals(source), StatefulStream)
+
+
+def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
+    session: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on 4.0, whose GroupedData has the pandas flavour alone."""
+    monkeypatch.delattr(GroupedData, "transformWithState", raising=False)
+    source = BatchSource(session, tmp_path / "in", INPUT)
+    enable(session)
+    grouped = source.frame().groupBy("key")
+    with pytest.raises(UsageError, match=r"no transformWithState of its own.*stateLocation"):
+        grouped.transformWithState(Totals(), TOTALS, "Update", "None")
+    session.conf.set(LOCATION, "checkpoint")
+    source.add([(1, 2), (2, 5)])
+    stream = grouped.transformWithState(Totals(), TOTALS, "Update", "None")
+    assert TotalsModel().apply([(1, 2), (2, 5)]) == run(stream, tmp_path / "query")
+    disable(session)
+    assert not hasattr(GroupedData, "transformWithState")

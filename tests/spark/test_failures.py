@@ -246,19 +246,15 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
         for rows in batches
     ]
     zombie, second = (MicroBatchEngine(query, job.collect) for _ in range(2))
-    spark.sparkContext.setLocalProperty("sql.streaming.queryId", "the query")
-    try:
-        zombie(frames[0], 0)
-        second.open()
-        second(frames[0], 0)
-        with pytest.raises(FencedError, match=r"epoch 2 of .* is claimed, this is epoch 1"):
-            zombie(frames[1], 1)
-        with pytest.raises(FencedError):
-            zombie(frames[1], 1)
-        second(frames[1], 1)
-        second(frames[2], 2)
-    finally:
-        spark.sparkContext.setLocalProperty("sql.streaming.queryId", None)  # type: ignore[arg-type]
+    zombie(frames[0], 0)
+    second.open()
+    second(frames[0], 0)
+    with pytest.raises(FencedError, match=r"epoch 2 of .* is claimed, this is epoch 1"):
+        zombie(frames[1], 1)
+    with pytest.raises(FencedError):
+        zombie(frames[1], 1)
+    second(frames[1], 1)
+    second(frames[2], 2)
     expected = [model.apply(rows) for rows in batches]
     assert [0, 0, 1, 2] == [batch_id for batch_id, _ in job.delivered]
     assert [expected[0], *expected] == [in_order(rows) for rows in job.take()]

@@ -5,10 +5,14 @@ import decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame
 from tests.key_group_vectors import TYPES, VECTORS
 
+from statelog.spark.query.keyed_frame import by_task
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN as COLUMN
 from statelog.state.keys.key_groups import hash_of
 
 if TYPE_CHECKING:
@@ -37,6 +41,23 @@ def test_spark_gives_the_hashes_that_are_written_down(spark: "SparkSession") -> 
     assert row is not None
     expected = [(value, key_group) for _, value, key_group in VECTORS]
     assert expected == list(zip(row[::2], row[1::2], strict=True))
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 7, 64])
+def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
+    spark: "SparkSession", tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4.0 has no `repartitionById`."""
+    groups = spark.range(0, 128 * 3, 1, 5).selectExpr(f"cast(id % 128 as int) {COLUMN}")
+    placed = groups.selectExpr("*", f"cast({COLUMN} * {tasks} div 128 as int) task")
+    for has_method in (True, False):
+        with monkeypatch.context() as patch:
+            if not has_method:
+                for kind in (type(placed), DataFrame):
+                    patch.delattr(kind, "repartitionById", raising=False)
+            found = by_task(placed, tasks, 128).selectExpr("task", "spark_partition_id() place")
+            assert tasks == found.rdd.getNumPartitions()
+            assert 128 * 3 == found.where("task = place").count()
 
 
 MOMENTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), allow_imaginary=False)

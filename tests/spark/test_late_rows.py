@@ -11,6 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.functions import window
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+from tests.spark.versions import row_operator
 
 from statelog.metrics import Metrics
 from statelog.spark import BatchProgress, transform_with_state
@@ -60,7 +61,7 @@ def dropped_on_spark(source: BatchSource, folder: Path) -> list[int]:
         spark.conf.set(name, value)
     try:
         grouped = watermarked(source).groupBy("key")
-        frame = grouped.transformWithState(Counting(), "n bigint", "Update", "EventTime")
+        frame = row_operator(grouped)(Counting(), "n bigint", "Update", "EventTime")
         writer = frame.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(folder / "spark")).start()
         wait(query)

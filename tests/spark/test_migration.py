@@ -12,6 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.ddl_texts import TEXTS
 from tests.house.sources import ROOT
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+from tests.spark.versions import row_operator
 
 from statelog.errors import UsageError
 from statelog.spark import from_spark, spark_state
@@ -108,7 +109,7 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     old = str(tmp_path / "old-checkpoint")
     try:
         stream = source.frame().groupBy("customer")
-        frame = stream.transformWithState(Totals(), OUTPUT, "Update", "ProcessingTime")
+        frame = row_operator(stream)(Totals(), OUTPUT, "Update", "ProcessingTime")
         writer = frame.writeStream.outputMode("update").option("checkpointLocation", old)
         wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
     finally:

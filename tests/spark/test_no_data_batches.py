@@ -27,6 +27,7 @@ from tests.spark.test_time import (
 )
 from tests.spark.test_time_idle import INPUT, Alarm, told, until
 from tests.spark.test_time_idle import OUTPUT as ALARMS
+from tests.spark.versions import row_operator
 
 import statelog.spark.stream.writer
 
@@ -66,7 +67,7 @@ class OnSpark:
         spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
         try:
             grouped = self.job.source.frame().groupBy(*self.job.keys)
-            frame = grouped.transformWithState(
+            frame = row_operator(grouped)(
                 self.job.processor, self.job.output, "Update", self.time_mode
             )
             writer = frame.writeStream.outputMode("Update").foreachBatch(self.collect)

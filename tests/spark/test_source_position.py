@@ -23,13 +23,16 @@ from tests.spark.checkpoint_files import (
     replace,
 )
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.offset_log import read_offsets
 from statelog.checkpoint.source_logs import entries_digest
+from statelog.core.source_position import position_of
 from statelog.errors import CheckpointError
-from statelog.spark.driver.source_position import checkpoint_files
+from statelog.spark.driver.checkpoint_files import checkpoint_files
+from statelog.spark.driver.source_position import SourcePositions
 from statelog.store import LocationPaths, open_store
 
 if TYPE_CHECKING:
@@ -148,13 +151,51 @@ def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_
     before = claims(job.state), committed(job.state)
     cut_short(tmp_path / "query" / "offsets", 1)
     job.source.add(BATCHES[2])
-    with pytest.raises(CheckpointError, match=r"cannot read the offset .*Incomplete.*log rewind"):
+    with pytest.raises(CheckpointError, match=r"cannot read the offset .*1 is empty.*log rewind"):
         job.run()
     assert before == (claims(job.state), committed(job.state))
     # The usual advice is to delete the file: then the batch is planned anew.
     remove(tmp_path / "query" / "offsets", 1)
     remove(tmp_path / "query" / "commits", 1)
     refused(job, "planned batch 1 anew")
+
+
+def test_positions_from_the_files_are_those_of_sparks_own_objects(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Records of earlier versions have digests of what the JVM said."""
+
+    class Mixed(AnySize):
+        def frame(self) -> Any:
+            other = self.spark.readStream.schema(self.schema).parquet(str(tmp_path / "other"))
+            rate = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+            numbers = rate.load().selectExpr("value AS key", "1L AS amount").where("false")
+            return super().frame().unionAll(other).unionAll(numbers)
+
+    BatchSource(spark, tmp_path / "other", INPUT)
+    mixed = Mixed(spark, tmp_path / "in", INPUT)
+    job = Job(mixed, tmp_path, ["key"], Totals(), TOTALS, {"noDataBatches": True})
+    files = checkpoint_files(spark, str(tmp_path / "query"))
+    before: list[str | None] = []
+    for rows in BATCHES[:2]:
+        job.source.add(rows)
+        running = job.start()
+        wait(running)
+        log: Any = running._jsq.streamingQuery().offsetLog()  # type: ignore[attr-defined]
+        batch_id = record_of(job).batch_id
+        theirs = log.get(batch_id).get().offsets()
+        options = [theirs.apply(at) for at in range(theirs.size())]
+        texts = [one.get().json() if one.isDefined() else None for one in options]
+        ours = read_offsets(files, batch_id)
+        assert ours is not None and texts == list(ours.offsets or ())
+        assert 4 == ours.sources
+        record = record_of(job)
+        assert position_of(texts[:3]) == record.position
+        assert position_of(before) == record.position_before
+        assert ["0", "1", "2"] == record.source_folders
+        before = texts[:3]
+        unaided = SourcePositions(files, has_no_data_source=True).of(batch_id, ours, None)
+        assert record.position == unaided.position
 
 
 def test_the_position_names_files_of_every_entry_and_of_compact_ones(

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import col, struct, to_json
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
+from tests.spark.versions import row_operator
 
 from statelog.spark import StatefulStream, disable, enable
 
@@ -163,7 +164,7 @@ def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(
         rows = [(789, "0", "1"), (1, "0", "1"), (987, "3", "2"), (5, "9", "9")]
         initial = session.createDataFrame(rows, "begin int, first string, second string")
         grouped = source.frame().groupBy("first", "second")  # there is a column between them
-        call = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
+        call = grouped.transformWithStateInPandas if pandas else row_operator(grouped)
         frame = call(
             Everything(pandas),
             EVERYTHING,
@@ -276,7 +277,7 @@ def test_a_watermark_drops_nothing_outside_of_event_time(
     def build(session: "SparkSession", source: BatchSource) -> DataFrame:
         frame = source.frame().withWatermark("at", "10 seconds").groupBy("key")
         output = "key string, at bigint, watermark bigint"
-        return frame.transformWithState(Earliest(), output, "Update", time_mode)
+        return row_operator(frame)(Earliest(), output, "Update", time_mode)
 
     batches = on_both(spark, tmp_path, source, build)
     assert [20, 4, 2] == [row.at for row in itertools.chain(*batches)]
@@ -313,16 +314,12 @@ def test_initial_state_with_timers(spark: "SparkSession", tmp_path: Path) -> Non
 
     def build(session: "SparkSession", source: BatchSource) -> DataFrame:
         initial = session.createDataFrame([("0", 789), ("3", 987)], "first string, begin int")
-        return (
-            source.frame()
-            .groupBy("first")
-            .transformWithState(
-                WithTimers(),
-                "first string, n int",
-                "Update",
-                "ProcessingTime",
-                initialState=initial.groupBy("first"),
-            )
+        return row_operator(source.frame().groupBy("first"))(
+            WithTimers(),
+            "first string, n int",
+            "Update",
+            "ProcessingTime",
+            initialState=initial.groupBy("first"),
         )
 
     first, second = on_both(spark, tmp_path, source, build)
@@ -352,7 +349,7 @@ def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_r
 
     def build(session: "SparkSession", source: BatchSource) -> DataFrame:
         grouped = source.frame().groupBy("first")
-        return grouped.transformWithState(TextKeys(), "said string", "Update", "None")
+        return row_operator(grouped)(TextKeys(), "said string", "Update", "None")
 
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([("a", 1, "x")])

@@ -14,21 +14,14 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import msgspec
-
-from statelog.core.source_position import OffsetEntry, parse_offsets
-from statelog.errors import ObjectNotFoundError, UsageError
+from statelog.checkpoint.offset_log import OFFSETS, number_of, read_offsets, recorded_query_id
+from statelog.core.source_position import OffsetEntry
+from statelog.errors import CheckpointError, ObjectNotFoundError, UsageError
 from statelog.store import ObjectStore
 from statelog.store.client import fsync_path
 from statelog.store.location import local_path
 
-OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
-COMPACT: Final = ".compact"
-
-
-class _Metadata(msgspec.Struct):
-    id: str
 
 
 class StoredQuery:
@@ -54,14 +47,19 @@ class StoredQuery:
         Raises:
             UsageError: This is not the checkpointLocation of a query.
         """
-        data = self.read("metadata")
         try:
-            return msgspec.json.decode(b"" if data is None else data, type=_Metadata).id
-        except msgspec.DecodeError as error:
-            raise UsageError(
-                f"{self.url} is not the checkpointLocation of a streaming query: it has no file "
-                "`metadata` with the query's id"
-            ) from error
+            found = recorded_query_id(self)
+        except CheckpointError as error:
+            raise self._is_no_query() from error
+        if not found:
+            raise self._is_no_query()
+        return found
+
+    def _is_no_query(self) -> UsageError:
+        return UsageError(
+            f"{self.url} is not the checkpointLocation of a streaming query: it has no file "
+            "`metadata` with the query's id"
+        )
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
         """Return a file, or its last *tail* bytes; None if there is no such file."""
@@ -89,9 +87,7 @@ class StoredQuery:
             CorruptionError: The file is empty or cut short.
             IncompatibleFormatError: Its version is unknown.
         """
-        name = f"{OFFSETS}/{batch_id}"
-        data = self.read(name)
-        return None if data is None else parse_offsets(data, name)
+        return read_offsets(self, batch_id)
 
     def last_written(self) -> dt.datetime | None:
         """Return when Spark last planned or finished a micro-batch; None for never."""
@@ -130,9 +126,3 @@ class StoredQuery:
         for folder in folders if root is not None else ():
             place = os.path.join(root or "", folder)
             fsync_path(place if os.path.isdir(place) else root or "")
-
-
-def number_of(name: str) -> int | None:
-    """Return the number in the name of a file of a log, or None."""
-    stem = name.removesuffix(COMPACT)
-    return int(stem) if stem.isdigit() and stem.isascii() else None

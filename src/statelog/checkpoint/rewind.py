@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, list_checkpoints
-from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
+from statelog.checkpoint.offset_log import OFFSETS
+from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.rewind_plan import (
     RewindPlan,
     RewindPoint,

@@ -12,11 +12,12 @@ import msgspec
 
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery, number_of
+from statelog.checkpoint.offset_log import OFFSETS, number_of
+from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.core.source_position import SourceLog, log_entry, parse_files, position_of
-from statelog.errors import CheckpointError, CorruptionError
+from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError
 from statelog.model import Json
 from statelog.store import LocationPaths, ObjectStore
 
@@ -220,10 +221,17 @@ def _check_sources(query: StoredQuery, record: _Record, batch_id: int) -> tuple[
             f"(of {_span(planned)}), so the sources cannot go back to it",
             "not_found",
         )
+    offsets = entry.offsets
+    if offsets is None:
+        raise IncompatibleFormatError(
+            f"{query.url}/{OFFSETS}/{batch_id} gives the offsets by the names of the sources (version "
+            "v2); a rewind needs them in their order (version v1)",
+            path=f"{OFFSETS}/{batch_id}",
+        )
     if record.position is None:
         same = record.batch_id == batch_id
     else:
-        same = record.position in _positions(record, entry.offsets)
+        same = record.position in _positions(record, offsets)
     if not same and record.batch_id < batch_id:
         refuse(
             f"the state after batch {batch_id} is not retained: the newest retained one before it "
@@ -236,7 +244,7 @@ def _check_sources(query: StoredQuery, record: _Record, batch_id: int) -> tuple[
             "those of the state after it. Rewind to an earlier batch",
             "gap",
         )
-    return entry.offsets
+    return offsets
 
 
 def _positions(record: _Record, offsets: Sequence[str | None]) -> set[str]:

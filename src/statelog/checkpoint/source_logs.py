@@ -18,10 +18,22 @@ _COMPACT: Final = ".compact"
 
 
 class QueryFiles(Protocol):
-    """The files below a query's checkpointLocation."""
+    """
+    The files below a query's checkpointLocation.
+
+    Spark writes them before a micro-batch runs, so a reader needs Spark's file access at most.
+    """
+
+    @property
+    def url(self) -> str:
+        """The checkpointLocation, as Spark resolves it."""
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if there is no such file."""
+        """
+        Return a file, or its last *tail* bytes; None if there is no such file.
+
+        Blocks: On the file.
+        """
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder; none if there is no such folder."""

@@ -26,6 +26,8 @@ NO_ENTRY: Final = -1
 NO_OFFSET: Final = "-"
 """The entry of the offset log for a source that has not been read."""
 _VERSION: Final = "v1"
+_NAMED: Final = "v2"
+"""The version of an offset log whose sources have names."""
 
 
 class SourceLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,18 +69,33 @@ class FileEntry(msgspec.Struct, frozen=True, rename="camel"):
     batch_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetEntry:
     """
     One entry of a query's offset log.
 
     Args:
-        offsets: JSON of the offset of each source, None for one that has not been read.
+        timestamp_ms: Processing time of the micro-batch.
+        watermark_ms: Its watermark.
+        sources: Number of sources.
+        offsets: JSON of the offset of each source, None for one that has not been read; None
+            where the sources have names, and so no order.
     """
 
-    offsets: tuple[str | None, ...]
+    timestamp_ms: int
+    watermark_ms: int
+    sources: int
+    offsets: tuple[str | None, ...] | None
 
 
+class _Times(msgspec.Struct, rename="camel"):
+    """Spark's `OffsetSeqMetadata`, which has the session's settings too."""
+
+    batch_watermark_ms: int = 0
+    batch_timestamp_ms: int = 0
+
+
+_times_decoder = msgspec.json.Decoder(_Times)
 _offset_decoder = msgspec.json.Decoder(_FileOffset)
 _file_decoder = msgspec.json.Decoder(FileEntry)
 
@@ -148,23 +165,35 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
 
     Raises:
         CorruptionError: It is empty or cut short.
-        IncompatibleFormatError: Its version is unknown, as for sources with names.
+        IncompatibleFormatError: Its version is unknown.
     """
     lines = data.decode("utf-8", "replace").split("\n")
-    _check_version(lines[0].encode(), where)
-    if len(lines) < 3 or not lines[1].startswith("{"):
-        raise CorruptionError(f"damaged offsets of a query, {where}: cut short", path=where)
-    return OffsetEntry(tuple(None if line == NO_OFFSET else line for line in lines[2:] if line))
+    _check_version(lines[0].encode(), where, _VERSION, _NAMED)
+    try:
+        times = _times_decoder.decode(lines[1] if len(lines) > 2 else "")
+    except msgspec.DecodeError as error:
+        raise CorruptionError(
+            f"damaged offsets of a query, {where}: cut short", path=where
+        ) from error
+    offsets = tuple(None if line == NO_OFFSET else line for line in lines[2:] if line)
+    return OffsetEntry(
+        timestamp_ms=times.batch_timestamp_ms,
+        watermark_ms=times.batch_watermark_ms,
+        sources=len(offsets),
+        offsets=None if lines[0] == _NAMED else offsets,
+    )
 
 
-def _check_version(line: bytes, where: str) -> None:
+def _check_version(line: bytes, where: str, *known: str) -> None:
     if not line:
         raise CorruptionError(
             f"{where} is empty: a power failure may have truncated it", path=where
         )
-    if line.decode("utf-8", "replace") != _VERSION:
+    if line.decode("utf-8", "replace") not in (known or (_VERSION,)):
         raise IncompatibleFormatError(
-            f"{where} has the version {line[:20]!r}; statelog reads {_VERSION}", path=where
+            f"{where} has the version {line[:20]!r}; statelog reads "
+            f"{' and '.join(known or (_VERSION,))}",
+            path=where,
         )
 
 

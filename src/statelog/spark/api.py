@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -143,15 +144,16 @@ def transform_with_state_in_pandas(
         initialState,
         eventTimeColumnName,
     )
-    return _stateful_frame(arguments, _pandas_format, settings)
+    has_initial = initialState is not None
+    return _stateful_frame(arguments, partial(_pandas_format, has_initial), settings)
 
 
-def _pandas_format(session: SparkSession, output: StructType) -> RowFormat:
+def _pandas_format(has_initial: bool, session: SparkSession, output: StructType) -> RowFormat:
     require("a processor of pandas frames", "spark", "pandas")
     # Imported here, because the import of pandas takes time.
     from statelog.spark.rows.pandas_input import PandasSettings
 
-    return PandasRowFormat(PandasSettings.of(session), output)
+    return PandasRowFormat(PandasSettings.of(session, has_initial=has_initial), output)
 
 
 def _stateful_frame(

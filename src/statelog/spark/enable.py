@@ -13,6 +13,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
+from statelog.errors import UsageError
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.session import refuse_connect
@@ -20,6 +21,7 @@ from statelog.spark.query.settings import CONF_PREFIX
 
 _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"
+_ADDED: Final = "__statelog_added__"
 
 
 _OPERATORS: Final[dict[str, Callable[..., DataFrame]]] = {
@@ -39,6 +41,9 @@ def enable(spark: SparkSession) -> None:
     state.  The other settings of `OperatorSettings`, and the options of docs/reference/options.md, are read from
     `spark.statelog.<name>` too.  A second call has no effect.
 
+    Spark 4.0 has no `transformWithState` of Rows of its own.  It is added for as long as a session is
+    enabled.
+
     Args:
         spark: A classic session; sessions made from it by `newSession` are not enabled.
 
@@ -49,7 +54,7 @@ def enable(spark: SparkSession) -> None:
     refuse_connect("statelog.spark.enable", spark)
     resolve_settings(spark.conf.getAll, {})
     for name, operator in _OPERATORS.items():
-        method = getattr(GroupedData, name)
+        method = getattr(GroupedData, name, None) or _missing(name)
         if not hasattr(method, _SESSIONS):
             method = _switch(method, operator)
             setattr(GroupedData, name, method)
@@ -67,16 +72,33 @@ def disable(spark: SparkSession) -> None:
     """
     refuse_connect("statelog.spark.disable", spark)
     for name in _OPERATORS:
-        method = getattr(GroupedData, name)
+        method = getattr(GroupedData, name, None)
         sessions: set[str] = getattr(method, _SESSIONS, set())
         sessions.discard(_id_of(spark))
-        if hasattr(method, _SESSIONS) and not sessions:
+        if method is None or not hasattr(method, _SESSIONS) or sessions:
+            continue
+        if hasattr(method.__wrapped__, _ADDED):
+            delattr(GroupedData, name)
+        else:
             setattr(GroupedData, name, method.__wrapped__)
 
 
 def _id_of(session: SparkSession) -> str:
     # Several Python objects may represent one session.
     return str(session._jsparkSession.sessionUUID())
+
+
+def _missing(name: str) -> Callable[..., DataFrame]:
+    """Return what a session that is not enabled calls, where Spark lacks the method (4.0)."""
+
+    def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
+        raise UsageError(
+            f"this version of Spark has no {name} of its own: call statelog.spark.enable(spark) and set "
+            f"{_LOCATION}, so that it runs on statelog"
+        )
+
+    setattr(method, _ADDED, True)
+    return method
 
 
 def _switch(

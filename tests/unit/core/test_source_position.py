@@ -108,14 +108,26 @@ def test_the_logs_of_all_sources_with_new_files_are_read() -> None:
 
 
 def test_files_of_spark_that_are_cut_short_or_newer_are_named() -> None:
-    assert ('{"a":1}', None) == parse_offsets(b'v1\n{"x":1}\n{"a":1}\n-', "o").offsets
-    for torn in (b"v1", b'v1\n{"x":1}', b"v1\nnothing\n1"):
+    times = b'{"batchWatermarkMs":7,"batchTimestampMs":9,"conf":{"x":"1"}}'
+    found = parse_offsets(b"v1\n" + times + b'\n{"a":1}\n-', "o")
+    assert ('{"a":1}', None) == found.offsets
+    assert (7, 9, 2) == (found.watermark_ms, found.timestamp_ms, found.sources)
+    named = parse_offsets(b"v2\n" + times + b'\none:{"a":1}\nother:-\nthird:7', "o")
+    assert (7, 9, 3, None) == (
+        named.watermark_ms,
+        named.timestamp_ms,
+        named.sources,
+        named.offsets,
+    )
+    for torn in (b"v1", b'v1\n{"x":1}', b"v1\nnothing\n1", b'v1\n{"x":\n1'):
         with pytest.raises(CorruptionError, match="offsets of a query, offsets/3: cut short"):
             parse_offsets(torn, "offsets/3")
     with pytest.raises(CorruptionError, match="offsets/3 is empty: a power failure"):
         parse_offsets(b"", "offsets/3")
-    with pytest.raises(IncompatibleFormatError, match="offsets/3 has the version b'v2'"):
-        parse_offsets(b"v2\n{}\n1", "offsets/3")
+    with pytest.raises(
+        IncompatibleFormatError, match=r"offsets/3 has the version b'v3'.*v1 and v2"
+    ):
+        parse_offsets(b"v3\n{}\n1", "offsets/3")
     with pytest.raises(CorruptionError, match="damaged log of a source, sources/0/1"):
         parse_files(entry(1).encode()[:-3], "sources/0/1")
     with pytest.raises(CorruptionError, match="is empty"):

@@ -1,6 +1,7 @@
 """
 The driver's side: each micro-batch makes one checkpoint.
 
+    checkpoint_files, running_query    the query's checkpointLocation; what only the JVM knows of it
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
     state_location, restart        claim and restore the state; check that the sources fit it
     engine                         trigger, run the tasks, commit, deliver
@@ -9,5 +10,6 @@ The driver's side: each micro-batch makes one checkpoint.
     batch_reports                  log, callback, metrics and the warning of skew
 
 `batch_frame` runs the operator over a batch frame.  Other packages use `engine`, `batch_frame`,
-`batch_times`, `no_data_batches`, `no_data_source`, `arrow_frame` and `failures`.
+`batch_times`, `checkpoint_files`, `running_query`, `no_data_batches`, `no_data_source`, `arrow_frame`
+and `failures`.
 """

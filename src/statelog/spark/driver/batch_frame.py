@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.state_location import now_ms
 from statelog.spark.query.initial_state import with_initial_rows
-from statelog.spark.query.keyed_frame import partition_of
+from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.batch_task import batch_task
@@ -54,7 +54,7 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
     )
     if initial is not None:
         frame = with_initial_rows(frame, initial)
-    partitioned = frame.repartitionById(tasks, partition_of(tasks, groups))
+    partitioned = by_task(frame, tasks, groups)
     return partitioned.mapInArrow(partial(_reporting_task, spec), definition.output)
 
 

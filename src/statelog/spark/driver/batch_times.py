@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import SparkSession
-
+from statelog.checkpoint.offset_log import read_offsets, recorded_query_id
+from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.source_position import SourceLog
 from statelog.errors import StatelogError
-from statelog.spark.driver.source_position import SourcePositions
-from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.driver.source_position import LogFolders, SourcePositions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,53 +60,68 @@ class BatchTimes:
 
 class QueryTimes:
     """
-    Reads the times of micro-batches from a running query's offset log.
+    Reads the times of a query's micro-batches from the files of its checkpointLocation.
 
     Args:
-        session: The session on which the query was started.
+        files: The checkpointLocation.
         has_no_data_source: Whether the last source is that for no-data batches, which is no
             input.
+        log_folders: See `SourcePositions`.
     """
 
-    def __init__(self, session: SparkSession, *, has_no_data_source: bool) -> None:
-        self._session = session
-        self._has_no_data_source = has_no_data_source
+    def __init__(
+        self,
+        files: QueryFiles,
+        *,
+        has_no_data_source: bool,
+        log_folders: LogFolders | None = None,
+    ) -> None:
+        self._files = files
+        self._positions = SourcePositions(
+            files, has_no_data_source=has_no_data_source, log_folders=log_folders
+        )
         self._query_id = ""
-        self._log: JavaObject = None
-        self._positions: SourcePositions | None = None
         self._last: tuple[int, int] | None = None
 
-    def of(self, query_id: str, batch_id: int) -> BatchTimes:
+    def query_id(self) -> str:
+        """
+        Return Spark's id of the query; "" before it ran for the first time.
+
+        Raises:
+            CheckpointError: The file with the id is damaged (`reason` "damaged").
+
+        Blocks: On a file, until the id is known.
+        """
+        if not self._query_id:
+            self._query_id = recorded_query_id(self._files)
+        return self._query_id
+
+    def of(self, batch_id: int) -> BatchTimes:
         """
         Return the times of a micro-batch that is running.
 
         Raises:
-            StatelogError: The query or its log entry cannot be found.
+            StatelogError: The offset log has no entry of it, or a damaged one.
 
-        Blocks: For calls of the JVM; Spark keeps the last two entries of the log in memory.
+        Blocks: On one small file, two for the first micro-batch of a run.
         """
-        positions = self._open(query_id, batch_id)
-        entry = self._log.get(batch_id)
-        if not entry.isDefined():
+        entry = read_offsets(self._files, batch_id)
+        if entry is None:
             raise StatelogError(
-                f"Spark's offset log of query {query_id} has no entry for batch {batch_id}, which "
-                "is running"
+                f"the offset log in {self._files.url} has no entry for batch {batch_id}, which is "
+                "running"
             )
-        times = entry.get().metadataOpt().get()
-        watermark_ms = times.batchWatermarkMs()
         late_ms, earlier = 0, None
         if self._last is not None and self._last[0] == batch_id - 1:
             late_ms = self._last[1]
         else:
-            before = self._log.get(batch_id - 1)
-            if before.isDefined():
-                earlier = before.get()
-                late_ms = earlier.metadataOpt().get().batchWatermarkMs()
-        self._last = (batch_id, watermark_ms)
-        read = positions.of(batch_id, entry.get(), earlier)
+            earlier = read_offsets(self._files, batch_id - 1) if batch_id > 0 else None
+            late_ms = 0 if earlier is None else earlier.watermark_ms
+        self._last = (batch_id, entry.watermark_ms)
+        read = self._positions.of(batch_id, entry, earlier)
         return BatchTimes(
-            now_ms=times.batchTimestampMs(),
-            watermark_ms=watermark_ms,
+            now_ms=entry.timestamp_ms,
+            watermark_ms=entry.watermark_ms,
             late_ms=late_ms,
             position=read.position,
             position_before=read.position_before,
@@ -117,48 +131,13 @@ class QueryTimes:
 
     @property
     def checkpoint_location(self) -> str:
-        """The query's checkpointLocation as Spark resolved it; "" before the first batch."""
-        return "" if self._positions is None else self._positions.checkpoint_location
+        """The query's checkpointLocation as Spark resolves it."""
+        return self._files.url
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
         """
         Read the entries of *logs* in the logs of the sources again.
 
-        Raises:
-            StatelogError: `of` was not called before.
-
         Blocks: On the files of the checkpointLocation.
         """
-        if self._positions is None:
-            raise StatelogError("the positions of sources are unknown before the first batch")
         return self._positions.read_again(logs)
-
-    def _open(self, query_id: str, batch_id: int) -> SourcePositions:
-        """Find the running query, once."""
-        if self._positions is not None and self._query_id == query_id:
-            return self._positions
-        streams: JavaObject = self._session._jsparkSession.streams()
-        query = streams.get(query_id)
-        if query is None:
-            raise StatelogError(
-                f"the watermark of batch {batch_id} is unknown: query {query_id} does not run on the "
-                "session of its frame. Start the query on that session"
-            )
-        execution = query.streamingQuery()
-        self._query_id, self._log = query_id, execution.offsetLog()
-        self._positions = SourcePositions(
-            self._session, execution, has_no_data_source=self._has_no_data_source
-        )
-        return self._positions
-
-
-def recorded_query_id(session: SparkSession, checkpoint_location: str) -> str:
-    """Return the query id in a checkpointLocation; empty if there is none."""
-    jvm = jvm_of(session)
-    path = jvm.org.apache.hadoop.fs.Path(f"{checkpoint_location.rstrip('/')}/metadata")
-    hadoop = session._jsparkSession.sessionState().newHadoopConf()
-    if not path.getFileSystem(hadoop).exists(path):
-        return ""
-    streaming = jvm.org.apache.spark.sql.execution.streaming
-    recorded = streaming.runtime.StreamMetadata.read(path, hadoop)
-    return str(recorded.get().id()) if recorded.isDefined() else ""

@@ -29,7 +29,7 @@ from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation, now_ms
 from statelog.spark.query.delivery import Delivery, Sink
 from statelog.spark.query.initial_state import with_initial_rows
-from statelog.spark.query.keyed_frame import partition_of
+from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.rows.late_rows import LateRows
@@ -136,11 +136,9 @@ class MicroBatchEngine:
             raise
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
-        context = frame.sparkSession.sparkContext
-        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
-        times = (
-            BatchTimes() if self._query_times is None else self._query_times.of(query_id, batch_id)
-        )
+        query_id, times = "", BatchTimes()
+        if self._query_times is not None:
+            query_id, times = self._query_times.query_id(), self._query_times.of(batch_id)
         self._has_run = True
         self._reports.begin()
         if not self._location.epoch:
@@ -260,7 +258,7 @@ class MicroBatchEngine:
             frame = with_initial_rows(frame, definition.initial)
         if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1)
-        return frame.repartitionById(tasks, partition_of(tasks, definition.max_parallelism))
+        return by_task(frame, tasks, definition.max_parallelism)
 
     def _commit(
         self, spec: TaskSpec, query_id: str, times: BatchTimes, acks: Sequence[TaskAck]

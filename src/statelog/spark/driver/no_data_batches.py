@@ -11,21 +11,19 @@ versions have the source `rate-micro-batch` in the same position.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.offset_log import newest_offsets
+from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.source_position import newest_offsets
 from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.rows.jvm import jvm_of
 
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def has_no_data_source(
-    asked: bool | None, definition: OperatorDefinition, checkpoint_location: str
+    asked: bool | None, definition: OperatorDefinition, files: QueryFiles
 ) -> bool:
     """
     Return whether the query has a source for no-data batches.
@@ -35,40 +33,30 @@ def has_no_data_source(
     Args:
         asked: The setting `noDataBatches`; None if it is not set.
         definition: The operator, whose input is without this source.
-        checkpoint_location: Where Spark stores the query's offset log.
+        files: The query's checkpointLocation.
 
     Raises:
+        CheckpointError: The newest entry of the query's offset log is damaged (`reason` "damaged").
         UsageError: The setting contradicts how the query began.
+
+    Blocks: On the files.
     """
     frame, sources = definition.frame, definition.plan.sources
     if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark rejects a source without a name, which this one is
-    recorded = _recorded_sources(frame, checkpoint_location)
+    newest = newest_offsets(files)
+    recorded = None if newest is None else newest.sources
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will reject
         return definition.time_mode != "none" if asked is None else asked
     has_source = recorded == sources + 1
     if asked is not None and asked != has_source:
         raise UsageError(
-            f"noDataBatches={asked}, but the query in {checkpoint_location} began "
+            f"noDataBatches={asked}, but the query in {files.url} began "
             f"{'with' if has_source else 'without'} them, and Spark cannot change the sources of a "
             "query. Remove noDataBatches, or continue with a new checkpointLocation, the same "
             "stateLocation and adopt=True"
         )
     return has_source
-
-
-def _recorded_sources(frame: DataFrame, checkpoint_location: str) -> int | None:
-    """Return the number of sources in the newest offsets, or None."""
-    session = frame.sparkSession
-    log = jvm_of(session).org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqLog
-    folder = f"{checkpoint_location.rstrip('/')}/offsets"
-    latest = newest_offsets(log(session._jsparkSession, folder, True), checkpoint_location)
-    if not latest.isDefined():
-        return None
-    entry = latest.get()._2()
-    named = entry.getClass().getSimpleName() == "OffsetMap"
-    size: int = (entry.offsetsMap() if named else entry.offsets()).size()
-    return size
 
 
 def can_skip_batch(

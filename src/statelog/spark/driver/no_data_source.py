@@ -23,11 +23,12 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 
-from statelog.errors import StatelogError
 from statelog.spark.driver.progress import source_metrics
+from statelog.spark.driver.running_query import RunningQuery
 from statelog.spark.driver.state_location import now_ms
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.rows.spark_versions import streaming_class
 
 _ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 _COUNT = "noDataBatches"
@@ -128,21 +129,22 @@ class NoDataStream(_PythonObject):
         session: The session on which the query is started.
         time_mode: "none", "processingtime" or "eventtime".
         timers: The timers of the query.
+        query: The watermarks of the query.
 
     Thread: Spark's thread of the query; `hashCode`, `equals` and `toString` any thread.
     """
 
-    def __init__(self, session: SparkSession, time_mode: str, timers: QueryTimers) -> None:
+    def __init__(
+        self, session: SparkSession, time_mode: str, timers: QueryTimers, query: RunningQuery
+    ) -> None:
         self._session = session
         self._time_mode = time_mode
         self._timers = timers
+        self._query = query
         self._run_ends = False
         self._enabled = (session.conf.get(_ENABLED, "true") or "").strip().lower() == "true"
-        self._execution: JavaObject = None
         self._decision: NoDataDecision | None = None
-        self._offset_of = jvm_of(
-            session
-        ).org.apache.spark.sql.execution.streaming.runtime.SerializedOffset
+        self._offset_of = streaming_class(session, "SerializedOffset")
         self._initial = self._offset(0)
         self._no_limit = _java_class(session, f"{_CONNECTOR}.read.streaming.ReadLimit")
         self._no_partitions = _empty_array(session, f"{_CONNECTOR}.read.InputPartition")
@@ -162,42 +164,16 @@ class NoDataStream(_PythonObject):
     def _is_due(self) -> bool:
         if not self._enabled:
             return False
-        watermark_ms = -1
-        if self._time_mode == "eventtime":
-            watermark_ms = self._running().watermarkTracker().currentWatermark()
+        has_event_time = self._time_mode == "eventtime"
         if self._decision is None:
-            self._decision = NoDataDecision(
-                self._time_mode, self._watermark_of_last_batch(), run_ends=self._run_ends
-            )
+            last_ms = self._query.last_watermark_ms() if has_event_time else -1
+            self._decision = NoDataDecision(self._time_mode, last_ms, run_ends=self._run_ends)
         return self._decision.handle(
             now_ms=now_ms(),
-            watermark_ms=watermark_ms,
+            watermark_ms=self._query.watermark_ms() if has_event_time else -1,
             next_due_ms=self._timers.next_due_ms(),
             is_first=not self._timers.has_run(),
         )
-
-    def _watermark_of_last_batch(self) -> int:
-        if self._time_mode != "eventtime":
-            return -1
-        latest = self._running().offsetLog().getLatest()
-        if not latest.isDefined():
-            return 0
-        watermark_ms: int = latest.get()._2().metadataOpt().get().batchWatermarkMs()
-        return watermark_ms
-
-    def _running(self) -> JavaObject:
-        """Return Spark's execution of the query whose thread calls."""
-        if self._execution is None:
-            query_id = self._session.sparkContext.getLocalProperty("sql.streaming.queryId")
-            streams: JavaObject = self._session._jsparkSession.streams()
-            query = None if query_id is None else streams.get(query_id)
-            if query is None:
-                raise StatelogError(
-                    f"the watermark of query {query_id} is unknown: it does not run on the session "
-                    "of its frame. Start the query on that session"
-                )
-            self._execution = query.streamingQuery()
-        return self._execution
 
     def _offset(self, count: int) -> JavaObject:
         return self._offset_of(msgspec.json.encode({_COUNT: count}).decode())
@@ -244,7 +220,7 @@ class NoDataStream(_PythonObject):
 
     def stop(self) -> None:
         """Drop the reference to the query."""
-        self._execution = None
+        self._query.forget()
 
     class Java:  # the name that py4j requires
         implements: ClassVar = [

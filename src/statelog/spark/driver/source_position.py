@@ -1,26 +1,26 @@
 """
 Read the positions of a running query's sources.
 
-The offsets of the running micro-batch are in the JVM's memory.  The log of a file source has one
-small file for them, which is read from disk where the checkpointLocation is on local disk, and
-through Spark's own file access elsewhere.
+The offsets of a micro-batch are in its entry of the offset log.  The log of a file source has one
+more small file for them.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
-
 from statelog.checkpoint.source_logs import QueryFiles, entries_digest, read_source_logs
-from statelog.core.source_position import NOTHING_READ, SourceLog, position_of
-from statelog.errors import CheckpointError
-from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.core.source_position import (
+    NOTHING_READ,
+    OffsetEntry,
+    SourceLog,
+    log_entry,
+    position_of,
+)
 
-_LOCAL = "file:"
+LogFolders = Callable[[], Sequence[int]]
+"""Returns for each source, statelog's own included, the number of its log below `sources/`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +45,28 @@ class SourcePositions:
     Reads the positions of one running query.
 
     Args:
-        session: The session on which the query was started.
-        query: Spark's `StreamExecution`.
+        files: The query's checkpointLocation.
         has_no_data_source: Whether the last source is that for no-data batches.
+        log_folders: Gives the numbers of the sources' logs; None to find them in *files*, where a
+            source that is used twice among file sources leaves them unknown.
 
     Thread: Spark's thread of the query.
     """
 
     def __init__(
-        self, session: SparkSession, query: JavaObject, *, has_no_data_source: bool
+        self,
+        files: QueryFiles,
+        *,
+        has_no_data_source: bool,
+        log_folders: LogFolders | None = None,
     ) -> None:
-        self._query = query
+        self._files = files
         self._own_sources = int(has_no_data_source)
-        self.checkpoint_location: str = query.resolvedCheckpointRoot()
-        self._files = checkpoint_files(session, self.checkpoint_location)
-        self._folders: tuple[str, ...] | None = None
+        self._log_folders = log_folders
+        self._folders: tuple[str, ...] = ()
         self._last: tuple[int, tuple[str | None, ...]] | None = None
 
-    def of(self, batch_id: int, entry: JavaObject, before: JavaObject) -> BatchPosition:
+    def of(self, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None) -> BatchPosition:
         """
         Return the position of a micro-batch that is running.
 
@@ -70,30 +74,37 @@ class SourcePositions:
             batch_id: The micro-batch.
             entry: Its entry in the offset log.
             before: The entry before it; None if there is none, or if this object has read it.
+
+        Blocks: On the files.
         """
-        offsets = self._offsets(entry)
+        offsets = self._of_user(entry)
         if offsets is None:  # named sources have no order
             return BatchPosition()
         earlier: tuple[str | None, ...] | None = ()
         if self._last is not None and self._last[0] == batch_id - 1:
             earlier = self._last[1]
         elif before is not None:
-            earlier = self._offsets(before)
+            earlier = self._of_user(before)
         elif batch_id > 0:
             earlier = None
         self._last = (batch_id, offsets)
-        folders = self._log_folders()
+        folders = self._folders_of(offsets)
         if earlier is None:
             return BatchPosition(position=position_of(offsets), folders=folders)
+        logs = read_source_logs(self._files, folders, earlier, offsets) if folders else ()
         return BatchPosition(
             position=position_of(offsets),
             position_before=position_of(earlier) if earlier else NOTHING_READ,
-            logs=read_source_logs(self._files, folders, earlier, offsets),
+            logs=logs,
             folders=folders,
         )
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Read the entries of *logs* again."""
+        """
+        Read the entries of *logs* again.
+
+        Blocks: On the files.
+        """
         return [
             SourceLog(
                 source=one.source,
@@ -105,114 +116,28 @@ class SourcePositions:
             for one in logs
         ]
 
-    def _offsets(self, entry: JavaObject) -> tuple[str | None, ...] | None:
-        """
-        Return the offsets of the user's sources as JSON.
-
-        None where they have no order.
-        """
-        if entry.getClass().getSimpleName() != "OffsetSeq":
+    def _of_user(self, entry: OffsetEntry) -> tuple[str | None, ...] | None:
+        """Return the offsets of the user's sources; None where they have no order."""
+        if entry.offsets is None:
             return None
-        offsets = entry.offsets()
-        of_user = [offsets.apply(at) for at in range(offsets.size() - self._own_sources)]
-        return tuple(offset.get().json() if offset.isDefined() else None for offset in of_user)
+        return entry.offsets[: len(entry.offsets) - self._own_sources]
 
-    def _log_folders(self) -> tuple[str, ...]:
-        """
-        Return the name of the log of each of the user's sources.
-
-        A source used twice has one log.
-        """
-        if self._folders is None:
-            sources = self._query.sources()
-            count = sources.size() - self._own_sources
-            first = [sources.indexOf(sources.apply(at)) for at in range(count)]
-            distinct = sorted(set(first))
-            self._folders = tuple(str(distinct.index(one)) for one in first)
+    def _folders_of(self, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
+        """Return the name of the log of each of the user's sources; none if they are unknown."""
+        if not self._folders:
+            if self._log_folders is not None:
+                self._folders = tuple(map(str, self._log_folders()[: len(offsets)]))
+            else:
+                self._folders = _written_folders(self._files, offsets)
         return self._folders
 
 
-def newest_offsets(log: JavaObject, checkpoint_location: str) -> JavaObject:
+def _written_folders(files: QueryFiles, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
     """
-    Return an offset log's newest entry, as Scala's Option of a pair.
+    Return the names of the sources' logs where the files show them.
 
-    Raises:
-        CheckpointError: Spark cannot read it (`reason` "damaged").
+    Spark numbers the sources in their order, and gives a source that is used twice one number.
     """
-    try:
-        return log.getLatest()
-    except Py4JJavaError as error:
-        cause: JavaObject = error.java_exception
-        raise CheckpointError(
-            f"Spark cannot read the offset log of {checkpoint_location}: {cause.getMessage()}. A "
-            "power failure may have truncated the file. Nothing was changed: `statelog rewind "
-            f"{checkpoint_location}` (with --state-location, where the state is elsewhere) lists "
-            "the batches to go back to; going back removes the file",
-            reason="damaged",
-        ) from error
-
-
-class _LocalFiles:
-    """A checkpointLocation on local disk."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-
-    def read(self, name: str, tail: int | None = None) -> bytes | None:
-        try:
-            with open(os.path.join(self._root, name), "rb") as file:
-                if tail is not None:
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(0, size - tail))
-                return file.read()
-        except FileNotFoundError:
-            return None
-
-    def names(self, folder: str) -> Sequence[str]:
-        try:
-            return os.listdir(os.path.join(self._root, folder))
-        except FileNotFoundError:
-            return ()
-
-
-class _HadoopFiles:
-    """A checkpointLocation on any of Hadoop's file systems."""
-
-    def __init__(self, session: SparkSession, root: str) -> None:
-        self._jvm = jvm_of(session)
-        self._root = root
-        folder = self._path("")
-        self._files = folder.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-
-    def _path(self, name: str) -> JavaObject:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}" if name else self._root)
-
-    def read(self, name: str, tail: int | None = None) -> bytes | None:
-        path = self._path(name)
-        try:
-            stream = self._files.open(path)
-        except Py4JJavaError as error:
-            failed: JavaObject = error.java_exception
-            if failed.getClass().getSimpleName() == "FileNotFoundException":
-                return None
-            raise
-        try:
-            if tail is not None:
-                stream.seek(max(0, self._files.getFileStatus(path).getLen() - tail))
-            data: bytes = self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)
-            return bytes(data)
-        finally:
-            stream.close()
-
-    def names(self, folder: str) -> Sequence[str]:
-        path = self._path(folder)
-        if not self._files.exists(path):
-            return ()
-        return [status.getPath().getName() for status in self._files.listStatus(path)]
-
-
-def checkpoint_files(session: SparkSession, root: str) -> QueryFiles:
-    """Return the files of a checkpointLocation as Spark resolved it."""
-    if root.startswith(_LOCAL):
-        return _LocalFiles("/" + root[len(_LOCAL) :].lstrip("/"))
-    return _HadoopFiles(session, root)
+    names = tuple(str(at) for at in range(len(offsets)))
+    has_files = any(offset is None or log_entry(offset) is not None for offset in offsets)
+    return names if not has_files or set(names) <= set(files.names("sources")) else ()

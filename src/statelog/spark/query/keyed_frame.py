@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
-from pyspark.sql.functions import expr, lit, pmod, xxhash64
+from pyspark.sql.functions import lit, pmod, xxhash64
 from pyspark.sql.types import StructField, StructType
 
 from statelog.errors import UsageError
 from statelog.spark.rows.jvm import jvm_of
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.rows.spark_versions import repartition_by_id
 
 _KEY_PREFIX = "__key_"
 
@@ -77,10 +78,11 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
     return KeyedFrame(frame, tuple(positions), first_input, StructType(fields))
 
 
-def partition_of(tasks: int, max_parallelism: int) -> Column:
-    """Return the number of the task that owns a row."""
+def by_task(frame: DataFrame, tasks: int, max_parallelism: int) -> DataFrame:
+    """Return a keyed frame with one partition for each task, in which are the rows it owns."""
     # As text, in one call to the JVM; built from columns it would take fifty.
-    return expr(f"cast({INPUT_KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)")
+    task = f"cast({INPUT_KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)"
+    return repartition_by_id(frame, tasks, task)
 
 
 def session_of(grouped: GroupedData) -> SparkSession:

@@ -6,10 +6,11 @@ the whole input becomes one frame, once, sorted by key; `pandas_internals` cuts 
 it.  The rows of two keys never overlap, so a change that a processor makes to its frame shows in no
 other frame.
 
-Frames have the types that PySpark's transformWithStateInPandas gives them, which makes them out of
-rows of Python objects: all integers are int64, all floats float64, a bool column without a null in
+Frames have the types that PySpark's transformWithStateInPandas gives them.  From 4.2 it makes them out
+of rows of Python objects: all integers are int64, all floats float64, a bool column without a null in
 the frame is bool, timestamps are datetime64[ns] in the session's time zone, the index begins at 0,
-and a column whose name is no Python identifier is named by its position (`_2`).
+and a column whose name is no Python identifier is named by its position (`_2`).  4.0, and 4.1 with
+initial state, keep the names and types of Arrow.
 Deviations: an integer column is float64 where the task's input (in PySpark: the Arrow batch) has a
 null in it; an all-null duration column stays timedelta64; integer keys stay integers, and a null is
 None, where other keys of the batch are null; nested keys have the form that they have in Rows.
@@ -28,12 +29,13 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.conversion import ArrowBatchTransformer
 
-from statelog.spark.rows.jvm import jvm_of
+from statelog.options.units import parse_size
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.pandas_conversion import series_of
 from statelog.spark.rows.pandas_internals import frame_access
+from statelog.spark.rows.spark_versions import frames_are_inferred
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 
@@ -60,6 +62,8 @@ class PandasSettings:
         assign_by_name: Whether output columns are found by name where there are names.
         int_to_decimal: Whether the output may have integers for decimals.
         int_extension: Whether integer columns with nulls are read as pandas' extension type.
+        infers: Whether frames are as if made from Python's objects, see `frames_are_inferred`;
+            this is not a setting, but a rule of the version of Spark.
     """
 
     timezone: str
@@ -69,10 +73,17 @@ class PandasSettings:
     assign_by_name: bool
     int_to_decimal: bool
     int_extension: bool
+    infers: bool = True
 
     @classmethod
-    def of(cls, session: SparkSession) -> PandasSettings:
-        """Return the settings of *session* as they are now."""
+    def of(cls, session: SparkSession, *, has_initial: bool = False) -> PandasSettings:
+        """
+        Return the settings of *session* as they are now.
+
+        Args:
+            session: The session.
+            has_initial: Whether the operator has initial state.
+        """
 
         def conf(name: str, default: str) -> str:
             return session.conf.get(name, default) or default
@@ -91,14 +102,15 @@ class PandasSettings:
             ),
             int_to_decimal=flag(f"{_CONF}pythonUDF.pandas.intToDecimalCoercionEnabled"),
             int_extension=flag(f"{_CONF}pythonUDF.pandas.preferIntExtensionDtype"),
+            infers=frames_are_inferred(has_initial=has_initial),
         )
 
 
 def _bytes(session: SparkSession, name: str) -> int:
     """Return a size setting, which may have a unit."""
-    value = session.conf.get(name, str(_NO_LIMIT)) or str(_NO_LIMIT)
-    size = int(jvm_of(session).org.apache.spark.network.util.JavaUtils.byteStringAsBytes(value))
-    return size if size > 0 else _NO_LIMIT
+    value = (session.conf.get(name, "") or "").strip()
+    is_limit = value and not value.startswith("-")
+    return (parse_size(value, key=name) if is_limit else 0) or _NO_LIMIT
 
 
 class FrameInput(KeyedRows):
@@ -163,7 +175,7 @@ class FrameInput(KeyedRows):
 def _as_cells(column: pa.Array, timezone: str) -> list[pd.Timestamp | None]:
     """Return timestamps as a frame holds them."""
     table = pa.table([column], names=["key"])
-    cells = ArrowBatchTransformer.to_pandas(table, timezone=timezone)[0]
+    cells = series_of(table, timezone=timezone, int_extension=False)[0]
     return [None if cell is pd.NaT else cell for cell in cells]
 
 
@@ -181,20 +193,21 @@ class _SortedFrame:
     def __init__(
         self, table: pa.Table, order: _RowNumbers, settings: PandasSettings, nulls: frozenset[int]
     ) -> None:
-        # As pandas names the fields of the tuples that PySpark builds its frames from.
-        named = namedtuple("named", table.column_names, rename=True)  # type: ignore[misc]
+        self._infers = settings.infers
+        names = table.column_names
+        if settings.infers:  # as pandas names the fields of the tuples that PySpark makes frames of
+            named = namedtuple("named", names, rename=True)  # type: ignore[misc]
+            names = list(named._fields)
         self._inferred: list[tuple[int, _RowNumbers, np.dtype]] = []
         columns = {}
-        series = ArrowBatchTransformer.to_pandas(
-            table, timezone=settings.timezone, prefer_int_ext_dtype=settings.int_extension
-        )
+        series = series_of(table, timezone=settings.timezone, int_extension=settings.int_extension)
         for position, (field, one) in enumerate(zip(table.schema, series, strict=True)):
             cells = self._column(position, field.type, one, order)
             if position in nulls and cells.dtype.kind == "i" and not settings.int_extension:
                 cells = cells.astype("float64")  # as where the null is in these rows
             columns[position] = cells
         whole = pd.DataFrame(columns, copy=True)  # copied into one block for each type
-        self._cutter = frame_access().cutter(whole, pd.Index(named._fields))
+        self._cutter = frame_access().cutter(whole, pd.Index(names))
         self._rows = min(settings.max_records, _rows_in(table, settings.max_bytes))
 
     def _column(
@@ -203,15 +216,17 @@ class _SortedFrame:
         """Return a column in order, with the type that pandas infers."""
         dtype = series.dtype
         if isinstance(dtype, np.dtype) and dtype.kind != "O":
-            cells = series.to_numpy()[order]
-            inferred: np.ndarray = cells.astype(_INFERRED.get(dtype.kind, dtype), copy=False)
-            return inferred
+            cells: np.ndarray = series.to_numpy()[order]
+            if self._infers:
+                cells = cells.astype(_INFERRED.get(dtype.kind, dtype), copy=False)
+            return cells
         values: np.ndarray = series.astype(object).to_numpy()[order]
-        if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        if self._infers and (pa.types.is_boolean(kind) or pa.types.is_integer(kind)):
             nulls = np.concatenate(([0], np.cumsum(pd.isna(values))))
             exact = getattr(dtype, "numpy_dtype", np.dtype(bool))
             if not nulls[-1]:
-                return values.astype(exact)
+                whole: np.ndarray = values.astype(exact)
+                return whole
             self._inferred.append((position, nulls, exact))
         return values
 

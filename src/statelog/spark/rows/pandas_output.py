@@ -4,7 +4,7 @@ Convert the DataFrames that a processor yields to Arrow.
 PySpark converts each frame by itself.  Here frames of one form (same columns, same types) are joined
 first and converted once, because each conversion is expensive.  If that fails, the frames are
 converted one by one, as PySpark does, to find the one that cannot be converted.
-Source: PySpark's PandasToArrowConversion, with the arguments of transformWithStateInPandas.
+Source: PySpark's transformWithStateInPandas.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError
+from statelog.spark.rows.pandas_conversion import ColumnConverter
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.pandas_internals import FrameJoiner, frame_access
 
@@ -58,6 +58,17 @@ class FrameOutput:
     ) -> None:
         self._schema = schema
         self._output = output
+        self._converters = [
+            ColumnConverter(
+                column.name,
+                column.dataType,
+                field.type,
+                timezone=settings.timezone,
+                safecheck=settings.safecheck,
+                int_to_decimal=settings.int_to_decimal,
+            )
+            for column, field in zip(output.fields, schema, strict=True)
+        ]
         self._batch_id = batch_id
         self._settings = settings
         self._access = frame_access()
@@ -118,10 +129,7 @@ class FrameOutput:
                 [np.repeat(frames.ordinals, frames.lengths) for frames in forms.values()]
             )
             table = table.take(np.argsort(ordinals, kind="stable"))
-        arrays = [
-            _one_array(column).cast(field.type)
-            for column, field in zip(table.columns, self._schema, strict=True)
-        ]
+        arrays = [_one_array(column) for column in table.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _tables(self, frames: _Frames) -> Iterator[pa.Table]:
@@ -139,17 +147,15 @@ class FrameOutput:
                     raise self._unfit(frame, error) from error
 
     def _convert(self, frame: pd.DataFrame) -> pa.Table:
-        settings = self._settings
-        batch = PandasToArrowConversion.convert(
-            frame,
-            self._output,
-            timezone=settings.timezone,
-            safecheck=settings.safecheck,
-            arrow_cast=True,
-            assign_cols_by_name=settings.assign_by_name,
-            int_to_decimal_coercion_enabled=settings.int_to_decimal,
-        )
-        return pa.Table.from_batches([batch])
+        if not len(frame.columns):  # a frame without columns has nulls in all of them
+            nulls = [pa.nulls(len(frame), field.type) for field in self._schema]
+            return pa.Table.from_arrays(nulls, schema=self._schema)
+        if self._settings.assign_by_name and any(isinstance(name, str) for name in frame.columns):
+            frame = frame[self._output.names]
+        arrays = [
+            converter.array_of(frame.iloc[:, at]) for at, converter in enumerate(self._converters)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def _unfit(self, frame: pd.DataFrame, error: Exception) -> ProcessorError:
         """Return an error with the frame's first rows and missing columns."""

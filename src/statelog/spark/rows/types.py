@@ -11,10 +11,14 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from statelog.spark.rows.spark_versions import known_arguments
+
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
-    return to_arrow_schema(schema, timezone="UTC")
+    # Before 4.2 there is no such argument, and UTC always.
+    converted: pa.Schema = known_arguments(to_arrow_schema, timezone="UTC")(schema)
+    return converted
 
 
 def make_row(names: Sequence[str], values: Sequence[object]) -> Row:

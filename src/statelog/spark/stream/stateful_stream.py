@@ -18,6 +18,7 @@ from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
 from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.writer import StatefulStreamWriter
 
@@ -239,9 +240,9 @@ def _define(name: str, method: object) -> None:
     setattr(StatefulStream, name, method)
 
 
-for _name in RECORDED:
+for _name in offered(DataFrame, RECORDED):
     _define(_name, _recorded(_name))
-for _name in SHOWN:
+for _name in offered(DataFrame, SHOWN):
     _define(_name, _shown(_name))
-for _name, _reason in REFUSED.items():
-    _define(_name, _refused(_name, _reason))
+for _name in offered(DataFrame, REFUSED):
+    _define(_name, _refused(_name, REFUSED[_name]))

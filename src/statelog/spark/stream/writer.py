@@ -19,10 +19,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
-from statelog.spark.driver.batch_times import QueryTimes, recorded_query_id
+from statelog.spark.driver.batch_times import QueryTimes
+from statelog.spark.driver.checkpoint_files import checkpoint_files
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.driver.no_data_batches import has_no_data_source
 from statelog.spark.driver.no_data_source import NoDataStream, with_no_data_source
+from statelog.spark.driver.running_query import RunningQuery
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.query import Query
@@ -218,12 +220,16 @@ class StatefulStreamWriter(DataStreamWriter):
         checkpoint = temporary_checkpoint(self._spark) if known is None else known
         query = self._query(checkpoint, is_temporary=known is None)
         plan, definition = self._plan, query.definition
-        has_source = has_no_data_source(query.settings.no_data_batches, definition, checkpoint)
-        times = QueryTimes(self._spark, has_no_data_source=has_source)
+        files = checkpoint_files(self._spark, checkpoint)
+        has_source = has_no_data_source(query.settings.no_data_batches, definition, files)
+        running_query = RunningQuery(self._spark, files)
+        times = QueryTimes(
+            files, has_no_data_source=has_source, log_folders=running_query.log_folders
+        )
         engine = MicroBatchEngine(query, lambda rows, batch: sink(plan.apply(rows), batch), times)
-        engine.open(recorded_query_id(self._spark, checkpoint))
+        engine.open(times.query_id())
         if has_source:
-            stream = NoDataStream(self._spark, definition.time_mode, engine)
+            stream = NoDataStream(self._spark, definition.time_mode, engine, running_query)
             self._write_instead(with_no_data_source(definition.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)

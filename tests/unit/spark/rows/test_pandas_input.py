@@ -13,7 +13,6 @@ import pandas.testing
 import pyarrow as pa
 import pytest
 from hypothesis import given
-from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import (
     ArrayType,
     DecimalType,
@@ -25,6 +24,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+from tests.spark.versions import of_spark
 
 from statelog.errors import ProcessorError
 from statelog.spark.rows import pandas_input, pandas_output
@@ -58,9 +58,19 @@ def access(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def to_pandas() -> Any:
+    """PySpark's own conversion."""
+    return of_spark("pyspark.sql.conversion", "ArrowBatchTransformer").to_pandas
+
+
+def to_arrow() -> Any:
+    """PySpark's own conversion."""
+    return of_spark("pyspark.sql.conversion", "PandasToArrowConversion").convert
+
+
 def as_pyspark_does(table: pa.Table, keys: list[int], settings: PandasSettings) -> Frames:
     """The frames of each key, by way of tuples of Python objects."""
-    series = ArrowBatchTransformer.to_pandas(
+    series = to_pandas()(
         table, timezone=settings.timezone, prefer_int_ext_dtype=settings.int_extension
     )
     grouped: dict[tuple[Any, ...], list[Any]] = {}
@@ -254,13 +264,25 @@ def frame_of(n: int) -> pd.DataFrame:
     )
 
 
+def test_frames_that_spark_does_not_infer_keep_arrows_names_and_types() -> None:
+    """As on 4.0, and on 4.1 with initial state."""
+    table = TABLE.rename_columns([f"a {name}" for name in TABLE.column_names])
+    found = read(table, [0], replace(SETTINGS, infers=False))
+    for _, _, frames in all_keys(found):
+        for frame in frames:
+            assert table.column_names == frame.columns.tolist()
+            kinds = {name.removeprefix("a "): str(kind) for name, kind in frame.dtypes.items()}
+            assert ("int8", "float64", "float32") == (kinds["byte"], kinds["short"], kinds["f"])
+            assert ("object", "bool") == (kinds["b"], kinds["whole"])
+
+
 def output(settings: PandasSettings = SETTINGS, schema: StructType = OUTPUT) -> FrameOutput:
     return FrameOutput(arrow_schema(schema), schema, 4, settings)
 
 
 def one_by_one(frames: list[pd.DataFrame], schema: StructType = OUTPUT) -> pa.Table:
     batches = [
-        PandasToArrowConversion.convert(
+        to_arrow()(
             frame, schema, timezone=ZONE, safecheck=True, arrow_cast=True, assign_cols_by_name=True
         )
         for frame in frames

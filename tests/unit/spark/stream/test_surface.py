@@ -75,7 +75,7 @@ def test_spark_connect_is_refused_at_every_entry() -> None:
     ):
         with pytest.raises(UsageError, match="does not work on Spark Connect"):
             entry()
-    assert not hasattr(GroupedData.transformWithState, _SESSIONS)
+    assert not hasattr(GroupedData.transformWithStateInPandas, _SESSIONS)
 
 
 def test_what_is_no_grouped_frame_is_refused() -> None:

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.streaming.tws_tester import TwsTester
 from tests.house.sources import ROOT
+from tests.spark.versions import TWS_TESTER, TwsTester
 
 import statelog.testing
 from statelog.errors import ProcessorError, UsageError
@@ -74,7 +74,7 @@ def examples() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("code", "promised"), examples())
-@pytest.mark.parametrize("tester", [TwsTester, ProcessorTester])
+@pytest.mark.parametrize("tester", [pytest.param(TwsTester, marks=TWS_TESTER), ProcessorTester])
 def test_the_examples_of_pysparks_tester(tester: Any, code: str, promised: str) -> None:
     names: dict[str, Any] = {
         "TwsTester": tester,

@@ -11,12 +11,14 @@ pytest.importorskip("pyspark")
 from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.streaming.tws_tester import TwsTester
+from tests.spark.versions import TWS_TESTER, TwsTester
 
 from statelog.errors import UsageError
 from statelog.testing import ProcessorTester
 
-both = pytest.mark.parametrize("tester_of", [TwsTester, ProcessorTester])
+both = pytest.mark.parametrize(
+    "tester_of", [pytest.param(TwsTester, marks=TWS_TESTER), ProcessorTester]
+)
 flavours = pytest.mark.parametrize("pandas", [False, True])
 
 
@@ -343,6 +345,7 @@ class Initialized(Counting):
         yield Row(inits=self.inits)
 
 
+@TWS_TESTER
 def test_where_they_differ_on_purpose() -> None:
     """A fresh copy in each batch, and timers at the end of each: the page names them."""
     for _ in range(2):

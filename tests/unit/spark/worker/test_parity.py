@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming import stateful_processor as sparks
-from pyspark.sql.streaming.tws_tester import TwsTester
 from tests import calls
 from tests.house.sources import ROOT
+from tests.spark.versions import ROWS, TWS_TESTER, TwsTester
 from tests.unit.spark.rows.test_pandas_input import all_keys, read
 
 from statelog.errors import ProcessorError
@@ -28,7 +28,7 @@ from statelog.spark.query.state_variables import ValueState as OurValueState
 from statelog.spark.worker.handle import TaskHandle as OurTaskHandle
 from statelog.testing import ProcessorTester
 
-COUNTERPARTS: list[tuple[type, type]] = [
+COUNTERPARTS: list[Any] = [
     (sparks.StatefulProcessorHandle, OurTaskHandle),
     (sparks.StatefulProcessorHandle, OurDriverHandle),
     (sparks.ValueState, OurValueState),
@@ -37,7 +37,7 @@ COUNTERPARTS: list[tuple[type, type]] = [
     (sparks.ListState, OurExpiringListState),
     (sparks.MapState, OurMapState),
     (sparks.MapState, OurExpiringMapState),
-    (TwsTester, ProcessorTester),
+    pytest.param(TwsTester, ProcessorTester, marks=TWS_TESTER),
 ]
 AS_THEY_ARE = [sparks.StatefulProcessor, sparks.TimerValues, sparks.ExpiredTimerInfo]
 
@@ -58,6 +58,7 @@ def test_every_method_takes_sparks_parameters(theirs: type, mine: type) -> None:
         assert parameters(getattr(theirs, name)) == parameters(getattr(mine, name)), name
 
 
+@ROWS
 def test_the_functions_take_sparks_arguments_in_sparks_order() -> None:
     for theirs, mine in (
         (GroupedData.transformWithState, transform_with_state),
@@ -67,9 +68,11 @@ def test_the_functions_take_sparks_arguments_in_sparks_order() -> None:
         assert wanted == [name for name, _ in parameters(mine)][1 : 1 + len(wanted)]
 
 
+@TWS_TESTER
 def test_the_page_names_every_method() -> None:
     page = (ROOT / "docs" / "reference" / "parity.md").read_text(encoding="utf-8")
-    kinds = {theirs for theirs, _ in COUNTERPARTS} | set(AS_THEY_ARE)
+    pairs = [getattr(pair, "values", pair) for pair in COUNTERPARTS]
+    kinds = {theirs for theirs, _ in pairs} | set(AS_THEY_ARE)
     names = {f"`{kind.__name__}.{name}`" for kind in kinds for name in public(kind)}
     assert [] == sorted(name for name in names if name not in page)
 

@@ -1,0 +1,122 @@
+"""
+Read a query's id and its offset log, from the files of the checkpointLocation.
+
+Spark writes `metadata` before the first micro-batch of a query, and `offsets/<batch>` before each.
+On local disk Hadoop writes a file of checksums beside each of them.
+Source: Spark's StreamMetadata, OffsetSeqLog; Hadoop's ChecksumFileSystem.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+
+from statelog.checkpoint.source_logs import QueryFiles
+from statelog.core.source_position import OffsetEntry, parse_offsets
+from statelog.errors import CheckpointError, CorruptionError
+
+OFFSETS: Final = "offsets"
+COMPACT: Final = ".compact"
+_METADATA: Final = "metadata"
+_CHECKSUMS: Final = struct.Struct(">4sI")
+_MAGIC: Final = b"crc\0"
+
+
+class _Metadata(msgspec.Struct):
+    id: str
+
+
+def recorded_query_id(files: QueryFiles) -> str:
+    """
+    Return Spark's id of the query in a checkpointLocation; "" if no query ran there.
+
+    Raises:
+        CheckpointError: The file with the id is damaged (`reason` "damaged").
+
+    Blocks: On the file.
+    """
+    data = files.read(_METADATA)
+    if data is None:
+        return ""
+    try:
+        return msgspec.json.decode(data, type=_Metadata).id
+    except msgspec.DecodeError as error:
+        raise CheckpointError(
+            f"{files.url}/{_METADATA} has no id of a query: {error}. A power failure may have "
+            "truncated the file. Nothing was changed: bring the file back from a backup, or go on "
+            "from the state with a new checkpointLocation and adopt=True",
+            reason="damaged",
+        ) from error
+
+
+def read_offsets(files: QueryFiles, batch_id: int) -> OffsetEntry | None:
+    """
+    Return the entry of a micro-batch in the offset log, or None.
+
+    Raises:
+        CorruptionError: The file is empty or cut short.
+        IncompatibleFormatError: Its version is unknown.
+
+    Blocks: On the file.
+    """
+    name = f"{OFFSETS}/{batch_id}"
+    data = files.read(name)
+    return None if data is None else parse_offsets(data, name)
+
+
+def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
+    """
+    Return the newest entry of the offset log, or None.
+
+    Raises:
+        CheckpointError: It is damaged (`reason` "damaged").
+        IncompatibleFormatError: Its version is unknown.
+
+    Blocks: On the files.
+    """
+    numbers = (number_of(name) for name in files.names(OFFSETS))
+    newest = max((number for number in numbers if number is not None), default=None)
+    if newest is None:
+        return None
+    try:
+        _check_sums(files, newest)
+        return read_offsets(files, newest)
+    except CorruptionError as error:
+        raise CheckpointError(
+            f"Spark cannot read the offset log of {files.url}: {error}. A power failure may have "
+            f"truncated the file. Nothing was changed: `statelog rewind {files.url}` (with "
+            "--state-location, where the state is elsewhere) lists the batches to go back to; "
+            "going back removes the file",
+            reason="damaged",
+        ) from error
+
+
+def number_of(name: str) -> int | None:
+    """Return the number in the name of a file of a log, or None."""
+    stem = name.removesuffix(COMPACT)
+    return int(stem) if stem.isdigit() and stem.isascii() else None
+
+
+def _check_sums(files: QueryFiles, batch_id: int) -> None:
+    """
+    Compare an entry with its checksums, as Hadoop does on local disk.
+
+    Raises:
+        CorruptionError: They differ.
+    """
+    name = f"{OFFSETS}/{batch_id}"
+    sums = files.read(f"{OFFSETS}/.{batch_id}.crc")
+    if sums is None or len(sums) < _CHECKSUMS.size:
+        return
+    magic, chunk = _CHECKSUMS.unpack_from(sums)
+    if magic != _MAGIC or not chunk:
+        return
+    data = files.read(name) or b""
+    found = b"".join(
+        zlib.crc32(data[at : at + chunk]).to_bytes(4, "big") for at in range(0, len(data), chunk)
+    )
+    if found != sums[_CHECKSUMS.size :]:
+        raise CorruptionError(f"{name} differs from its checksums", path=name)

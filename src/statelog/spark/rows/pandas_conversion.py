@@ -1,0 +1,141 @@
+"""
+Convert columns between Arrow and pandas, by PySpark's rules.
+
+PySpark's own conversion of whole frames has another form in each version.  The rules here are those
+of 4.3, on every version; the values of nested and other special types are converted by PySpark's
+converters, which all versions have.
+Deviation: before 4.2 PySpark also casts where Arrow finds another type, such as text for a decimal.
+Source: PySpark's ArrowArrayToPandasConversion, PandasToArrowConversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import (
+    _create_converter_from_pandas,
+    _create_converter_to_pandas,
+    from_arrow_type,
+)
+from pyspark.sql.types import DataType
+
+from statelog.spark.rows.spark_versions import known_arguments
+
+_EXTENSIONS: Final = {
+    pa.int8(): pd.Int8Dtype(),
+    pa.int16(): pd.Int16Dtype(),
+    pa.int32(): pd.Int32Dtype(),
+    pa.int64(): pd.Int64Dtype(),
+}
+_PLAIN: Final = (
+    pa.types.is_null,
+    pa.types.is_binary,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+)
+"""Types whose values need no conversion of their own."""
+
+
+def series_of(table: pa.Table, *, timezone: str, int_extension: bool) -> list[pd.Series]:
+    """
+    Return the columns of *table* as a pandas processor sees them.
+
+    Args:
+        table: Any table.
+        timezone: The session's time zone, for timestamps inside of other values.
+        int_extension: Whether integers become pandas' extension types.
+
+    Raises:
+        ArrowInvalid: A timestamp is out of the range of nanoseconds.
+    """
+    return [_series(column, timezone, int_extension) for column in table.columns]
+
+
+def _series(column: pa.ChunkedArray, timezone: str, int_extension: bool) -> pd.Series:
+    kind = column.type
+    if not any(is_plain(kind) for is_plain in _PLAIN):
+        converter = known_arguments(
+            _create_converter_to_pandas,
+            timezone=timezone,
+            struct_in_pandas="dict",
+            integer_object_nulls=True,
+        )
+        values = column.to_pandas(coerce_temporal_nanoseconds=True, integer_object_nulls=True)
+        return converter(from_arrow_type(kind, prefer_timestamp_ntz=True))(values)
+    if int_extension and kind in _EXTENSIONS:
+        return column.to_pandas(types_mapper=pd.ArrowDtype).astype(_EXTENSIONS[kind])
+    if pa.types.is_timestamp(kind):
+        if kind.tz is not None:
+            column = pc.local_timestamp(column)
+        column = column.cast(pa.timestamp("ns"))
+    return column.to_pandas()
+
+
+class ColumnConverter:
+    """
+    Converts one column of the output to Arrow.
+
+    Args:
+        name: Its name.
+        kind: Its type in Spark.
+        arrow_type: Its type in Arrow.
+        timezone: The session's time zone, in which timestamps without a zone are.
+        safecheck: Whether an overflow or a loss of digits is an error.
+        int_to_decimal: Whether integers may be given for decimals; not before 4.1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: DataType,
+        arrow_type: pa.DataType,
+        *,
+        timezone: str,
+        safecheck: bool,
+        int_to_decimal: bool,
+    ) -> None:
+        self._name = name
+        self._arrow_type = arrow_type
+        self._safecheck = safecheck
+        self._prepared: Callable[[pd.Series], pd.Series] = known_arguments(
+            _create_converter_from_pandas,
+            timezone=timezone,
+            error_on_duplicated_field_names=False,
+            int_to_decimal_coercion_enabled=int_to_decimal,
+        )(kind)
+
+    def array_of(self, series: pd.Series) -> pa.Array:
+        """
+        Return *series* as an array.
+
+        Raises:
+            ValueError, TypeError: A value does not fit the type.
+        """
+        given = series.dtype
+        if isinstance(given, pd.CategoricalDtype):
+            series = series.astype(given.categories.dtype)
+        series = self._prepared(series)
+        mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
+        kind, safe = self._arrow_type, self._safecheck
+        try:
+            try:
+                return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safe)
+            except pa.ArrowInvalid:
+                return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safe)
+        except (TypeError, ValueError) as error:
+            advice = (
+                " It may be an overflow or a loss of digits, which "
+                "spark.sql.execution.pandas.convertToArrowArraySafely=false allows"
+                if safe and isinstance(error, ValueError)
+                else ""
+            )
+            raise type(error)(
+                f"the column {self._name!r} of {given} cannot be converted to {kind}.{advice}"
+            ) from error

@@ -1,0 +1,120 @@
+"""
+What differs between the versions of Spark that statelog runs on: 4.0 to 4.3.
+
+All of it is here, so that no other module asks for a version.  A function asks whether Spark has an
+API, rather than for a number, because managed platforms add later APIs to an earlier version.
+Docs: docs/reference/spark-versions.md, with what each version does differently.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
+
+from statelog.spark.rows.jvm import JavaObject, jvm_of
+
+SPARK: Final[tuple[int, int]] = (
+    int(pyspark.__version__.split(".")[0]),
+    int(pyspark.__version__.split(".")[1]),
+)
+"""The running version: major and minor."""
+
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_SEED: Final = np.uint32(42)
+
+
+def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
+    """Return *function* with those of the named arguments that it takes in this version."""
+    taken = inspect.signature(function).parameters
+    return functools.partial(
+        function, **{name: value for name, value in arguments.items() if name in taken}
+    )
+
+
+def offered(kind: type, names: Iterable[str]) -> list[str]:
+    """Return those of *names* that are attributes of a class of Spark in this version."""
+    return [name for name in names if hasattr(kind, name)]
+
+
+def frames_are_inferred(*, has_initial: bool) -> bool:
+    """
+    Return whether Spark makes the frames of a pandas processor from Python's objects.
+
+    Then pandas infers the types of their columns anew.  Otherwise they are as Arrow made them.  4.0
+    never infers, 4.1 does without initial state, later versions always do.
+
+    Args:
+        has_initial: Whether the operator has initial state.
+    """
+    if SPARK == (4, 1):
+        return not has_initial
+    return SPARK > (4, 1)
+
+
+def streaming_class(session: SparkSession, name: str) -> JavaObject:
+    """Return a class of Spark's streaming runtime, which has its own package from 4.1 on."""
+    package: JavaObject = jvm_of(session)
+    for part in _STREAMING.split("."):
+        package = getattr(package, part)
+    found = getattr(package.runtime, name)
+    # py4j takes an unknown name for a package.
+    return getattr(package, name) if type(found).__name__ == "JavaPackage" else found
+
+
+def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> DataFrame:
+    """
+    Return *frame* with each row in the partition whose number an expression gives.
+
+    Args:
+        frame: Any frame; on 4.0 without `repartitionById`, where Spark takes the hash of a column.
+        partitions: Number of partitions.
+        partition: SQL expression, an int from 0 to below *partitions*.
+    """
+    if hasattr(type(frame), "repartitionById"):
+        return frame.repartitionById(partitions, expr(partition))
+    values = ", ".join(map(str, values_by_partition(partitions)))
+    return frame.repartition(partitions, expr(f"array({values})[{partition}]"))
+
+
+@functools.lru_cache(maxsize=16)
+def values_by_partition(partitions: int) -> tuple[int, ...]:
+    """
+    Return for each partition an int whose rows Spark's hash partitioning puts there.
+
+    That is `pmod(hash(value), partitions)`, with Murmur3 and the seed 42.
+    """
+    found: dict[int, int] = {}
+    start, step = 0, 16 * partitions
+    while len(found) < partitions:
+        values = np.arange(start, start + step, dtype=np.uint32)
+        places = _murmur3(values).astype(np.int32).astype(np.int64) % partitions
+        for place, first in zip(*np.unique(places, return_index=True), strict=True):
+            found.setdefault(int(place), start + int(first))
+        start += step
+    return tuple(found[place] for place in range(partitions))
+
+
+def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Return Spark's `hash` of ints."""
+    mixed = _rotated(values * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    hashed = _rotated(_SEED ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    hashed ^= np.uint32(4)  # the length of an int
+    hashed ^= hashed >> np.uint32(16)
+    hashed *= np.uint32(0x85EBCA6B)
+    hashed ^= hashed >> np.uint32(13)
+    hashed *= np.uint32(0xC2B2AE35)
+    hashed ^= hashed >> np.uint32(16)
+    return hashed
+
+
+def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    rotated: npt.NDArray[np.uint32] = (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
+    return rotated

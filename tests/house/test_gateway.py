@@ -1,0 +1,32 @@
+"""Only the modules that ARCHITECTURE.md lists ask Spark's JVM, and only one module asks for a version."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SPARK = ROOT / "src" / "statelog" / "spark"
+GATEWAY = re.compile(
+    r"\bjvm_of\(|^from py4j|^import py4j|\._j[a-zA-Z]+\b|[\"']_j[a-z]+[\"']|\._gateway\b", re.M
+)
+VERSION = re.compile(r"pyspark\.__version__|\bSPARK\b\s*(?:[<>=!]|\[)|\.version\b\s*[<>=]")
+
+
+def modules(pattern: re.Pattern[str]) -> set[str]:
+    """Return the modules of statelog.spark in which *pattern* occurs."""
+    return {
+        path.relative_to(SPARK).as_posix()
+        for path in SPARK.rglob("*.py")
+        if pattern.search(path.read_text())
+    }
+
+
+def test_the_modules_that_ask_the_jvm_are_listed_with_the_reason() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    section = page.split("what is asked of its JVM")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| [")]
+    listed = {path for row in rows for path in re.findall(r"\]\(src/statelog/spark/(\S+?)\)", row)}
+    assert listed == modules(GATEWAY)
+
+
+def test_only_one_module_asks_for_the_version_of_spark() -> None:
+    assert {"rows/spark_versions.py"} == modules(VERSION)

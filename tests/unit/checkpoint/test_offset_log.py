@@ -1,0 +1,94 @@
+"""A query's id and offsets, read from files as Spark and Hadoop write them."""
+
+import json
+import zlib
+from collections.abc import Sequence
+
+import pytest
+
+from statelog.checkpoint.offset_log import newest_offsets, read_offsets, recorded_query_id
+from statelog.errors import CheckpointError, IncompatibleFormatError
+
+TIMES = json.dumps({"batchWatermarkMs": 5, "batchTimestampMs": 6, "conf": {}})
+LONG = "x" * 2000
+
+
+class Files:
+    """Files in memory."""
+
+    url = "file:/q"
+
+    def __init__(self, **contents: bytes) -> None:
+        self.contents = {name.replace("__", "/"): data for name, data in contents.items()}
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        return self.contents.get(name)
+
+    def names(self, folder: str) -> Sequence[str]:
+        inside = [name for name in self.contents if name.startswith(f"{folder}/")]
+        return [name.removeprefix(f"{folder}/") for name in inside]
+
+
+def offsets(*texts: str) -> bytes:
+    return "\n".join(["v1", TIMES, *texts]).encode()
+
+
+def checksums(data: bytes) -> bytes:
+    """Return what Hadoop writes beside a file on local disk."""
+    parts = [data[at : at + 512] for at in range(0, len(data), 512)]
+    return b"crc\0\0\0\2\0" + b"".join(zlib.crc32(part).to_bytes(4, "big") for part in parts)
+
+
+def test_the_newest_entry_is_the_one_with_the_highest_number() -> None:
+    files = Files()
+    assert newest_offsets(files) is None
+    files.contents = {
+        "offsets/9": offsets("1"),
+        "offsets/10": offsets("1", "-"),
+        "offsets/.11.abc.tmp": b"",
+        "offsets/.10.crc": checksums(offsets("1", "-")),
+    }
+    found = newest_offsets(files)
+    assert found is not None
+    assert (("1", None), 2, 5, 6) == (
+        found.offsets,
+        found.sources,
+        found.watermark_ms,
+        found.timestamp_ms,
+    )
+    assert read_offsets(files, 11) is None
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 30, 512, 1100])
+def test_an_entry_that_a_power_failure_cut_short_is_damaged(kept: int) -> None:
+    whole = offsets(json.dumps({"a": LONG}))
+    files = Files(offsets__3=whole[:kept])
+    files.contents["offsets/.3.crc"] = checksums(whole)
+    with pytest.raises(
+        CheckpointError, match=r"offset log of file:/q: .*log rewind file:/q"
+    ) as raised:
+        newest_offsets(files)
+    assert "damaged" == raised.value.reason
+    files.contents["offsets/3"] = whole
+    assert newest_offsets(files) is not None
+
+
+def test_a_checksum_file_that_is_none_is_passed_over() -> None:
+    for sums in (b"", b"crc", b"other  bytes", b"crc\0\0\0\0\0"):
+        files = Files(offsets__3=offsets("1"))
+        files.contents["offsets/.3.crc"] = sums
+        assert newest_offsets(files) is not None
+
+
+def test_an_entry_of_a_newer_version_is_not_called_damaged() -> None:
+    with pytest.raises(IncompatibleFormatError, match="version b'v3'"):
+        newest_offsets(Files(offsets__0=b"v3\n{}\n1"))
+
+
+def test_the_id_of_a_query_is_read_or_the_file_is_named() -> None:
+    assert "" == recorded_query_id(Files())
+    assert "one" == recorded_query_id(Files(metadata=b'{"id":"one","later":1}'))
+    for torn in (b"", b'{"id":', b"{}"):
+        with pytest.raises(CheckpointError, match=r"file:/q/metadata has no id") as raised:
+            recorded_query_id(Files(metadata=torn))
+        assert "damaged" == raised.value.reason

@@ -1,0 +1,105 @@
+"""
+Run the tests on Spark with each version of Spark, and write how they ended.
+
+Run it with `make matrix`. Each version has an environment of its own (`make test-spark SPARK=4.1`). A
+test that a version cannot offer is skipped with a reason that says so, and counted by it. The table
+goes to docs/reference/spark-versions.md, the names of failed tests to the standard output.
+"""
+
+import argparse
+import datetime as dt
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
+REPORTS = ROOT / "build" / "matrix"
+VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+TARGETS = ("test-pure", "test-spark")
+NOT_OFFERED = "not offered by Spark"
+BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
+
+
+def main() -> int:
+    """Run, count, write; 1 if a test failed on any version."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("versions", nargs="*", default=VERSIONS, help="which versions to run")
+    parser.add_argument("--tests", default="", help="more arguments for pytest, such as files")
+    parser.add_argument("--count", action="store_true", help="only count what ran before")
+    options = parser.parse_args()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    if not options.count:
+        for version in options.versions:
+            _run(version, options.tests)
+    counts = {version: _count(version) for version in VERSIONS}
+    known = {version: count for version, count in counts.items() if count is not None}
+    table = _table(known)
+    print(table)
+    page = PAGE.read_text()
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    return int(any(count["failed"] for count in known.values()))
+
+
+def _run(version: str, tests: str) -> None:
+    for target in TARGETS:
+        report = REPORTS / f"{version}-{target}.xml"
+        report.unlink(missing_ok=True)
+        subprocess.run(
+            [
+                *("make", "--no-print-directory", target, f"SPARK={version}"),
+                *("PURE_TESTS=tests/unit/spark", f"ARGS=--junitxml={report} {tests}"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "MAKEFLAGS": ""},
+            check=False,
+        )
+
+
+def _count(version: str) -> Counter[str] | None:
+    """Return how the tests of a version ended, by its reports; None without one."""
+    count: Counter[str] = Counter()
+    reports = [path for path in map(REPORTS.joinpath, _names(version)) if path.exists()]
+    for report in reports:
+        for case in ET.parse(report).iter("testcase"):
+            outcome = _outcome(case)
+            count[outcome] += 1
+            if outcome == "failed":
+                print(f"Spark {version}: failed {case.get('classname')}::{case.get('name')}")
+    newest = max((path.stat().st_mtime for path in reports), default=0.0)
+    count["day"] = int(newest // 86_400)
+    return count if reports else None
+
+
+def _names(version: str) -> list[str]:
+    return [f"{version}-{target}.xml" for target in TARGETS]
+
+
+def _outcome(case: ET.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    skipped = case.find("skipped")
+    if skipped is None:
+        return "passed"
+    said = f"{skipped.get('message') or ''}{skipped.text or ''}"
+    return "not offered" if NOT_OFFERED in said else "skipped"
+
+
+def _table(counts: dict[str, Counter[str]]) -> str:
+    lines = [
+        "| Spark | Day | Passed | Failed | Not offered there | Skipped for another reason |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for version, count in counts.items():
+        day = dt.date.fromtimestamp(count["day"] * 86_400)
+        cells = [count[name] for name in ("passed", "failed", "not offered", "skipped")]
+        lines.append(f"| {version} | {day} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
