@@ -29,7 +29,14 @@ from statelog.spark.query.query import Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
 from statelog.spark.stream.recorded_plan import RecordedPlan
-from statelog.spark.stream.sinks import OptionValue, RowFunction, Target, batch_sink, foreach_sink
+from statelog.spark.stream.sinks import (
+    OptionValue,
+    RowFunction,
+    SinkContext,
+    Target,
+    foreach_sink,
+    sink_of,
+)
 from statelog.spark.stream.stateful_query import Failures, StatefulQuery
 from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
 from statelog.store.object_store import normalize_url
@@ -175,8 +182,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._take(format, outputMode, partitionBy, queryName, options)
         if path is not None:
             self._target = self._target.with_option("path", path)
-        sink = self._sink or self._batch_sink()
-        return self._start(sink, one_time=self._sink is not None or self._target.is_one_time)
+        return self._start(self._sink, one_time=self._sink is not None or self._target.is_one_time)
 
     def toTable(
         self,
@@ -190,7 +196,7 @@ class StatefulStreamWriter(DataStreamWriter):
         """Start the query, appending each micro-batch to a table; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._target = replace(self._target, table=_text("tableName", tableName))
-        return self._start(self._batch_sink(), one_time=False)
+        return self._start(None, one_time=False)
 
     def _take(
         self,
@@ -210,18 +216,17 @@ class StatefulStreamWriter(DataStreamWriter):
         if query_name is not None:
             self.queryName(query_name)
 
-    def _batch_sink(self) -> Sink:
-        return batch_sink(self._spark, self._plan.shape.schema, self._target, self._query_name)
-
-    def _start(self, sink: Sink, *, one_time: bool) -> StreamingQuery:
+    def _start(self, function: Sink | None, *, one_time: bool) -> StreamingQuery:
         known = self._checkpoint_location(one_time)
         checkpoint = temporary_checkpoint(self._spark) if known is None else known
         query = self._query(checkpoint, is_temporary=known is None)
+        query_id = recorded_query_id(self._spark, checkpoint)
+        sink = function or self._format_sink(query, query_id, checkpoint)
         plan, definition = self._plan, query.definition
         has_source = has_no_data_source(query.settings.no_data_batches, definition, checkpoint)
         times = QueryTimes(self._spark, has_no_data_source=has_source)
         engine = MicroBatchEngine(query, lambda rows, batch: sink(plan.apply(rows), batch), times)
-        engine.open(recorded_query_id(self._spark, checkpoint))
+        engine.open(query_id)
         if has_source:
             stream = NoDataStream(self._spark, definition.time_mode, engine)
             self._write_instead(with_no_data_source(definition.frame, stream))
@@ -232,6 +237,18 @@ class StatefulStreamWriter(DataStreamWriter):
         if known is None:
             delete_at_end(running, checkpoint, self._spark)
         return running
+
+    def _format_sink(self, query: Query, query_id: str, checkpoint: str) -> Sink:
+        """Return the sink for the format or table."""
+        context = SinkContext(
+            session=self._spark,
+            schema=self._plan.shape.schema,
+            query_name=self._query_name,
+            query_id=query_id,
+            checkpoint=checkpoint,
+            file_output=query.settings.file_output,
+        )
+        return sink_of(context, self._target)
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
         """Return everything about the query that does not change while it runs."""
