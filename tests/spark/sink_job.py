@@ -1,7 +1,7 @@
 """
-A job that writes running totals to one kind of sink; `sink_kills` kills it.
+A job of several queries, each with its own kind of sink; `sink_kills` kills it.
 
-Usage: python sink_job.py FOLDER SINK DELIVERY TASKS
+Usage: python sink_job.py FOLDER TASKS SINK-DELIVERY...
 """
 
 import json
@@ -20,7 +20,6 @@ from tests.spark.streams import workers_get_by_value
 from statelog.spark import idempotent, transform_with_state, writer_id
 
 COLUMNS = ("key", "total", "rows")
-SINKS = ("parquet", "json", "csv", "table", "delta", "sqlite")
 
 
 def session(folder: Path) -> SparkSession:
@@ -40,7 +39,6 @@ def session(folder: Path) -> SparkSession:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(DeltaStandIn)
     return spark
 
 
@@ -68,9 +66,8 @@ def transactional(path: str) -> Callable[[DataFrame, int], object]:
     return idempotent(write, written=written)
 
 
-def run(spark: SparkSession, folder: Path, sink: str, delivery: str, tasks: int) -> None:
-    """Run the query over all input."""
-    workers_get_by_value(processors.__name__)
+def start(spark: SparkSession, folder: Path, sink: str, delivery: str, tasks: int) -> Any:
+    """Start a query over all input."""
     stream = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)
     frame = stream.parquet(str(folder / "input")).groupBy("key")
     out = transform_with_state(frame, Totals(), TOTALS, delivery=delivery, tasks=tasks)
@@ -78,17 +75,16 @@ def run(spark: SparkSession, folder: Path, sink: str, delivery: str, tasks: int)
     writer = writer.trigger(availableNow=True)
     place = str(folder / "output")
     if sink == "table":
-        query = writer.option("path", place).partitionBy("key").toTable("totals", format="parquet")
-    elif sink == "sqlite":
-        query = writer.foreachBatch(transactional(place)).start()
-    elif sink == "csv":
-        query = writer.partitionBy("key").start(place, format="csv")
-    else:
-        query = writer.start(place, format=sink)
-    query.awaitTermination()
+        writer = writer.option("path", place).partitionBy("key")
+        return writer.toTable(f"totals_{delivery}", format="parquet")
+    if sink == "sqlite":
+        return writer.foreachBatch(transactional(place)).start()
+    if sink == "csv":
+        return writer.partitionBy("key").start(place, format="csv")
+    return writer.start(place, format=sink)
 
 
-def read(spark: SparkSession, folder: Path, sink: str) -> list[tuple[Any, ...]]:
+def read(spark: SparkSession, folder: Path, sink: str, delivery: str) -> list[tuple[Any, ...]]:
     """Return the rows that the sink has."""
     place = str(folder / "output")
     if sink == "sqlite":
@@ -100,7 +96,7 @@ def read(spark: SparkSession, folder: Path, sink: str) -> list[tuple[Any, ...]]:
         rows = DeltaTable(place).to_pyarrow_table().to_pylist()
         return [tuple(row[name] for name in COLUMNS) for row in rows]
     if sink == "table":
-        frame = spark.table("totals")
+        frame = spark.table(f"totals_{delivery}")
     elif sink == "csv":
         frame = spark.read.schema("total bigint, rows bigint, key bigint").csv(place)
     else:
@@ -109,13 +105,20 @@ def read(spark: SparkSession, folder: Path, sink: str) -> list[tuple[Any, ...]]:
 
 
 def main() -> None:
-    """Run to the end of the input, then write down the rows of the sink."""
-    folder, sink, delivery, tasks = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    """Run to the end of all input, then write down the rows of each sink."""
+    folder, tasks = Path(sys.argv[1]), int(sys.argv[2])
+    sinks = [(folder / name, *name.split("-")) for name in sys.argv[3:]]
     spark = session(folder)
+    workers_get_by_value(processors.__name__)
+    if any(sink == "delta" for _, sink, _ in sinks):
+        spark.dataSource.register(DeltaStandIn)
+    queries = [start(spark, place, sink, delivery, tasks) for place, sink, delivery in sinks]
     print("started", flush=True)
-    run(spark, folder, sink, delivery, tasks)
-    rows = sorted(read(spark, folder, sink))
-    (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    for query in queries:
+        query.awaitTermination()
+    for place, sink, delivery in sinks:
+        rows = sorted(read(spark, place, sink, delivery))
+        (place / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     spark.stop()
 
 
