@@ -35,6 +35,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
         output_files: JSON handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
+        rewound: The checkpoint that the last `statelog rewind` committed, if any.  The numbers of
+            micro-batches after it were used before, for other rows.
     """
 
     operator_id: str
@@ -53,6 +55,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int
     output_files: list[JsonObject]
     went_back_to: int | None = None
+    rewound: int | None = None
     watermark_ms: int = -1
     next_due_ms: int | None = None
     position: str | None = None

@@ -67,6 +67,16 @@ def read_offsets(files: QueryFiles, batch_id: int) -> OffsetEntry | None:
     return None if data is None else parse_offsets(data, name)
 
 
+def newest_batch(files: QueryFiles) -> int | None:
+    """
+    Return the newest micro-batch that Spark has planned, or None.
+
+    Blocks: On the names of the files.
+    """
+    numbers = (number_of(name) for name in files.names(OFFSETS))
+    return max((number for number in numbers if number is not None), default=None)
+
+
 def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
     """
     Return the newest entry of the offset log, or None.
@@ -77,8 +87,7 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
 
     Blocks: On the files.
     """
-    numbers = (number_of(name) for name in files.names(OFFSETS))
-    newest = max((number for number in numbers if number is not None), default=None)
+    newest = newest_batch(files)
     if newest is None:
         return None
     try:

@@ -106,7 +106,11 @@ def _commit_again(
     everything = KeyGroupRange(0, base.max_parallelism - 1)
     coordinator.trigger(checkpoint_id, [everything])
     coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(everything, None))
-    properties: JsonObject = {**base.properties, "went_back_to": went_back_to}
+    properties: JsonObject = {
+        **base.properties,
+        "went_back_to": went_back_to,
+        "rewound": checkpoint_id,
+    }
     coordinator.complete(checkpoint_id, properties=properties, sections=sections)
     return checkpoint_id
 

@@ -13,6 +13,7 @@ from statelog.spark.enable import disable, enable
 from statelog.spark.from_spark import from_spark, spark_state
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import OperatorSettings
+from statelog.spark.stream.sinks import idempotent, writer_id
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter
 from statelog.state.objects.aggregates import AggregateFunction
@@ -27,9 +28,11 @@ __all__ = [
     "disable",
     "enable",
     "from_spark",
+    "idempotent",
     "spark_state",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "writer_id",
 ]
 
 if TYPE_CHECKING:

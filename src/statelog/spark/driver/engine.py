@@ -18,6 +18,7 @@ from statelog.core.task_count import TaskCount
 from statelog.errors import StatelogError
 from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
+from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
@@ -27,7 +28,7 @@ from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation, now_ms
-from statelog.spark.query.delivery import Delivery, Sink
+from statelog.spark.query.delivery import REWOUND, Delivery, Sink
 from statelog.spark.query.initial_state import with_initial_rows
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.progress import BatchProgress
@@ -125,6 +126,7 @@ class MicroBatchEngine:
         """
         try:
             self._process(frame, batch_id)
+            fail_point("after-batch")
         except StatelogError:
             raise
         except Exception as error:
@@ -143,7 +145,11 @@ class MicroBatchEngine:
         self._reports.begin()
         if not self._location.epoch:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
-            if self._location.take_over(first):
+            is_committed = self._location.take_over(first)
+            if self._location.rewound is not None:
+                local = frame.sparkSession.sparkContext
+                local.setLocalProperty(REWOUND, str(self._location.rewound))
+            if is_committed:
                 self._deliver_again(frame, batch_id)
                 return
         record = self._location.record
@@ -286,6 +292,7 @@ class MicroBatchEngine:
             output_bytes=len(rows.section or b"") + sum(one.size_bytes for one in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
             went_back_to=self._location.went_back_to,
+            rewound=self._location.rewound,
             watermark_ms=times.watermark_ms,
             next_due_ms=min(ack.next_due_ms for ack in acks),
             position=times.position,

@@ -66,6 +66,7 @@ class StateLocation:
         self.record: BatchRecord | None = None
         """The record of the base checkpoint's micro-batch."""
         self.went_back_to: int | None = None
+        self.rewound: int | None = None
         self.next_due_ms: int | None = NEVER_MS
         """When the next timer is due, in the time of the time mode; None if unknown."""
         self.epoch = 0
@@ -138,6 +139,7 @@ class StateLocation:
             self.record = record = BatchRecord.of(self.base)
             self.next_due_ms = record.next_due_ms
             self.went_back_to = record.went_back_to if wanted is None else wanted
+            self.rewound = record.rewound
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",

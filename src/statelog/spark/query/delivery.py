@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import Final
 
 from pyspark.sql import DataFrame
 
 Sink = Callable[[DataFrame, int], object]
 """Called with the output of a micro-batch and its batch id; the result is ignored."""
+
+REWOUND: Final = "statelog.rewound"
+"""Local property of Spark's context while a micro-batch runs: `BatchRecord.rewound`, if any."""
 
 
 class Delivery(enum.Enum):
@@ -22,3 +26,10 @@ class Delivery(enum.Enum):
 
     STAGED = "staged"
     DIRECT = "direct"
+
+
+class FileOutput(enum.Enum):
+    """The two ways of writing files; see docs/how-to/exactly-once-sinks.md."""
+
+    EXACTLY_ONCE = "exactly-once"
+    APPEND = "append"

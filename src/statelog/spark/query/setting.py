@@ -10,7 +10,7 @@ from typing import Any
 
 from statelog.errors import InvalidOptionsError
 from statelog.options.units import parse_count
-from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.delivery import Delivery, FileOutput
 
 
 class Place(enum.Flag):
@@ -53,6 +53,15 @@ def parse_delivery(value: object, *, key: str) -> Delivery:
     except ValueError:
         modes = " or ".join(mode.value for mode in Delivery)
         raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {modes}") from None
+
+
+def parse_file_output(value: object, *, key: str) -> FileOutput:
+    """Return the way of this name; raises `InvalidOptionsError` for another name."""
+    try:
+        return FileOutput(value.lower() if isinstance(value, str) else value)
+    except ValueError:
+        ways = " or ".join(way.value for way in FileOutput)
+        raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {ways}") from None
 
 
 def parse_restore_from(value: object, *, key: str) -> int | str:

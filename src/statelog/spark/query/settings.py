@@ -19,13 +19,14 @@ from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.options import CheckpointOptions, SnapshotPolicy
 from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
-from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.setting import (
     Place,
     Setting,
     as_given,
     parse_delivery,
+    parse_file_output,
     parse_restore_from,
     setting,
 )
@@ -76,6 +77,15 @@ class QuerySettings:
         "delivered again identically, exactly once for a sink that honours the batch id. "
         "direct: one Spark job less, at least once.",
         default=Delivery.STAGED,
+    )
+    file_output: FileOutput = setting(
+        "fileSink",
+        parse_file_output,
+        '"exactly-once" or "append"',
+        "How files and tables of files are written. exactly-once: with the log of Spark's "
+        "streaming file sink beside them, so that a micro-batch that is delivered again is "
+        "written once. append: without the log, at least once.",
+        default=FileOutput.EXACTLY_ONCE,
     )
     no_data_batches: bool | None = setting(
         "noDataBatches",
@@ -311,6 +321,7 @@ class OperatorSettings(TypedDict, total=False):
 
     stateLocation: str | None
     delivery: str | None
+    fileSink: str | None
     noDataBatches: bool | None
     tasks: int | None
     minTasks: int | None

@@ -59,12 +59,19 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
     return SPARK > (4, 1)
 
 
-def streaming_class(session: SparkSession, name: str) -> JavaObject:
-    """Return a class of Spark's streaming runtime, which has its own package from 4.1 on."""
+def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
+    """
+    Return a class of Spark's streaming engine.
+
+    Args:
+        session: Any session.
+        name: The class.
+        part: The package inside the engine's that the class is in from 4.1 on.
+    """
     package: JavaObject = jvm_of(session)
-    for part in _STREAMING.split("."):
-        package = getattr(package, part)
-    found = getattr(package.runtime, name)
+    for each in _STREAMING.split("."):
+        package = getattr(package, each)
+    found = getattr(getattr(package, part), name)
     # py4j takes an unknown name for a package.
     return getattr(package, name) if type(found).__name__ == "JavaPackage" else found
 

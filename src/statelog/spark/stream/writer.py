@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes
@@ -31,7 +32,14 @@ from statelog.spark.query.query import Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
 from statelog.spark.stream.recorded_plan import RecordedPlan
-from statelog.spark.stream.sinks import OptionValue, RowFunction, Target, batch_sink, foreach_sink
+from statelog.spark.stream.sinks import (
+    OptionValue,
+    RowFunction,
+    SinkContext,
+    Target,
+    foreach_sink,
+    sink_of,
+)
 from statelog.spark.stream.stateful_query import Failures, StatefulQuery
 from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
 from statelog.store.object_store import normalize_url
@@ -177,8 +185,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._take(format, outputMode, partitionBy, queryName, options)
         if path is not None:
             self._target = self._target.with_option("path", path)
-        sink = self._sink or self._batch_sink()
-        return self._start(sink, one_time=self._sink is not None or self._target.is_one_time)
+        return self._start(self._sink, one_time=self._sink is not None or self._target.is_one_time)
 
     def toTable(
         self,
@@ -192,7 +199,7 @@ class StatefulStreamWriter(DataStreamWriter):
         """Start the query, appending each micro-batch to a table; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._target = replace(self._target, table=_text("tableName", tableName))
-        return self._start(self._batch_sink(), one_time=False)
+        return self._start(None, one_time=False)
 
     def _take(
         self,
@@ -212,15 +219,13 @@ class StatefulStreamWriter(DataStreamWriter):
         if query_name is not None:
             self.queryName(query_name)
 
-    def _batch_sink(self) -> Sink:
-        return batch_sink(self._spark, self._plan.shape.schema, self._target, self._query_name)
-
-    def _start(self, sink: Sink, *, one_time: bool) -> StreamingQuery:
+    def _start(self, function: Sink | None, *, one_time: bool) -> StreamingQuery:
         known = self._checkpoint_location(one_time)
         checkpoint = temporary_checkpoint(self._spark) if known is None else known
         query = self._query(checkpoint, is_temporary=known is None)
         plan, definition = self._plan, query.definition
         files = checkpoint_files(self._spark, checkpoint)
+        sink = function or self._format_sink(query, files)
         has_source = has_no_data_source(query.settings.no_data_batches, definition, files)
         running_query = RunningQuery(self._spark, files)
         times = QueryTimes(
@@ -238,6 +243,17 @@ class StatefulStreamWriter(DataStreamWriter):
         if known is None:
             delete_at_end(running, checkpoint, self._spark)
         return running
+
+    def _format_sink(self, query: Query, files: QueryFiles) -> Sink:
+        """Return the sink for the format or table."""
+        context = SinkContext(
+            session=self._spark,
+            schema=self._plan.shape.schema,
+            query_name=self._query_name,
+            files=files,
+            file_output=query.settings.file_output,
+        )
+        return sink_of(context, self._target)
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
         """Return everything about the query that does not change while it runs."""

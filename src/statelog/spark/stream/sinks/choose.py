@@ -1,0 +1,160 @@
+"""Choose the sink for a target, and check it before the first micro-batch is committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from statelog.checkpoint.offset_log import newest_batch, recorded_query_id
+from statelog.checkpoint.source_logs import QueryFiles
+from statelog.errors import UsageError
+from statelog.spark.query.delivery import FileOutput, Sink
+from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.stream.sinks.batch_writer import batch_writer
+from statelog.spark.stream.sinks.file_entries import FileEntries
+from statelog.spark.stream.sinks.file_sink import FilePlace, FileSink
+from statelog.spark.stream.sinks.simple import Console, Memory
+from statelog.spark.stream.sinks.tables import Catalog, KnownTable
+from statelog.spark.stream.sinks.target import Target, columns_of
+
+_READ_ONLY: Final = (
+    "binaryfile",
+    "rate",
+    "rate-micro-batch",
+    "socket",
+    "state-metadata",
+    "statestore",
+)
+_FORMATS: Final = "org.apache.spark.sql.execution.datasources"
+_FILE_FORMATS: Final = (f"{_FORMATS}.FileFormat", f"{_FORMATS}.v2.FileDataSourceV2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkContext:
+    """
+    What a sink has to know of its query.
+
+    Args:
+        session: The user's session, in which a table in memory is visible.
+        schema: Columns of the output.
+        query_name: Name of the query, and of the table in memory.
+        files: The query's checkpointLocation.
+        file_output: How files are written.
+    """
+
+    session: SparkSession
+    schema: StructType
+    query_name: str | None
+    files: QueryFiles
+    file_output: FileOutput
+
+
+def sink_of(context: SinkContext, target: Target) -> Sink:
+    """
+    Return the sink for a target.
+
+    Files and tables of files are written once; a table of files is created if it is missing.  Other
+    formats are written by Spark's batch writer: Delta once, all others at least once.
+
+    Raises:
+        AnalysisException: Spark lacks the package for the format, or cannot write the output by it.
+        CheckpointError: The folder has micro-batches that the query has not planned yet.
+        UsageError: `memory` has no query name, files have no path, a column of *target* is
+            missing, the output does not fit the table, or the folder has other files.
+    """
+    session, schema = context.session, context.schema
+    source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
+    if target.table is None and source == "console":
+        truncate = str(target.option("truncate", "true")).lower() == "true"
+        return Console(int(str(target.option("numRows", 20))), truncate)
+    if target.table is None and source == "memory":
+        if not context.query_name:
+            raise UsageError("the memory sink needs a queryName, which is the name of its table")
+        return Memory(session, context.query_name, schema)
+    is_of_files = _check_format(session, source)
+    columns_of(schema.names, (*target.partition_by, *target.cluster_by))
+    if target.table is not None:
+        return _table_sink(context, target, source, is_of_files=is_of_files)
+    if not is_of_files:
+        return batch_writer(target, source)
+    path = target.option("path", None)
+    if path is None:
+        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+    place = FilePlace(
+        path=str(path),
+        source=source,
+        schema=schema,
+        partition_by=columns_of(schema.names, target.partition_by),
+        options=target.options(),
+    )
+    return _sink_of_files(context, target, place)
+
+
+def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_files: bool) -> Sink:
+    catalog, name = Catalog(context.session), target.table or ""
+    table = catalog.find(name)
+    if table is None and is_of_files and catalog.has_session_catalog(name):
+        catalog.create_of_files(target, source, context.schema)
+        table = catalog.find(name)
+    if table is None:
+        return batch_writer(target, source)
+    if target.source is not None and table.source not in ("", source):
+        raise UsageError(
+            f"the table {name} has the format {table.source}, and the query writes {source}: leave "
+            "format out, or name that of the table"
+        )
+    if not _is_table_of_files(context.session, table):
+        return batch_writer(replace(target, source=table.source or target.source), table.source)
+    return _sink_of_files(context, target, catalog.place_of(table, target, context.schema))
+
+
+def _is_table_of_files(session: SparkSession, table: KnownTable) -> bool:
+    if table.entry is None or table.source in ("", "hive"):  # Hive's formats are no sources
+        return False
+    return _check_format(session, table.source)
+
+
+def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Sink:
+    if context.file_output is FileOutput.APPEND:
+        if FileEntries(context.session, place.path).has_log():
+            raise UsageError(
+                f"{place.path} has a log of streaming output, which would hide appended files from "
+                "Spark's readers: leave fileSink='append' out, or write to another folder"
+            )
+        return batch_writer(target, place.source)
+    entries = FileEntries(context.session, place.path, newest_batch(context.files))
+    entries.check(recorded_query_id(context.files))
+    return FileSink(context.session, place, entries)
+
+
+def _check_format(session: SparkSession, source: str) -> bool:
+    """
+    Check a format before the first micro-batch is committed.
+
+    Returns:
+        Whether it is one of files.
+
+    Raises:
+        AnalysisException: Spark lacks the package for it.
+        UsageError: Spark has no such format, or can only read it.
+    """
+    if source in _READ_ONLY:
+        raise UsageError(f"the format {source} can be read only; use another one")
+    if not source:
+        return False
+    jvm: JavaObject = jvm_of(session)
+    conf = session._jsparkSession.sessionState().conf()
+    try:
+        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
+            source, conf
+        )
+    except Py4JJavaError as error:  # its text has the whole stack of the JVM
+        raise UsageError(
+            f"the output cannot be written: {error.java_exception.getMessage()}"
+        ) from None
+    of_files = (jvm.java.lang.Class.forName(name) for name in _FILE_FORMATS)
+    return any(kind.isAssignableFrom(found) for kind in of_files)

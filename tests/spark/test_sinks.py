@@ -1,0 +1,420 @@
+"""Sinks keep their guarantee: a micro-batch that is delivered again is written once."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from tests.spark import processors
+from tests.spark.delta_stand_in import DeltaStandIn
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, wait, workers_get_by_value
+
+from statelog.checkpoint import CheckpointCoordinator
+from statelog.cli.main import run as command
+from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.spark import idempotent, transform_with_state
+from statelog.spark.stream.sinks.file_entries import Delivered, FileEntries
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+
+COLUMNS = ("key", "total", "rows")
+BATCHES = [[(1, 10), (2, 20)], [(1, 1), (3, 30)], [(2, 2)], [(1, 5), (4, 4)]]
+
+
+class SinkJob:
+    """A query with a sink, which a test runs again and again."""
+
+    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.out = folder / "out"
+        self.source = BatchSource(spark, folder / "in", INPUT)
+        self.model = TotalsModel()
+        self.expected: list[tuple[Any, ...]] = []
+        self._added = 0
+
+    def add(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            rows = BATCHES[self._added % len(BATCHES)]
+            self._added += 1
+            self.source.add(rows)
+            self.expected += self.model.apply(rows)
+
+    def writer(self, name: str = "query", **settings: Any) -> Any:
+        grouped = self.source.frame().groupBy("key")
+        out = transform_with_state(grouped, Totals(), TOTALS, tasks=2, **settings)
+        writer = out.writeStream.option("checkpointLocation", str(self.folder / name))
+        return writer.trigger(availableNow=True)
+
+    def run(self, source: str, name: str = "query", **settings: Any) -> None:
+        wait(self.writer(name, **settings).start(str(self.out), format=source))
+
+    def forget_commit(self, name: str = "query") -> None:
+        """Let Spark run the last micro-batch again, as after a crash."""
+        commits = self.folder / name / "commits"
+        last = max((path for path in commits.glob("[0-9]*")), key=lambda path: int(path.name))
+        last.unlink()
+        (commits / f".{last.name}.crc").unlink(missing_ok=True)
+
+    def rows(self, source: str, schema: str = TOTALS) -> list[tuple[Any, ...]]:
+        frame = self.spark.read.schema(schema).format(source).load(str(self.out))
+        return sorted(map(tuple, frame.select(*COLUMNS).collect()))
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> SinkJob:
+    return SinkJob(spark, tmp_path)
+
+
+@pytest.fixture
+def short_log(spark: "SparkSession") -> Iterator[None]:
+    settings = {
+        "spark.sql.streaming.fileSink.log.compactInterval": "3",
+        "spark.sql.streaming.fileSink.log.cleanupDelay": "0",
+        "spark.sql.streaming.minBatchesToRetain": "1",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name in settings:
+        spark.conf.unset(name)
+
+
+@pytest.mark.parametrize("source", ["parquet", "csv", "xml"])
+def test_files_of_a_batch_that_is_delivered_again_are_written_once(
+    job: SinkJob, source: str
+) -> None:
+    option = {"rowTag": "row"} if source == "xml" else {}
+    job.add(2)
+    wait(job.writer().options(**option).start(str(job.out), format=source.upper()))
+    job.forget_commit()
+    wait(job.writer().options(**option).start(str(job.out), format=source))
+    frame = job.spark.read.schema(TOTALS).options(**option).format(source).load(str(job.out))
+    assert sorted(job.expected) == sorted(map(tuple, frame.select(*COLUMNS).collect()))
+    assert {"0", "1"} == {one.name for one in (job.out / "_spark_metadata").glob("[0-9]*")}
+
+
+def test_files_take_both_output_modes(job: SinkJob) -> None:
+    job.add(1)
+    wait(job.writer("a").outputMode("update").start(str(job.out), format="parquet"))
+    job.add(1)
+    wait(job.writer("a").outputMode("append").start(str(job.out), format="parquet"))
+    assert sorted(job.expected) == job.rows("parquet")
+
+
+@pytest.mark.parametrize("source", ["parquet", "delta"])
+def test_a_direct_batch_that_failed_after_its_sink_is_written_once(
+    spark: "SparkSession", job: SinkJob, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source == "delta":
+        pytest.importorskip("deltalake")
+        spark.dataSource.register(DeltaStandIn)
+    job.add(1)
+    job.run(source, delivery="direct")
+    job.add(1)
+
+    def fail(self: CheckpointCoordinator, *_: Any, **__: Any) -> Any:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(CheckpointCoordinator, "complete", fail)
+        with pytest.raises(StreamingQueryException, match="the store is away"):
+            job.run(source, delivery="direct")
+    job.add(1)
+    job.run(source, delivery="direct")  # the state has every row once, or the totals were wrong
+    rows = delta_rows(job.out) if source == "delta" else job.rows(source)
+    assert sorted(job.expected) == rows
+
+
+def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
+    job: SinkJob, short_log: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's sink numbers its entries by batch: readers fail at gaps, a new query is skipped."""
+    job.add(1)
+    wait(job.writer().format("noop").start())
+    job.expected = []
+    for _ in range(3):  # batches 1 to 3 are the entries 0 to 2
+        job.add(1)
+        job.run("parquet")
+    assert "another query" not in caplog.text
+    model = TotalsModel()
+    for rows in BATCHES:
+        job.expected += model.apply(rows)
+    job.run("parquet", name="second")
+    assert "has the rows of another query" in caplog.text
+    assert sorted(job.expected) == job.rows("parquet")
+    entries = {one.name for one in (job.out / "_spark_metadata").glob("[0-9]*")}
+    assert {"5.compact", "6"} <= entries <= {"2.compact", "3", "4", "5.compact", "6"}
+    assert 1 == len(list((job.out / "_statelog").glob("[0-9]*")))
+
+
+def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> None:
+    job.add(1)
+    job.out.mkdir()
+    (job.out / "_SUCCESS").touch()
+    job.run("parquet", name="hidden_files_do_not_count")
+    shutil.rmtree(job.out)
+    job.spark.createDataFrame([(9, 9, 9)], TOTALS).write.parquet(str(job.out))
+    with pytest.raises(UsageError, match=r"files that no streaming query .*'statelog.fileSink'"):
+        job.run("parquet")
+    assert not (job.out / "_spark_metadata").exists()
+    append = {"statelog.fileSink": "append"}
+    wait(job.writer().options(**append).start(str(job.out), format="parquet"))
+    assert sorted([*job.expected, (9, 9, 9)]) == job.rows("parquet")
+    shutil.rmtree(job.out)
+    job.run("parquet", name="b")
+    with pytest.raises(UsageError, match="would hide appended files"):
+        job.run("parquet", name="c", fileSink="append")
+    with pytest.raises(UsageError, match="it must be exactly-once or append"):
+        job.run("parquet", name="c", fileSink="sometimes")
+
+
+def test_a_query_that_went_back_is_refused_by_files_and_written_anew_by_delta(
+    spark: "SparkSession", job: SinkJob
+) -> None:
+    pytest.importorskip("deltalake")
+    spark.dataSource.register(DeltaStandIn)
+    job.add(3)
+    job.run("parquet")
+    delta = str(job.folder / "delta")
+    wait(job.writer("to_delta").start(delta, format="delta"))
+    for name in ("query", "to_delta"):
+        query = str(job.folder / name)
+        assert 0 == command(["rewind", query, "--to", "0", "--apply", "--min-age", "0s"])
+    with pytest.raises(CheckpointError, match=r"has the rows of batch 2 .* continues with batch 1"):
+        job.run("parquet")
+    assert sorted(job.expected) == job.rows("parquet")
+    wait(job.writer("to_delta").start(delta, format="delta"))
+    given_up = job.expected[2:]
+    assert sorted(job.expected + given_up) == delta_rows(Path(delta))
+    job.forget_commit("to_delta")
+    wait(job.writer("to_delta").start(delta, format="delta"))
+    assert sorted(job.expected + given_up) == delta_rows(Path(delta))
+
+
+def delta_rows(path: Path) -> list[tuple[Any, ...]]:
+    from deltalake import DeltaTable
+
+    rows = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+    return sorted(tuple(row[name] for name in COLUMNS) for row in rows)
+
+
+def test_entries_name_their_micro_batches(spark: "SparkSession", tmp_path: Path) -> None:
+    def entries(planned: int = -1) -> FileEntries:
+        return FileEntries(spark, str(tmp_path), planned)
+
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    ours = entries()
+    assert 0 == ours.begin(Delivered("a", 7))
+    assert 0 == entries().begin(Delivered("a", 7)), "announced, not written"
+    with pytest.raises(FencedError, match="a has announced entry 0"):
+        entries().begin(Delivered("b", 0))
+    (log / "0").write_text("v1")
+    ours.end(0)
+    assert entries().begin(Delivered("a", 7)) is None
+    with pytest.raises(CheckpointError, match="has the rows of batch 7"):
+        entries().begin(Delivered("a", 6))
+    with pytest.raises(CheckpointError, match="has the rows of batch 7"):
+        entries().begin(Delivered("a-rewound-3", 7))
+    entries(7).check("a")
+    with pytest.raises(CheckpointError, match="continues with batch 7"):
+        entries(6).check("a")
+    assert 1 == ours.begin(Delivered("a", 9))
+    (log / "1").write_text("v1")
+    with pytest.raises(FencedError, match="newest entry is 1, this query left it at 0"):
+        ours.begin(Delivered("a", 10))
+    (tmp_path / "_statelog" / "1").write_text("{}")
+    (tmp_path / "_statelog" / ".1.crc").unlink(missing_ok=True)
+    with pytest.raises(UsageError, match="is damaged"):
+        entries().begin(Delivered("a", 9))
+
+
+def test_a_query_of_sparks_own_operator_continues_in_its_folder(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    (log / "4").write_text("v1")
+    assert FileEntries(spark, str(tmp_path), 4).begin(Delivered("a", 4)) is None
+    assert 5 == FileEntries(spark, str(tmp_path), 5).begin(Delivered("a", 5))
+    assert 5 == FileEntries(spark, str(tmp_path), -1).begin(Delivered("a", 4)), "a new query"
+
+
+def test_a_table_of_files_is_created_and_written_once(job: SinkJob) -> None:
+    job.add(2)
+    for _ in range(2):
+        wait(job.writer().toTable("once", format="json", partitionBy="KEY"))
+        job.forget_commit()
+    table = job.spark.table("once")
+    assert sorted(job.expected) == sorted(map(tuple, table.select(*COLUMNS).collect()))
+    job.add(1)
+    wait(job.writer().toTable("once"))  # by its own format and partitions
+    table = job.spark.table("once")
+    assert sorted(job.expected) == sorted(map(tuple, table.select(*COLUMNS).collect()))
+    assert {"key=1", "key=2", "key=3"} == {one.name for one in table_folder(job).glob("key=*")}
+    wait(job.writer("elsewhere").option("path", str(job.out)).toTable("placed", format="orc"))
+    assert sorted(job.expected) == job.rows("orc")
+    for name in ("once", "placed"):
+        job.spark.sql(f"drop table {name}")
+
+
+def table_folder(job: SinkJob) -> Path:
+    found = job.spark.sql("describe extended once").where("col_name = 'Location'").first()
+    assert found is not None
+    return Path(found.data_type.removeprefix("file:"))
+
+
+def test_a_table_has_its_options_and_the_order_of_its_columns(job: SinkJob) -> None:
+    job.add(1)
+    job.spark.sql(
+        "create table narrow (rows bigint, total bigint, key bigint) using csv "
+        "options (sep '|', header 'true')"
+    )
+    try:
+        wait(job.writer().toTable("narrow", format="csv"))
+        rows = job.spark.table("narrow").select(*COLUMNS).collect()
+        assert sorted(job.expected) == sorted(map(tuple, rows))
+    finally:
+        job.spark.sql("drop table narrow")
+
+
+def test_what_a_table_cannot_take_is_refused_at_the_start(job: SinkJob) -> None:
+    job.add(1)
+    sql = job.spark.sql
+    sql("create table other (key bigint, total bigint) using parquet")
+    sql("create table typed (key bigint, total string, rows bigint) using parquet")
+    sql(
+        "create table buckets (key bigint, total bigint, rows bigint) using parquet "
+        "clustered by (key) into 2 buckets"
+    )
+    sql("create table parts (key bigint, total bigint, rows bigint) using orc partitioned by (key)")
+    sql("create view seen as select * from other")
+    sql("create temporary view passing as select * from other")
+    try:
+        for table, options, said in (
+            ("other", {}, "has the columns key, total, the output has key, total, rows"),
+            ("typed", {}, "column total of the table typed is string.*bigint: cast it"),
+            ("buckets", {}, "has buckets"),
+            ("parts", {"partitionBy": "total"}, "is partitioned by key, not by total"),
+            ("parts", {"format": "parquet"}, "has the format orc, and the query writes parquet"),
+            ("seen", {}, "is a view"),
+            ("passing", {}, "is a view"),
+        ):
+            with pytest.raises(UsageError, match=said):
+                job.writer().toTable(table, **options)
+    finally:
+        sql("drop view seen")
+        sql("drop view passing")
+        for name in ("other", "typed", "buckets", "parts"):
+            sql(f"drop table {name}")
+    assert not (job.folder / "query" / "statelog").exists()
+
+
+def test_delta_gets_the_ids_of_its_transactions(spark: "SparkSession", job: SinkJob) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    spark.dataSource.register(DeltaStandIn)
+    job.add(2)
+    job.run("delta")
+    job.forget_commit()
+    job.run("delta")
+    assert sorted(job.expected) == delta_rows(job.out)
+    query_id = json.loads((job.folder / "query" / "metadata").read_text())["id"]
+    assert 1 == deltalake.DeltaTable(str(job.out)).transaction_version(query_id)
+    named = str(job.folder / "named")
+    wait(job.writer("b").option("TxnAppId", "mine").start(named, format="delta"))
+    assert 1 == deltalake.DeltaTable(named).transaction_version("mine")
+
+
+def test_output_that_is_written_at_least_once_is_warned_of(
+    spark: "SparkSession", job: SinkJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Elsewhere(DeltaStandIn):
+        @classmethod
+        def name(cls) -> str:
+            return "elsewhere"
+
+    spark.dataSource.register(Elsewhere)
+    caplog.set_level(logging.WARNING, "statelog.spark")
+    wait(job.writer("a").format("noop").start())
+    assert "at least once" not in caplog.text
+    job.run("elsewhere")
+    assert 1 == caplog.text.count("(elsewhere) is written at least once")
+
+
+def collected(into: list[Any]) -> Callable[[DataFrame, int], object]:
+    def write(frame: DataFrame, batch_id: int) -> None:
+        into.extend((batch_id, *row) for row in frame.collect())
+
+    return write
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob, delivery: str) -> None:
+    rows: list[Any] = []
+    records = job.folder / "records"
+
+    def run_with(sink: Callable[[DataFrame, int], object], record: Any = "after") -> None:
+        function = idempotent(sink, str(records), record=record)
+        wait(job.writer(delivery=delivery).foreachBatch(function).start())
+
+    job.add(3)
+    run_with(collected(rows))
+    job.forget_commit()
+    run_with(collected(rows))
+    assert sorted(job.expected) == sorted(row[1:] for row in rows)
+    (writer,) = records.iterdir()
+    assert {"1", "2"} == {one.name for one in writer.iterdir()}
+
+    def fail(frame: DataFrame, batch_id: int) -> None:
+        collected(rows)(frame, batch_id)
+        raise OSError("no room")
+
+    job.add(1)
+    with pytest.raises(StreamingQueryException, match="no room"):
+        run_with(fail)
+    run_with(collected(rows))
+    assert 2 == len([row for row in rows if row[:2] == (3, 1)]), "the window of record='after'"
+    job.add(1)
+    with pytest.raises(StreamingQueryException, match="no room"):
+        run_with(lambda frame, batch_id: fail(frame.limit(0), batch_id), "before")
+    run_with(collected(rows))
+    assert [] == [row for row in rows if row[0] == 4], "the window of record='before'"
+
+
+def test_an_idempotent_function_asks_the_target(job: SinkJob) -> None:
+    rows: list[Any] = []
+    seen: list[tuple[str, int]] = []
+
+    def written(writer: str, batch_id: int) -> bool:
+        seen.append((writer, batch_id))
+        return any(row[0] == batch_id for row in rows)
+
+    job.add(2)
+    for _ in range(2):
+        function = idempotent(collected(rows), written=written)
+        wait(job.writer().foreachBatch(function).start())
+        job.forget_commit()
+    assert sorted(job.expected) == sorted(row[1:] for row in rows)
+    query_id = json.loads((job.folder / "query" / "metadata").read_text())["id"]
+    assert [(query_id, 0), (query_id, 1), (query_id, 1)] == seen
+
+
+def test_what_is_wrong_with_idempotent_is_said_when_it_is_typed() -> None:
+    for wrong, said in (
+        (lambda: idempotent(print), "either a location"),
+        (lambda: idempotent(print, "x", written=lambda *_: True), "either a location"),
+        (lambda: idempotent(print, "x", record="never"), "'after' or 'before'"),  # type: ignore[arg-type]
+        (lambda: idempotent(3, "x"), "takes a function"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=said):
+            wrong()
