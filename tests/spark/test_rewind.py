@@ -125,7 +125,7 @@ def test_an_offset_file_that_a_power_failure_emptied_is_put_right_by_a_rewind(
     for folder in ("offsets", "commits"):
         cut_short(tmp_path / "query" / folder, 2)
     cut_short(tmp_path / "query" / "commits", 1)  # delivered again
-    with pytest.raises(CheckpointError, match=r"offsets/2.*Incomplete.*statelog rewind"):
+    with pytest.raises(CheckpointError, match=r"offsets/2 is empty.*statelog rewind"):
         job.run()
     rewind(job, "--to", "1", "--apply", "--min-age", "0s")
     job.run()

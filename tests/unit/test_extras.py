@@ -27,7 +27,7 @@ USES = [
         ["pandas"],
         "import pyspark.sql\n"
         "from statelog.spark.api import _pandas_format\n"
-        "_pandas_format(None, None)",
+        "_pandas_format(False, None, None)",
         "a processor of pandas frames needs pandas",
         "spark",
     ),

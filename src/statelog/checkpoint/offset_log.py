@@ -95,10 +95,9 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
         return read_offsets(files, newest)
     except CorruptionError as error:
         raise CheckpointError(
-            f"Spark cannot read the offset log of {files.url}: {error}. A power failure may have "
-            f"truncated the file. Nothing was changed: `statelog rewind {files.url}` (with "
-            "--state-location, where the state is elsewhere) lists the batches to go back to; "
-            "going back removes the file",
+            f"the offset log of {files.url} is damaged: {error}. Nothing was changed: `statelog rewind "
+            f"{files.url}` (with --state-location, where the state is elsewhere) lists the batches to "
+            "go back to; going back removes the file",
             reason="damaged",
         ) from error
 

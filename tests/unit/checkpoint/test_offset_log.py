@@ -65,7 +65,7 @@ def test_an_entry_that_a_power_failure_cut_short_is_damaged(kept: int) -> None:
     files = Files(offsets__3=whole[:kept])
     files.contents["offsets/.3.crc"] = checksums(whole)
     with pytest.raises(
-        CheckpointError, match=r"offset log of file:/q: .*log rewind file:/q"
+        CheckpointError, match=r"offset log of file:/q is damaged: .*log rewind file:/q"
     ) as raised:
         newest_offsets(files)
     assert "damaged" == raised.value.reason

@@ -108,9 +108,9 @@ class PandasSettings:
 
 def _bytes(session: SparkSession, name: str) -> int:
     """Return a size setting, which may have a unit."""
-    value = (session.conf.get(name, "") or "").strip()
-    is_limit = value and not value.startswith("-")
-    return (parse_size(value, key=name) if is_limit else 0) or _NO_LIMIT
+    value = session.conf.get(name, str(_NO_LIMIT)) or str(_NO_LIMIT)  # Spark checks defaults, too
+    size = 0 if value.strip().startswith("-") else parse_size(value, key=name)
+    return size if size > 0 else _NO_LIMIT
 
 
 class FrameInput(KeyedRows):
