@@ -14,12 +14,11 @@ from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.source_logs import QueryFiles
+from statelog.checkpoint.source_logs import COMPACT, QueryFiles
 from statelog.core.source_position import OffsetEntry, parse_offsets
 from statelog.errors import CheckpointError, CorruptionError
 
 OFFSETS: Final = "offsets"
-COMPACT: Final = ".compact"
 _METADATA: Final = "metadata"
 _CHECKSUMS: Final = struct.Struct(">4sI")
 _MAGIC: Final = b"crc\0"
@@ -73,8 +72,7 @@ def newest_batch(files: QueryFiles) -> int | None:
 
     Blocks: On the names of the files.
     """
-    numbers = (number_of(name) for name in files.names(OFFSETS))
-    return max((number for number in numbers if number is not None), default=None)
+    return max(numbers_in(files, OFFSETS), default=None)
 
 
 def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
@@ -100,6 +98,12 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
             "go back to; going back removes the file",
             reason="damaged",
         ) from error
+
+
+def numbers_in(files: QueryFiles, folder: str) -> set[int]:
+    """Return the numbers of the files of a log."""
+    found = (number_of(name) for name in files.names(folder))
+    return {number for number in found if number is not None}
 
 
 def number_of(name: str) -> int | None:

@@ -14,7 +14,13 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from statelog.checkpoint.offset_log import OFFSETS, number_of, read_offsets, recorded_query_id
+from statelog.checkpoint.offset_log import (
+    OFFSETS,
+    number_of,
+    numbers_in,
+    read_offsets,
+    recorded_query_id,
+)
 from statelog.core.source_position import OffsetEntry
 from statelog.errors import CheckpointError, ObjectNotFoundError, UsageError
 from statelog.store import ObjectStore
@@ -76,8 +82,7 @@ class StoredQuery:
 
     def numbers(self, folder: str) -> list[int]:
         """Return the numbers of the files in a folder, ascending."""
-        found = (number_of(name) for name in self.names(folder))
-        return sorted({number for number in found if number is not None})
+        return sorted(numbers_in(self, folder))
 
     def offsets(self, batch_id: int) -> OffsetEntry | None:
         """

@@ -14,7 +14,7 @@ from statelog.core.source_position import (
 )
 
 _TAIL: Final = 64 * 1024
-_COMPACT: Final = ".compact"
+COMPACT: Final = ".compact"
 
 
 class QueryFiles(Protocol):
@@ -96,11 +96,11 @@ def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None
     data = files.read(name)
     if data is not None:
         return parse_files(data, name)
-    found = _compacted(files, f"{name}{_COMPACT}", entry)
+    found = _compacted(files, f"{name}{COMPACT}", entry)
     if found is not None:
         return found
     later = _first_compact_after(files.names(folder), entry)
-    return None if later is None else _compacted(files, f"{folder}/{later}{_COMPACT}", entry)
+    return None if later is None else _compacted(files, f"{folder}/{later}{COMPACT}", entry)
 
 
 def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:
@@ -118,6 +118,6 @@ def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | No
 
 
 def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
-    stems = (name.removesuffix(_COMPACT) for name in names if name.endswith(_COMPACT))
+    stems = (name.removesuffix(COMPACT) for name in names if name.endswith(COMPACT))
     later = [int(stem) for stem in stems if stem.isdigit() and int(stem) > entry]
     return min(later, default=None)

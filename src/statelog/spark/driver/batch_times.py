@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from statelog.checkpoint.offset_log import read_offsets, recorded_query_id
 from statelog.checkpoint.source_logs import QueryFiles
-from statelog.core.source_position import SourceLog
+from statelog.core.source_position import OffsetEntry, SourceLog
 from statelog.errors import StatelogError
 from statelog.spark.driver.source_position import LogFolders, SourcePositions
 
@@ -81,7 +81,7 @@ class QueryTimes:
             files, has_no_data_source=has_no_data_source, log_folders=log_folders
         )
         self._query_id = ""
-        self._last: tuple[int, int] | None = None
+        self._last: tuple[int, OffsetEntry] | None = None
 
     def query_id(self) -> str:
         """
@@ -111,18 +111,17 @@ class QueryTimes:
                 f"the offset log in {self._files.url} has no entry for batch {batch_id}, which is "
                 "running"
             )
-        late_ms, earlier = 0, None
+        earlier = None
         if self._last is not None and self._last[0] == batch_id - 1:
-            late_ms = self._last[1]
-        else:
-            earlier = read_offsets(self._files, batch_id - 1) if batch_id > 0 else None
-            late_ms = 0 if earlier is None else earlier.watermark_ms
-        self._last = (batch_id, entry.watermark_ms)
+            earlier = self._last[1]
+        elif batch_id > 0:
+            earlier = read_offsets(self._files, batch_id - 1)
+        self._last = (batch_id, entry)
         read = self._positions.of(batch_id, entry, earlier)
         return BatchTimes(
             now_ms=entry.timestamp_ms,
             watermark_ms=entry.watermark_ms,
-            late_ms=late_ms,
+            late_ms=0 if earlier is None else earlier.watermark_ms,
             position=read.position,
             position_before=read.position_before,
             source_logs=read.logs,

@@ -21,7 +21,7 @@ _LOCAL = "file:"
 
 def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
     """
-    Return the files of a checkpointLocation.
+    Return the files of a checkpointLocation, or of another folder that Spark writes.
 
     Args:
         session: The session on which the query is started.

@@ -64,7 +64,6 @@ class SourcePositions:
         self._own_sources = int(has_no_data_source)
         self._log_folders = log_folders
         self._folders: tuple[str, ...] = ()
-        self._last: tuple[int, tuple[str | None, ...]] | None = None
 
     def of(self, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None) -> BatchPosition:
         """
@@ -73,21 +72,16 @@ class SourcePositions:
         Args:
             batch_id: The micro-batch.
             entry: Its entry in the offset log.
-            before: The entry before it; None if there is none, or if this object has read it.
+            before: The entry before it; None if there is none.
 
         Blocks: On the files.
         """
         offsets = self._of_user(entry)
         if offsets is None:  # named sources have no order
             return BatchPosition()
-        earlier: tuple[str | None, ...] | None = ()
-        if self._last is not None and self._last[0] == batch_id - 1:
-            earlier = self._last[1]
-        elif before is not None:
+        earlier: tuple[str | None, ...] | None = None if batch_id > 0 else ()
+        if before is not None:
             earlier = self._of_user(before)
-        elif batch_id > 0:
-            earlier = None
-        self._last = (batch_id, offsets)
         folders = self._folders_of(offsets)
         if earlier is None:
             return BatchPosition(position=position_of(offsets), folders=folders)

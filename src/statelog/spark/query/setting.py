@@ -10,7 +10,6 @@ from typing import Any
 
 from statelog.errors import InvalidOptionsError
 from statelog.options.units import parse_count
-from statelog.spark.query.delivery import Delivery, FileOutput
 
 
 class Place(enum.Flag):
@@ -46,22 +45,21 @@ class Setting:
     option: str = ""
 
 
-def parse_delivery(value: object, *, key: str) -> Delivery:
-    """Return the delivery of this name; raises `InvalidOptionsError` for another name."""
-    try:
-        return Delivery(value.lower() if isinstance(value, str) else value)
-    except ValueError:
-        modes = " or ".join(mode.value for mode in Delivery)
-        raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {modes}") from None
+def choice_of(kind: type[enum.Enum]) -> Callable[..., enum.Enum]:
+    """
+    Return a function that parses the value of a member of *kind*.
 
+    It raises `InvalidOptionsError` for another value.
+    """
 
-def parse_file_output(value: object, *, key: str) -> FileOutput:
-    """Return the way of this name; raises `InvalidOptionsError` for another name."""
-    try:
-        return FileOutput(value.lower() if isinstance(value, str) else value)
-    except ValueError:
-        ways = " or ".join(way.value for way in FileOutput)
-        raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {ways}") from None
+    def parse(value: object, *, key: str) -> enum.Enum:
+        try:
+            return kind(value.lower() if isinstance(value, str) else value)
+        except ValueError:
+            known = " or ".join(member.value for member in kind)
+            raise InvalidOptionsError(f"option {key!r} is {value!r}; it must be {known}") from None
+
+    return parse
 
 
 def parse_restore_from(value: object, *, key: str) -> int | str:

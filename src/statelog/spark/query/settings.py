@@ -25,8 +25,7 @@ from statelog.spark.query.setting import (
     Place,
     Setting,
     as_given,
-    parse_delivery,
-    parse_file_output,
+    choice_of,
     parse_restore_from,
     setting,
 )
@@ -71,7 +70,7 @@ class QuerySettings:
     base_location: str | None = None
     delivery: Delivery = setting(
         "delivery",
-        parse_delivery,
+        choice_of(Delivery),
         '"staged" or "direct"',
         "How output rows reach the sink. staged: rows are committed with the state and "
         "delivered again identically, exactly once for a sink that honours the batch id. "
@@ -80,7 +79,7 @@ class QuerySettings:
     )
     file_output: FileOutput = setting(
         "fileSink",
-        parse_file_output,
+        choice_of(FileOutput),
         '"exactly-once" or "append"',
         "How files and tables of files are written. exactly-once: with the log of Spark's "
         "streaming file sink beside them, so that a micro-batch that is delivered again is "

@@ -18,7 +18,9 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from statelog.checkpoint.offset_log import numbers_in
 from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.spark.driver.checkpoint_files import checkpoint_files
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 from statelog.spark.rows.spark_versions import streaming_class
 from statelog.spark.stream.sinks.identity import query_of
@@ -27,7 +29,6 @@ _log = logging.getLogger("statelog.spark")
 
 LOG: Final = "_spark_metadata"
 RECORDS: Final = "_statelog"
-_COMPACT: Final = ".compact"
 _NONE: Final = -1
 
 
@@ -68,6 +69,7 @@ class FileEntries:
         self._hadoop: JavaObject = session._jsparkSession.sessionState().newHadoopConf()
         self._folder: JavaObject = self._jvm.org.apache.hadoop.fs.Path(path)
         self._files: JavaObject = self._folder.getFileSystem(self._hadoop)
+        self._written = checkpoint_files(session, path)
         self._last: int | None = None
         """The newest entry, as this run left it."""
 
@@ -175,28 +177,18 @@ class FileEntries:
 
     def _newest(self) -> int:
         """Return the newest entry; -1 without entries."""
-        log = self._child(LOG)
-        if not self._files.exists(log):
-            return _NONE
-        names = [status.getPath().getName() for status in self._files.listStatus(log)]
-        numbers = [name.removesuffix(_COMPACT) for name in names]
-        return max((int(number) for number in numbers if number.isdigit()), default=_NONE)
+        return max(numbers_in(self._written, LOG), default=_NONE)
 
     def _record(self, entry: int) -> Delivered | None:
-        path = self._record_path(entry)
-        if entry < 0 or not self._files.exists(path):
+        data = self._written.read(f"{RECORDS}/{entry}") if entry >= 0 else None
+        if data is None:
             return None
-        stream = self._files.open(path)
         try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        try:
-            found = json.loads(text)
+            found = json.loads(data)
             return Delivered(str(found["writer"]), int(found["batch_id"]))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{path} is damaged: it names no micro-batch ({error}). The query cannot tell "
+                f"{self._record_path(entry)} is damaged: it names no micro-batch ({error}). The query cannot tell "
                 f"which rows {self._path} has; give it another folder"
             ) from error
 
