@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
@@ -22,6 +23,8 @@ from statelog.spark.stream.sinks.file_sink import FilePlace
 from statelog.spark.stream.sinks.target import Target, columns_of
 
 _SESSION_CATALOG: Final = "spark_catalog"
+_IGNORE_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
+_FOLDER_EXISTS: Final = "LOCATION_ALREADY_EXISTS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,12 @@ class Catalog:
         """
         Create a table of files, as Spark's `toTable` does; the option `path` is its folder.
 
+        The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
+        when the session ends.
+
         Raises:
             AnalysisException: The catalog refuses.
+            UsageError: The folder exists, and the caller did not name it.
         """
         parts = self._state.sqlParser().parseMultipartIdentifier(target.table)
         names = [_quoted(parts.apply(at)) for at in range(parts.length())]
@@ -95,7 +102,21 @@ class Catalog:
         if path is not None:
             escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
             words.append(f"LOCATION '{escaped}'")
-        self._session.sql(" ".join(words))
+        # Where a folder has the log of the streaming sink, Spark takes the partition columns for
+        # columns of the files too, and stores the table without columns and partitions.
+        session = self._session._jsparkSession.cloneSession()
+        session.conf().set(_IGNORE_LOG, "true")
+        try:
+            session.sql(" ".join(words))
+        except PySparkException as error:
+            if error.getCondition() != _FOLDER_EXISTS:
+                raise
+            raise UsageError(
+                f"the catalog has no table {target.table}, but its folder exists "
+                f"({_first_line(error)}). A catalog in memory forgets its tables when the session "
+                "ends: name the folder by .option('path', ...) to go on with the rows that it has, "
+                "or keep tables in a metastore (enableHiveSupport)"
+            ) from error
 
     def has_session_catalog(self, name: str) -> bool:
         """Return whether a table of this name would be in the session's own catalog."""
@@ -119,14 +140,16 @@ class Catalog:
                 f"the table {table.name} has buckets, which streaming output cannot have: write to "
                 "a table without CLUSTERED BY"
             )
+        stored = StructType.fromJson(json.loads(entry.schema().json()))
         parts = tuple(_texts(entry.partitionColumnNames()))
+        if not stored.fields:
+            stored, parts = self._read_from_files(table.name, schema)
         wanted = tuple(name.lower() for name in target.partition_by)
         if wanted and wanted != tuple(name.lower() for name in parts):
             raise UsageError(
                 f"the table {table.name} is partitioned by {', '.join(parts) or 'no column'}, not by "
                 f"{', '.join(target.partition_by)}: leave partitionBy out"
             )
-        stored = StructType.fromJson(json.loads(entry.schema().json()))
         _check_columns(table.name, stored, schema)
         storage = entry.storage().properties()
         own = {str(key): str(storage.apply(key)) for key in _texts(storage.keys().toSeq())}
@@ -141,6 +164,20 @@ class Catalog:
             columns=stored.names,
             refresh=self._refresh(entry),
         )
+
+    def _read_from_files(self, name: str, schema: StructType) -> tuple[StructType, tuple[str, ...]]:
+        """
+        Return the columns and partitions of a table that the catalog has without columns.
+
+        Partition columns have the types of the output: those of the folders' names are guesses.
+        """
+        relation = self._session.table(name)._jdf.queryExecution().analyzed().collectLeaves()
+        files = relation.head().relation()
+        found = StructType.fromJson(json.loads(files.schema().json()))
+        parts = tuple(StructType.fromJson(json.loads(files.partitionSchema().json())).names)
+        own = {field.name.lower(): field for field in schema.fields}
+        known = [own.get(one.name.lower(), one) if one.name in parts else one for one in found]
+        return StructType(known), parts
 
     def _refresh(self, entry: JavaObject) -> Callable[[], object]:
         catalog, identifier = self._state.catalog(), entry.identifier()
@@ -176,6 +213,10 @@ def _shape(kind: DataType) -> str:
 
 def _is_view(name: str) -> UsageError:
     return UsageError(f"{name} is a view, and a query cannot write to a view: name a table")
+
+
+def _first_line(error: PySparkException) -> str:
+    return (error.getMessage() or str(error)).splitlines()[0]
 
 
 def _quoted(name: str) -> str:

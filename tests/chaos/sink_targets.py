@@ -1,0 +1,140 @@
+"""
+What the target of each sink has, read without statelog and, but for the last check, without Spark.
+
+Files are those that the log of Spark's streaming file sink names: the reader here follows the rules
+of `_spark_metadata` by itself, so that it and Spark's own reader check one another.
+"""
+
+import csv
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow.parquet as pq
+
+Rows = Counter[tuple[int, int, int]]
+"""Key, total and rows of each output row, and how often the target has it."""
+
+COLUMNS = ("key", "total", "rows")
+
+
+def numbers(folder: Path) -> list[int]:
+    """Return the numbers that name the files of a log of Spark, without leftovers of its writers."""
+    names = (one.name.removesuffix(".compact") for one in folder.glob("[0-9]*"))
+    return sorted(int(name) for name in names)
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    The target of one query.
+
+    Args:
+        sink: Name of the sink: a format of files, "table", "delta" or "sqlite".
+        query: The query's checkpointLocation.
+        place: The folder, or file, that has the rows.
+    """
+
+    sink: str
+    query: Path
+    place: Path
+
+    def planned(self) -> int:
+        """Return the newest micro-batch that Spark planned; -1 without one."""
+        return max(numbers(self.query / "offsets"), default=-1)
+
+    def finished(self) -> int:
+        """Return the newest micro-batch whose end Spark recorded; -1 without one."""
+        return max(numbers(self.query / "commits"), default=-1)
+
+    def delivered(self) -> int:
+        """Return the newest micro-batch that the target has by its own record; -1 without one."""
+        metadata = self.query / "metadata"
+        if not metadata.exists():
+            return -1
+        query_id = json.loads(metadata.read_text(encoding="utf-8"))["id"]
+        if self.sink == "sqlite":
+            return max(self._sqlite("select batch, 0 from batches"), default=(-1,))[0]
+        if self.sink == "delta":
+            table = self._delta()
+            version = None if table is None else table.transaction_version(query_id)
+            return -1 if version is None else int(version)
+        entry = max(numbers(self.place / "_spark_metadata"), default=None)
+        if entry is None:
+            return -1
+        record = json.loads((self.place / "_statelog" / str(entry)).read_text(encoding="utf-8"))
+        assert record["writer"] == query_id
+        return int(record["batch_id"])
+
+    def rows(self) -> Rows:
+        """Return the rows of the target."""
+        if self.sink == "sqlite":
+            return Counter(self._sqlite("select key, total, rows from totals"))
+        if self.sink == "delta":
+            table = self._delta()
+            found = [] if table is None else table.to_pyarrow_table().to_pylist()
+            return Counter(tuple(row[name] for name in COLUMNS) for row in found)
+        return Counter(row for path in self._logged_files() for row in self._rows_of(path))
+
+    def leftovers(self) -> int:
+        """Return how many files of rows a target of files has in no entry of its log."""
+        logged = set(self._logged_files())
+        found = (one for one in self.place.rglob("part-*") if one.is_file())
+        return len([one for one in found if one not in logged])
+
+    def _logged_files(self) -> list[Path]:
+        log = self.place / "_spark_metadata"
+        entries = numbers(log)
+        compact = max((n for n in entries if (log / f"{n}.compact").exists()), default=None)
+        first = 0 if compact is None else compact + 1
+        names = [] if compact is None else [f"{compact}.compact"]
+        if entries:  # without a gap, or Spark's readers would fail
+            names += [str(n) for n in range(first, entries[-1] + 1)]
+        files = []
+        for name in names:
+            version, *lines = (log / name).read_text(encoding="utf-8").splitlines()
+            assert version == "v1"
+            for line in lines:
+                status = json.loads(line)
+                assert (status["action"], status["isDir"]) == ("add", False)
+                path = Path(unquote(urlparse(status["path"]).path))
+                assert path.stat().st_size == status["size"], f"{path} is cut short"
+                files.append(path)
+        assert len(files) == len(set(files)), "the log has a file twice"
+        return files
+
+    def _rows_of(self, path: Path) -> Iterator[tuple[int, int, int]]:
+        rows: list[dict[str, Any]]
+        if path.name.endswith(".parquet"):
+            rows = pq.ParquetFile(path).read().to_pylist()
+        elif path.suffix == ".json":
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        else:
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = [dict(zip(COLUMNS[1:], line, strict=True)) for line in csv.reader(file)]
+        name, _, value = path.parent.name.partition("=")
+        for row in rows:
+            whole = {**row, name: value} if value else row
+            key, total, count = (int(whole[one]) for one in COLUMNS)
+            yield key, total, count
+
+    def _sqlite(self, query: str) -> list[Any]:
+        if not self.place.exists():
+            return []
+        with sqlite3.connect(self.place) as database:
+            try:
+                return database.execute(query).fetchall()
+            except sqlite3.OperationalError as error:
+                assert "no such table" in str(error)  # killed before it was made
+                return []
+
+    def _delta(self) -> Any:
+        from deltalake import DeltaTable
+
+        place = str(self.place)
+        return DeltaTable(place) if DeltaTable.is_deltatable(place) else None

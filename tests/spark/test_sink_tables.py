@@ -1,0 +1,93 @@
+"""A table of files is continued by a session whose catalog does not have it any more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.spark.streams import wait
+from tests.spark.test_sinks import COLUMNS, SinkJob
+
+from statelog.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "kept"
+
+
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> Iterator[SinkJob]:
+    yield SinkJob(spark, tmp_path)
+    spark.sql(f"drop table if exists {NAME}")
+
+
+def rows_of_table(job: SinkJob) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, job.spark.table(NAME).select(*COLUMNS).collect()))
+
+
+def forget_table(job: SinkJob) -> None:
+    """Do what the end of a session does to a catalog in memory: the files stay."""
+    job.spark.sql(f"drop table {NAME}")
+    assert any(job.out.iterdir())
+
+
+@pytest.mark.parametrize("partitions", [{}, {"partitionBy": "key"}, {"partitionBy": "KEY"}])
+def test_a_forgotten_table_is_created_with_its_columns_and_partitions(
+    job: SinkJob, partitions: dict[str, str]
+) -> None:
+    def run() -> None:
+        writer = job.writer().option("path", str(job.out))
+        wait(writer.toTable(NAME, format="parquet", **partitions))
+
+    for _ in range(3):
+        job.add(1)
+        run()
+        job.forget_commit()
+        assert sorted(job.expected) == rows_of_table(job)
+        fields = {one.name: one.dataType.simpleString() for one in job.spark.table(NAME).schema}
+        assert dict.fromkeys(COLUMNS, "bigint") == fields
+        parts = [one.name for one in job.spark.catalog.listColumns(NAME) if one.isPartition]
+        assert list(map(str.lower, partitions.values())) == parts
+        forget_table(job)
+    run()
+    assert sorted(job.expected) == rows_of_table(job)
+
+
+def test_a_table_that_spark_stored_without_columns_is_written(job: SinkJob) -> None:
+    """Spark does so where CREATE TABLE names partitions of a folder with a log."""
+
+    def run(**more: str) -> None:
+        wait(job.writer().toTable(NAME, **more))
+
+    job.add(2)
+    wait(job.writer().partitionBy("key").start(str(job.out), format="parquet"))
+    job.spark.sql(
+        f"create table {NAME} (key bigint, total bigint, rows bigint) using parquet "
+        f"partitioned by (key) location '{job.out}'"
+    )
+    assert [] == [one.name for one in job.spark.catalog.listColumns(NAME) if one.isPartition]
+    job.add(1)
+    run(partitionBy="key")
+    job.add(1)
+    run()
+    assert sorted(job.expected) == rows_of_table(job)
+    folders = {one.name for one in job.out.glob("[!_.]*")}
+    assert {"key=1", "key=2", "key=3", "key=4"} == folders
+    with pytest.raises(UsageError, match="is partitioned by key, not by total"):
+        run(partitionBy="total")
+
+
+def test_a_forgotten_table_without_a_path_is_refused_with_the_way_out(job: SinkJob) -> None:
+    job.add(1)
+    wait(job.writer().toTable(NAME, format="json"))
+    (found,) = job.spark.sql(f"describe extended {NAME}").where("col_name = 'Location'").collect()
+    job.out = Path(found.data_type.removeprefix("file:"))
+    kept = job.out.rename(job.out.with_name("set_aside"))
+    job.spark.sql(f"drop table {NAME}")  # a table of the catalog's own place takes its files along
+    kept.rename(job.out)
+    job.add(1)
+    with pytest.raises(UsageError, match=r"has no table kept, but its folder exists .*'path'"):
+        job.writer().toTable(NAME, format="json")
+    wait(job.writer().option("path", str(job.out)).toTable(NAME, format="json"))
+    assert sorted(job.expected) == rows_of_table(job)
