@@ -6,7 +6,11 @@ from pyspark.sql import SparkSession
 
 
 def open_session(folder: Path, catalog: str) -> SparkSession:
-    """Start Spark, with short logs so that they are compacted and cleaned all the time."""
+    """
+    Start Spark, with short logs so that they are compacted and cleaned all the time.
+
+    Twice the interval of compaction is kept: with less, Spark's own log loses entries over restarts.
+    """
     derby = f"jdbc:derby:;databaseName={folder / 'metastore'};create=true"
     settings = {
         "spark.ui.enabled": "false",
@@ -21,7 +25,7 @@ def open_session(folder: Path, catalog: str) -> SparkSession:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.streaming.fileSink.log.cleanupDelay": "0",
         "spark.sql.streaming.fileSink.log.compactInterval": "3",
-        "spark.sql.streaming.minBatchesToRetain": "2",
+        "spark.sql.streaming.minBatchesToRetain": "6",
     }
     builder = SparkSession.builder.master("local[2]").appName("sinks")
     for name, value in settings.items():

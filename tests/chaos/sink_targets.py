@@ -48,6 +48,18 @@ class Target:
         """Return the newest micro-batch that Spark planned; -1 without one."""
         return max(numbers(self.query / "offsets"), default=-1)
 
+    def files_read(self) -> dict[int, int]:
+        """Return the newest input file of each micro-batch that Spark's log of offsets still has."""
+        found = {}
+        for batch in numbers(self.query / "offsets"):
+            lines = (self.query / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+            found[batch] = int(json.loads(lines[-1])["logOffset"])
+        return found
+
+    def newest_file(self) -> int:
+        """Return the newest input file that Spark's source of files took; -1 without one."""
+        return max(numbers(self.query / "sources" / "0"), default=-1)
+
     def finished(self) -> int:
         """Return the newest micro-batch whose end Spark recorded; -1 without one."""
         return max(numbers(self.query / "commits"), default=-1)

@@ -146,6 +146,7 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
         job.add(1)
         job.run("parquet")
     assert "another query" not in caplog.text
+    assert "Keep at least twice the interval" in caplog.text, "short_log keeps less"
     model = TotalsModel()
     for rows in BATCHES:
         job.expected += model.apply(rows)

@@ -15,8 +15,11 @@ from typing import Any
 
 SIGNAL = signal.SIGUSR1
 _LOOKS_BEHIND = {
-    number for name, number in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD"))
+    number
+    for name, number in dis.opmap.items()
+    if name.startswith(("CALL", "JUMP_BACKWARD")) and not name.startswith("CALL_INTRINSIC")
 }
+_YIELDS = dis.opmap["YIELD_VALUE"]
 _WHERE = ("/statelog/", "/threading.py", "/concurrent/futures/")
 
 
@@ -53,7 +56,6 @@ class Shot:
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not any(part in frame.f_code.co_filename for part in _WHERE):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
         code, last = frame.f_code.co_code, -1
 
         def opcode(frame: FrameType, event: str, argument: Any) -> Any:
@@ -64,7 +66,11 @@ class Shot:
                 last = frame.f_lasti
             return opcode
 
-        self._moment()
+        frame.f_trace = opcode  # first: Python 3.13 takes note of the next line only then
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        # A generator that is closed is a call, too, but the interpreter looks for no signals there.
+        if code[frame.f_lasti] != _YIELDS:
+            self._moment()
         return opcode
 
     def _moment(self) -> None:

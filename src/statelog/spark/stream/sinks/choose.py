@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,6 +22,10 @@ from statelog.spark.stream.sinks.simple import Console, Memory
 from statelog.spark.stream.sinks.tables import Catalog, KnownTable
 from statelog.spark.stream.sinks.target import Target, columns_of
 
+_log = logging.getLogger("statelog.spark")
+
+_RETAINED: Final = "spark.sql.streaming.minBatchesToRetain"
+_COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 _READ_ONLY: Final = (
     "binaryfile",
     "rate",
@@ -128,7 +133,27 @@ def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Si
         return batch_writer(target, place.source)
     entries = FileEntries(context.session, place.path, newest_batch(context.files))
     entries.check(recorded_query_id(context.files))
+    _warn_of_short_log(context.session)
     return FileSink(context.session, place, entries)
+
+
+def _warn_of_short_log(session: SparkSession) -> None:
+    """
+    Warn of settings with which Spark loses entries of its log.
+
+    After a restart it derives the interval from the two newest entries `<n>.compact`.  Where it has
+    kept only one it may derive another interval, and then deletes entries that are in no other.
+    """
+    retained, interval = (int(session.conf.get(name) or 0) for name in (_RETAINED, _COMPACTED))
+    if retained < 2 * interval:
+        _log.warning(
+            "%s is %d and %s is %d: Spark may delete entries of the log of output files that it "
+            "needs, and rows are lost. Keep at least twice the interval",
+            _RETAINED,
+            retained,
+            _COMPACTED,
+            interval,
+        )
 
 
 def _check_format(session: SparkSession, source: str) -> bool:
