@@ -234,6 +234,8 @@ def test_entries_name_their_micro_batches(spark: "SparkSession", tmp_path: Path)
     (log / "1").write_text("v1")
     with pytest.raises(FencedError, match="newest entry is 1, this query left it at 0"):
         ours.begin(Delivered("a", 10))
+    assert entries().begin(Delivered("a", 9)) is None
+    assert ["1"] == [one.name for one in (tmp_path / "_statelog").glob("[0-9]*")]
     (tmp_path / "_statelog" / "1").write_text("{}")
     (tmp_path / "_statelog" / ".1.crc").unlink(missing_ok=True)
     with pytest.raises(UsageError, match="is damaged"):

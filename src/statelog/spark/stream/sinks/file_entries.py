@@ -126,7 +126,7 @@ class FileEntries:
                     delivered.batch_id,
                     self._path,
                 )
-                self._last = newest
+                self.end(newest)  # the run that wrote it may have been killed before
                 return None
         elif newest != self._last:
             raise FencedError(
