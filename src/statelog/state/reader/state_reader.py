@@ -226,6 +226,35 @@ class StateReader:
         found = self._scan(rows, self._checked(key_groups), expired_ms)
         return (batch for _, batch in found)
 
+    def keys(
+        self,
+        *,
+        key_groups: KeyGroupRange | None = None,
+        now_ms: int | None = None,
+        include_expired: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """
+        Return all state in the columns of a snapshot: one row for each key.
+
+        The columns are described in `statelog.state.encoding.snapshot_file`.  A key whose state has
+        expired may have a row of nulls.  Arguments and errors are those of `batches`.
+
+        Blocks: On the store, between batches.
+        """
+        checked = self._checked(key_groups)
+        expired_ms = None if include_expired else _time(now_ms)
+        found = (keys for part in self._portions(checked) for keys in self._keys(part))
+        return found if expired_ms is None else (self._live(keys, expired_ms) for keys in found)
+
+    def _live(self, keys: pa.RecordBatch, expired_ms: int) -> pa.RecordBatch:
+        """Return the rows without the entries that expired by *expired_ms*."""
+        columns = list(keys.columns)
+        for state_id, at in zip(self._codec.live, range(-len(self._codec.live), 0), strict=True):
+            state = self._codec.states[state_id]
+            if state.expires:
+                columns[at] = state.kind.live_column(columns[at], expired_ms)
+        return pa.RecordBatch.from_arrays(columns, names=keys.schema.names)
+
     def _rows_of(self, variable: str) -> VariableRows:
         try:
             return VariableRows(self._codec, self.schema.state_id(variable))
@@ -252,13 +281,17 @@ class StateReader:
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield rows of several variables, with the variable's name, portion by portion."""
         for portion in self._portions(key_groups):
-            state = self._restored(portion)
-            for block in blocks(portion):
-                for keys in state.table(block).to_batches(max_chunksize=_BATCH_ROWS):
-                    for name, one in rows.items():
-                        batch = one.of(keys, expired_ms)
-                        if batch.num_rows:
-                            yield name, batch
+            for keys in self._keys(portion):
+                for name, one in rows.items():
+                    batch = one.of(keys, expired_ms)
+                    if batch.num_rows:
+                        yield name, batch
+
+    def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a snapshot of a portion, restored together."""
+        state = self._restored(portion)
+        for block in blocks(portion):
+            yield from state.table(block).to_batches(max_chunksize=_BATCH_ROWS)
 
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
         """Return the state of a portion as a task would restore it."""
