@@ -1,4 +1,4 @@
-"""The example of docs/how-to/migration.md: statelog continues from the state of a query on Spark."""
+"""The examples of docs/how-to/migration.md: a query moves from Spark to statelog, and back."""
 
 import re
 import shutil
@@ -75,11 +75,12 @@ def dict_of(struct: Any) -> dict[str, Any]:
     return struct.asDict() if isinstance(struct, Row) else dict(struct)
 
 
-def example() -> str:
+def example(number: int = 0) -> str:
     text = (ROOT / "docs" / "how-to" / "migration.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    return found.group(1)
+    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    code: str = found[number]
+    return code.replace(".start()", ".trigger(availableNow=True).start()")
 
 
 def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
         "OUTPUT": OUTPUT,
         "sink": sink,
     }
-    code = example().replace(".start()", ".trigger(availableNow=True).start()")
+    code = example()
     exec(code, names)
     wait(names["query"])
     after = {(row.customer, row.fired): row for row in delivered}
@@ -150,6 +151,21 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     wait(names["query"])
     (b,) = delivered
     assert (b.n, b.total, b.items) == (2, 4.0, "[[('ink', 1), ('cup', 2)], ['ink', 'cup']]")
+    delivered.clear()
+
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        source.add([order("b", "pin", 1), order("c", "bag", 2)])
+        exec(example(1), names)
+        wait(names["query"])
+        assert names["offsets"] == ('{"logOffset":2}',)
+        b, c = sorted(delivered)
+        assert (b.n, b.total) == (3, 5.0)
+        assert b.items == "[[('ink', 1), ('cup', 2), ('pin', 3)], ['ink', 'cup', 'pin']]"
+        assert (c.n, c.total) == (2, 7.0)
+    finally:
+        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
 
 
 def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Path) -> None:

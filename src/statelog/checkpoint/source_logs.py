@@ -12,6 +12,7 @@ from statelog.core.source_position import (
     logged_range,
     parse_files,
 )
+from statelog.errors import CheckpointError
 
 _TAIL: Final = 64 * 1024
 COMPACT: Final = ".compact"
@@ -90,6 +91,32 @@ def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str
     return files_digest(listed)
 
 
+def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
+    """
+    Return the files in all entries of a source's log up to *upto*.
+
+    Raises:
+        CheckpointError: An entry is missing (`reason` "not_found").
+        CorruptionError: An entry is empty or cut short.
+
+    Blocks: On the files.
+    """
+    log = f"sources/{folder}"
+    compact = _last_compact_upto(files.names(log), upto)
+    found: list[FileEntry] = []
+    if compact is not None:
+        name = f"{log}/{compact}{COMPACT}"
+        found += parse_files(files.read(name) or b"", name)
+    for entry in range(0 if compact is None else compact + 1, upto + 1):
+        named = _entry(files, log, entry)
+        if named is None:
+            raise CheckpointError(
+                f"the log of a source, {files.url}/{log}, has no entry {entry}", reason="not_found"
+            )
+        found += named
+    return found
+
+
 def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
     """Return the files of one entry, from its own file or a compact one."""
     name = f"{folder}/{entry}"
@@ -118,6 +145,13 @@ def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | No
 
 
 def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
+    return min((each for each in _compacts(names) if each > entry), default=None)
+
+
+def _last_compact_upto(names: Iterable[str], entry: int) -> int | None:
+    return max((each for each in _compacts(names) if each <= entry), default=None)
+
+
+def _compacts(names: Iterable[str]) -> list[int]:
     stems = (name.removesuffix(COMPACT) for name in names if name.endswith(COMPACT))
-    later = [int(stem) for stem in stems if stem.isdigit() and int(stem) > entry]
-    return min(later, default=None)
+    return [int(stem) for stem in stems if stem.isdigit()]

@@ -10,7 +10,13 @@ require_spark("statelog.spark")
 from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.enable import disable, enable
-from statelog.spark.from_spark import from_spark, spark_state
+from statelog.spark.migration import (
+    from_spark,
+    spark_checkpoint,
+    spark_state,
+    to_spark,
+    with_initial_state,
+)
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import OperatorSettings
 from statelog.spark.stream.sinks import idempotent, writer_id
@@ -29,9 +35,12 @@ __all__ = [
     "enable",
     "from_spark",
     "idempotent",
+    "spark_checkpoint",
     "spark_state",
+    "to_spark",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "with_initial_state",
     "writer_id",
 ]
 

@@ -33,6 +33,27 @@ def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
     return _LocalFiles(url) if url.startswith(_LOCAL) else _HadoopFiles(session, url, files)
 
 
+def write_file(session: SparkSession, location: str, name: str, data: bytes) -> None:
+    """
+    Create a file of a checkpointLocation through Hadoop, as Spark does.
+
+    Args:
+        session: The session on which the query is started.
+        location: A path or URL, as given to Spark.
+        name: The file below it, which does not exist.
+        data: Its content.
+
+    Blocks: On the file.
+    """
+    path = jvm_of(session).org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/{name}")
+    files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    stream = files.create(path, False)
+    try:
+        stream.write(data)
+    finally:
+        stream.close()
+
+
 class _LocalFiles:
     """A checkpointLocation on local disk."""
 

@@ -59,6 +59,16 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
     return SPARK > (4, 1)
 
 
+def lists_are_sent_as_frames() -> bool:
+    """
+    Return whether Spark's list state sends several elements as one frame of pandas.
+
+    Then `put` and `appendList` let pandas and Arrow infer types, which fails for nested values;
+    `appendValue` does not.
+    """
+    return SPARK < (4, 1)
+
+
 def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
     """
     Return a class of Spark's streaming engine.

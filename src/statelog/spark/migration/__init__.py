@@ -1,0 +1,20 @@
+"""
+Move a query between Spark's own state and statelog, in both directions.
+
+    columns            the columns of a frame of state, one row for each key
+    spark_state        Spark's state store as such a frame
+    to_spark           a state location as such a frame, in Parquet
+    key_rows           the columns of a snapshot as those of the frame
+    initial_state      a processor that begins with such a frame as its initial state
+    values             the values of the frame as Spark's state takes them
+    spark_checkpoint   a checkpointLocation in which Spark's query begins where statelog's ended
+
+docs/how-to/migration.md has complete examples.
+"""
+
+from statelog.spark.migration.initial_state import from_spark, with_initial_state
+from statelog.spark.migration.spark_checkpoint import spark_checkpoint
+from statelog.spark.migration.spark_state import spark_state
+from statelog.spark.migration.to_spark import to_spark
+
+__all__ = ["from_spark", "spark_checkpoint", "spark_state", "to_spark", "with_initial_state"]

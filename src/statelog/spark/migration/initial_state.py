@@ -1,0 +1,319 @@
+"""
+A processor that begins with a frame of state as its initial state.
+
+The frame is one of `spark_state` or `to_spark`, and the operator Spark's own or statelog's: a state
+object is set through the methods that both have.  Where it is Spark's, values come from Arrow or
+pandas in forms that Spark's state does not take back, so they are converted by the declared types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NoReturn
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    ListState,
+    MapState,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+)
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.spark.migration.columns import (
+    CHECKPOINT_COLUMN,
+    EXPIRY_COLUMN,
+    STATE_COLUMN,
+    TIMERS_COLUMN,
+)
+from statelog.spark.migration.values import Plain, plain_struct
+from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.spark_versions import lists_are_sent_as_frames
+from statelog.spark.testing.ddl import parse_ddl
+
+
+def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
+    """
+    Return a processor that begins with the rows of `to_spark` or `spark_state`.
+
+    It calls *processor*, of either row format, for everything but `handleInitialState`.  Give it to
+    the operator of Spark or statelog together with `initialState=frame.groupBy(...)`.  It may be
+    kept after the first start, or replaced by *processor*.
+
+    Args:
+        processor: Any processor; its own `handleInitialState`, if it has one, is not called.
+
+    Raises:
+        UsageError: In a task: the rows have a variable that its `init` does not create, or creates as
+            another kind.
+    """
+    return WithInitialState(processor)
+
+
+def from_spark(processor: StatefulProcessor) -> StatefulProcessor:
+    """
+    Return a processor that begins with the rows of `spark_state`.
+
+    The same as `with_initial_state`.
+
+    Args:
+        processor: Any processor; it needs no `handleInitialState`.
+
+    Raises:
+        UsageError: In a task: the rows have a variable that its `init` does not create.
+    """
+    return with_initial_state(processor)
+
+
+class WithInitialState(StatefulProcessor):
+    """A processor that begins with a frame of state; see `with_initial_state`."""
+
+    def __init__(self, processor: StatefulProcessor) -> None:
+        self._processor = processor
+        self._handle: _NotingHandle
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Call the processor's `init`, and note the state objects that it creates."""
+        self._handle = _NotingHandle(handle)
+        self._processor.init(self._handle)
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        """Call the processor."""
+        return self._processor.handleInputRows(key, rows, timerValues)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
+        """Call the processor."""
+        # By name, as Spark calls it.
+        return self._processor.handleExpiredTimer(
+            key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
+        )
+
+    def handleInitialState(self, key: Any, initialState: RowLike, timerValues: TimerValues) -> None:
+        """Set all state of a key."""
+        for cells in _cells_of(initialState):
+            for name, cell in cells.state.items():
+                if cell is not None:
+                    self._set(name, cell, cells)
+            for time in cells.timers:
+                self._handle.registerTimer(int(time))
+
+    def _set(self, name: str, cell: Any, cells: _Cells) -> None:
+        variable = self._handle.variables.get(name)
+        if variable is None:
+            raise UsageError(
+                f"the initial state has a variable {name!r}, which init() does not create; "
+                "create it, or leave it out with variables=..."
+            )
+        # A struct is a dict or a Row, an array anything else.
+        if (variable.kind == "value") is not isinstance(cell, Mapping | tuple):
+            raise UsageError(
+                f"the initial state has {name!r} of another kind than the {variable.kind} state that "
+                "init() creates; leave it out with variables=..."
+            )
+        match variable.kind:
+            case "value":
+                (live,) = cells.live(name, [cell]) or (None,)
+                if live is not None:
+                    variable.state.update(variable.value(live, cells.is_utc))
+            case "list":
+                elements = [variable.value(each, cells.is_utc) for each in cells.live(name, cell)]
+                if lists_are_sent_as_frames():
+                    for element in elements:
+                        variable.state.appendValue(element)
+                elif elements:  # Spark refuses an empty list
+                    variable.state.put(elements)
+            case _:
+                for entry in cells.live(name, cell):
+                    user_key, value = _fields(entry)
+                    variable.state.updateValue(
+                        variable.user_key(user_key, cells.is_utc),
+                        variable.value(value, cells.is_utc),
+                    )
+
+    def close(self) -> None:
+        """Close the processor."""
+        self._processor.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """
+    The state of one key in a row of the frame.
+
+    Args:
+        state: The cell of each variable; None for none.
+        timers: Times in milliseconds.
+        expiry: When the entries of variables expire, for those that have it.
+        is_utc: Whether timestamps are those of UTC; see `CHECKPOINT_COLUMN`.
+    """
+
+    state: Mapping[str, Any]
+    timers: Sequence[int]
+    expiry: Mapping[str, Any]
+    is_utc: bool
+
+    def live(self, name: str, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of a variable that have not expired."""
+        times = self.expiry.get(name)
+        if times is None:
+            return entries
+        now = wall_clock_seconds() * 1000
+        # For a value it is one number.
+        expiry = [times] if not isinstance(times, Iterable) else times
+        return [each for each, time in zip(entries, expiry, strict=True) if time > now]
+
+
+def _cells_of(initial: RowLike) -> Iterator[_Cells]:
+    """Yield the cells of a Row, or of each row of a frame."""
+    is_row = isinstance(initial, Row)
+    names = initial.__fields__ if is_row else list(initial.columns)
+    wanted = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN)
+    missing = [name for name in wanted[:2] if name not in names]
+    if missing:
+        raise UsageError(
+            f"the initial state has no column {missing[0]}, but {', '.join(names)}; pass the frame "
+            "of to_spark or spark_state, grouped by the key"
+        )
+    columns: list[Sequence[Any]] = []
+    for name in wanted:
+        if name not in names:
+            columns.append([None] * len(columns[0]))
+        else:
+            columns.append([initial[name]] if is_row else list(initial[name]))
+    for state, timers, expiry in zip(*columns, strict=True):
+        yield _Cells(
+            _named(state),
+            () if timers is None else timers,
+            _named(expiry),
+            CHECKPOINT_COLUMN in names,
+        )
+
+
+def _named(struct: Any) -> Mapping[str, Any]:
+    """Return a struct by the names of its fields; none for null."""
+    if struct is None:
+        return {}
+    return (
+        struct if isinstance(struct, Mapping) else dict(zip(struct.__fields__, struct, strict=True))
+    )
+
+
+def _fields(struct: Any) -> tuple[Any, ...]:
+    """Return the values of a struct, given as Row, tuple or mapping."""
+    return tuple(struct.values() if isinstance(struct, Mapping) else struct)
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """
+    A state variable that `init` created.
+
+    Args:
+        kind: "value", "list" or "map".
+        state: The state object.
+        schema, user_key_schema: The declared fields, maybe as DDL text.
+    """
+
+    kind: str
+    state: Any
+    schema: StructType | str
+    user_key_schema: StructType | str = ""
+
+    @cached_property
+    def _values(self) -> tuple[Plain, Plain]:
+        return _converters(self.schema)
+
+    @cached_property
+    def _user_keys(self) -> tuple[Plain, Plain]:
+        return _converters(self.user_key_schema)
+
+    def value(self, struct: Any, is_utc: bool) -> tuple[Any, ...]:
+        """Return a value, a list element or a map value as the state takes it."""
+        found: tuple[Any, ...] = self._values[is_utc](struct)
+        return found
+
+    def user_key(self, struct: Any, is_utc: bool) -> tuple[Any, ...]:
+        """Return a map key as the state takes it."""
+        found: tuple[Any, ...] = self._user_keys[is_utc](struct)
+        return found
+
+
+def _converters(schema: StructType | str) -> tuple[Plain, Plain]:
+    """Return converters for timestamps of any zone, and of UTC."""
+    try:
+        fields = parse_ddl(schema) if isinstance(schema, str) else schema
+    except UsageError as error:
+        return _fields, partial(_refuse, schema, error)
+    return plain_struct(fields, is_utc=False), plain_struct(fields, is_utc=True)
+
+
+def _refuse(schema: StructType | str, error: UsageError, struct: Any) -> NoReturn:
+    """Raise the error for values that cannot be converted without their types."""
+    raise UsageError(
+        f"the types of {schema!r} are needed in a task, where they cannot be read from text: {error}. "
+        "Let init() declare them as a StructType"
+    ) from error
+
+
+class _NotingHandle(StatefulProcessorHandle):
+    """A handle that notes the state objects that it returns."""
+
+    def __init__(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self.variables: dict[str, _Variable] = {}
+
+    def getValueState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ValueState:
+        """Return a value state."""
+        state = self._handle.getValueState(stateName, schema, ttlDurationMs)
+        self.variables[stateName] = _Variable("value", state, schema)
+        return state
+
+    def getListState(
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
+    ) -> ListState:
+        """Return a list state."""
+        state = self._handle.getListState(stateName, schema, ttlDurationMs)
+        self.variables[stateName] = _Variable("list", state, schema)
+        return state
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        """Return a map state."""
+        state = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
+        self.variables[stateName] = _Variable("map", state, valueSchema, userKeySchema)
+        return state
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer of the current key."""
+        self._handle.registerTimer(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key."""
+        self._handle.deleteTimer(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the timers of the current key."""
+        return self._handle.listTimers()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state variable for all keys."""
+        self._handle.deleteIfExists(stateName)
+        self.variables.pop(stateName, None)

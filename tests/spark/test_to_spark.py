@@ -1,0 +1,457 @@
+"""The way back: Spark's own operator continues where a query on statelog was stopped."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
+from tests.spark.versions import row_operator
+
+from statelog.errors import CheckpointError, UsageError
+from statelog.spark import (
+    from_spark,
+    spark_checkpoint,
+    spark_state,
+    to_spark,
+    transform_with_state,
+    transform_with_state_in_pandas,
+    with_initial_state,
+)
+from statelog.spark.rows.spark_versions import SPARK
+
+workers_get_by_value(__name__)
+
+HOUR = 3_600_000
+SCHEMA = "customer string, item string, n int, at timestamp"
+OUTPUT = "customer string, shown string, fired boolean"
+START = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
+"""In an hour that many zones have twice."""
+
+
+TAGS = [None, 2**60 + 1] if SPARK > (4, 0) else [7]
+"""Elements of an array in list state; Spark 4.0 reads arrays there as floats."""
+
+
+class Everything(StatefulProcessor):
+    """All kinds of state, of many types, with and without a time to live; processing-time timers."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n bigint, amount decimal(20,4), none string")
+        self.seen = handle.getValueState(
+            "seen", "at timestamp, last struct<item:string,n:int,at:timestamp>", HOUR
+        )
+        self.items = handle.getListState("items", "item string, tags array<bigint>, raw binary")
+        self.recent = handle.getListState("recent", "item string, at timestamp", HOUR)
+        self.by_day = handle.getMapState(
+            "by_day", "day date, n int", "counts map<string,bigint>, ats array<timestamp>"
+        )
+        self.fresh = handle.getMapState("fresh", "item string", "n int", HOUR)
+        self.gone = handle.getValueState("gone", "n int", 1)
+
+    def take(self, key: Any, rows: Any, timers: Any) -> None:
+        n, amount, _ = self.total.get() or (0, Decimal(0), None)
+        for row in rows:
+            n, amount = n + 1, amount + Decimal(row.n) / 8
+            at = row.at if isinstance(row.at, datetime) else row.at.to_pydatetime()
+            self.items.appendValue((row.item, [n, *TAGS] if row.n else [], bytes([n, 0])))
+            self.recent.appendValue((row.item, at))
+            day = (date(2024, 7, 1 + int(row.n) % 9), int(row.n) % 2)
+            counts, ats = self.by_day.getValue(day) or ({}, [])
+            counts = {**dict(counts), row.item: dict(counts).get(row.item, 0) + 2**60}
+            self.by_day.updateValue(day, (counts if row.n else {}, [*ats, at]))
+            self.fresh.updateValue((row.item,), (int(row.n),))
+            self.seen.update((at, (row.item, int(row.n), at)))
+        self.total.update((n, amount, None))
+        self.gone.update((n,))
+        if not list(self.handle.listTimers()):
+            now = timers.getCurrentProcessingTimeInMs()
+            self.handle.registerTimer(now + (1 if key[0].startswith("due") else HOUR))
+
+    def show(self) -> str:
+        days = {tuple(day): plain(value) for day, value in self.by_day.iterator()}
+        shown = [
+            plain(self.total.get()),
+            plain(self.seen.get()),
+            [plain(each) for each in self.items.get()],
+            [plain(each) for each in self.recent.get()],
+            sorted(days.items()),
+            sorted(plain(each) for each in self.fresh.iterator()),
+            len(list(self.handle.listTimers())),
+        ]
+        return repr(shown)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.take(key, rows, timerValues)
+        yield Row(customer=key[0], shown=self.show(), fired=False)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(customer=key[0], shown=self.show(), fired=True)
+
+    def close(self) -> None:
+        pass
+
+
+class EverythingInPandas(Everything):
+    """The same for frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        self.take(key, (row for frame in rows for row in frame.itertuples()), timerValues)
+        yield pd.DataFrame({"customer": [key[0]], "shown": [self.show()], "fired": [False]})
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Any]:
+        yield pd.DataFrame({"customer": [key[0]], "shown": [self.show()], "fired": [True]})
+
+
+def plain(value: Any) -> Any:
+    """Return a value of state by its content, whatever classes it has."""
+    if isinstance(value, Row):
+        return tuple(plain(each) for each in value)
+    if isinstance(value, dict):
+        return {plain(key): plain(each) for key, each in sorted(value.items())}
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(plain(each) for each in value)
+    if hasattr(value, "to_pydatetime"):  # of list state on Spark 4.0
+        value = value.to_pydatetime().replace(tzinfo=None)
+    if isinstance(value, np.integer):
+        value = value.item()
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return value
+
+
+def order(customer: str, item: str, n: int) -> tuple[Any, ...]:
+    return customer, item, n, START + timedelta(minutes=20 * n, microseconds=n)
+
+
+BEFORE = [
+    [order("a", "pen", 1), order("b", "ink", 0), order("due", "x", 4), order("later", "y", 5)],
+    [order("a", "cap", 3), order("due-2", "z", 7)],
+]
+AFTER = [[order("a", "hat", 1), order("c", "bag", 5)], [order("b", "cup", 2), order("due", "x", 4)]]
+
+
+def batch_time(checkpoint: Path, batch: int) -> int:
+    """Return the processing time of a micro-batch."""
+    line = (checkpoint / "offsets" / str(batch)).read_text().split("\n")[1]
+    time: int = json.loads(line)["batchTimestampMs"]
+    return time
+
+
+class SparksQuery:
+    """A query on Spark's own operator over all input there is."""
+
+    def __init__(self, source: BatchSource, checkpoint: Path, time_mode: str, *, pandas: bool):
+        self.source, self.checkpoint = source, checkpoint
+        self.time_mode, self.pandas = time_mode, pandas
+
+    def run(
+        self,
+        processor: StatefulProcessor,
+        output: str,
+        keys: Sequence[str],
+        initial: DataFrame | None = None,
+        stream: DataFrame | None = None,
+    ) -> list[list[Row]]:
+        spark, batches = self.source.spark, []
+        settings = {
+            "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+            # In the time mode ProcessingTime Spark would run batches without data for ever.
+            "spark.sql.streaming.noDataMicroBatches.enabled": str(
+                self.time_mode == "EventTime"
+            ).lower(),
+        }
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        try:
+            grouped = (stream or self.source.frame()).groupBy(*keys)
+            operator = grouped.transformWithStateInPandas if self.pandas else row_operator(grouped)
+            state = None if initial is None else initial.groupBy(*keys)
+            frame = operator(processor, output, "Update", self.time_mode, state)
+            writer = frame.writeStream.outputMode("update")
+            writer = writer.option("checkpointLocation", str(self.checkpoint))
+            writer = writer.foreachBatch(lambda batch, _: batches.append(sorted(batch.collect())))
+            wait(writer.trigger(availableNow=True).start())
+        finally:
+            for name in settings:
+                spark.conf.unset(name)
+        return batches
+
+
+FLAVOURS = pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
+
+
+def on_statelog(source: BatchSource, folder: Path, *, pandas: bool, **options: Any) -> Job:
+    processor: StatefulProcessor = EverythingInPandas() if pandas else Everything()
+    transform = transform_with_state_in_pandas if pandas else transform_with_state
+    job = Job(source, folder, ["customer"], processor, OUTPUT)
+    job.options = {
+        "timeMode": "ProcessingTime",
+        "noDataBatches": False,
+        "transform": transform,
+        **options,
+    }
+    return job
+
+
+@FLAVOURS
+def test_spark_goes_on_where_statelog_was_stopped(
+    spark: SparkSession, tmp_path: Path, pandas: bool
+) -> None:
+    whole = BatchSource(spark, tmp_path / "whole", SCHEMA)
+    source = BatchSource(spark, tmp_path / "input", SCHEMA)
+    for rows in [*BEFORE, *AFTER]:
+        whole.add(rows)
+    processor: StatefulProcessor = EverythingInPandas() if pandas else Everything()
+    reference = SparksQuery(whole, tmp_path / "reference", "ProcessingTime", pandas=pandas)
+    wanted = reference.run(processor, OUTPUT, ["customer"])
+    for rows in BEFORE:
+        source.add(rows)
+    job = on_statelog(source, tmp_path, pandas=pandas)
+    job.run()
+    assert [sorted(rows) for rows in job.take()] == wanted[:2]
+
+    frame = to_spark(spark, job.state, str(tmp_path / "export"))
+    new = tmp_path / "new"
+    (offset,) = spark_checkpoint(spark, str(tmp_path / "query"), job.state, str(new))
+    assert offset == '{"logOffset":1}'
+    gone = frame.select("statelog_state.gone").distinct().collect()
+    assert gone == [Row(gone=None)]
+    times = [batch_time(tmp_path / "query", batch) for batch in (0, 1)]
+    later = frame.where("customer = 'later'").select("statelog_expiry.seen", "statelog_timers")
+    assert later.collect() == [Row(seen=times[0] + HOUR, statelog_timers=[times[0] + HOUR])]
+    for rows in AFTER:
+        source.add(rows)
+    moved = SparksQuery(source, new, "ProcessingTime", pandas=pandas)
+    first, *found = moved.run(with_initial_state(processor), OUTPUT, ["customer"], frame)
+    assert first == []
+    assert found == wanted[2:]
+    # The time to live restarts at the last micro-batch of the old query, which wrote "a" too.
+    stored = spark.read.format("statestore").option("stateVarName", "seen").load(str(new))
+    expiry = stored.select("key.customer", "value.ttlExpirationMs")
+    assert dict(expiry.collect())["later"] == times[1] + HOUR
+    # Neither the wrapper nor the exported state is needed any more.
+    shutil.rmtree(tmp_path / "export")
+    shutil.rmtree(job.state)
+    for each in whole, source:
+        each.add([order("later", "pen", 1), order("c", "bag", 6)])
+    again = reference.run(processor, OUTPUT, ["customer"])
+    assert again == moved.run(processor, OUTPUT, ["customer"])
+    assert [row.customer for row in again[0]] == ["c", "due", "later"]
+
+
+@FLAVOURS
+def test_a_round_trip_from_spark_is_exact(
+    spark: SparkSession, tmp_path: Path, pandas: bool
+) -> None:
+    whole = BatchSource(spark, tmp_path / "whole", SCHEMA)
+    source = BatchSource(spark, tmp_path / "input", SCHEMA)
+    for rows in [*BEFORE, *AFTER]:
+        whole.add(rows)
+    processor: StatefulProcessor = EverythingInPandas() if pandas else Everything()
+    reference = SparksQuery(whole, tmp_path / "reference", "ProcessingTime", pandas=pandas)
+    wanted = reference.run(processor, OUTPUT, ["customer"])
+
+    source.add(BEFORE[0])
+    first = SparksQuery(source, tmp_path / "first", "ProcessingTime", pandas=pandas)
+    assert first.run(processor, OUTPUT, ["customer"]) == wanted[:1]
+
+    middle = BatchSource(spark, tmp_path / "middle", SCHEMA)
+    middle.add(BEFORE[1])
+    before = spark_state(spark, str(tmp_path / "first"))
+    job = on_statelog(middle, tmp_path, pandas=pandas, initialState=before.groupBy("customer"))
+    job.processor = from_spark(processor)
+    job.run()
+    assert [sorted(rows) for rows in job.take()] == wanted[1:2]
+
+    frame = to_spark(spark, job.state, str(tmp_path / "export"))
+    spark_checkpoint(spark, str(tmp_path / "query"), job.state, str(tmp_path / "second"))
+    for rows in AFTER:
+        middle.add(rows)
+    second = SparksQuery(middle, tmp_path / "second", "ProcessingTime", pandas=pandas)
+    assert second.run(with_initial_state(processor), OUTPUT, ["customer"], frame) == [
+        [],
+        *wanted[2:],
+    ]
+    # What Spark stores is what it would store if it had never stopped.
+    names = ["total", "seen", "items", "recent", "by_day", "fresh"]
+    for name in names:
+        both = [
+            sorted(
+                (row.customer, plain(row.statelog_state[name]))
+                for row in spark_state(spark, str(tmp_path / each)).collect()
+                if row.statelog_state[name] is not None
+            )
+            for each in ("reference", "second")
+        ]
+        assert both[0] == both[1]
+        assert both[0], name
+
+
+class Windows(StatefulProcessor):
+    """Counts rows until the watermark passes the end of their hour."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.counts = handle.getMapState("counts", "ends bigint", "n int")
+
+    def count(self, key: Any, rows: Any) -> int:
+        total = 0
+        for row in rows:
+            ends = (int(row.at.timestamp() * 1000) // HOUR + 1) * HOUR
+            (n,) = self.counts.getValue((ends,)) or (0,)
+            self.counts.updateValue((ends,), (int(n) + 1,))
+            self.handle.registerTimer(ends)
+            total += 1
+        return total
+
+    def end(self, expiredTimerInfo: Any) -> tuple[int, int]:
+        ends = expiredTimerInfo.getExpiryTimeInMs()
+        (n,) = self.counts.getValue((ends,))
+        self.counts.removeKey((ends,))
+        return ends, int(n)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(key=key[0], ends=-1, n=self.count(key, rows))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        ends, n = self.end(expiredTimerInfo)
+        yield Row(key=key[0], ends=ends, n=n)
+
+    def close(self) -> None:
+        pass
+
+
+class WindowsInPandas(Windows):
+    """The same for frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        n = self.count(key, (row for frame in rows for row in frame.itertuples()))
+        yield pd.DataFrame({"key": [key[0]], "ends": [-1], "n": [n]})
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Any]:
+        ends, n = self.end(expiredTimerInfo)
+        yield pd.DataFrame({"key": [key[0]], "ends": [ends], "n": [n]})
+
+
+def at(key: str, minutes: int) -> tuple[str, datetime]:
+    return key, START + timedelta(minutes=minutes)
+
+
+@FLAVOURS
+def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pandas: bool) -> None:
+    before = [[at("a", 0), at("b", 10)], [at("a", 70), at("b", 80), at("c", 75)]]
+    # The first row is late: the watermark is past it when the query is stopped.
+    after = [[at("a", 5), at("a", 85), at("c", 90)], [at("b", 200)], [at("d", 300)]]
+    schema, output = "key string, at timestamp", "key string, ends bigint, n int"
+    whole = BatchSource(spark, tmp_path / "whole", schema)
+    source = BatchSource(spark, tmp_path / "input", schema)
+    processor: StatefulProcessor = WindowsInPandas() if pandas else Windows()
+
+    def watermarked(of: BatchSource) -> DataFrame:
+        return of.frame().withWatermark("at", "10 minutes")
+
+    reference = SparksQuery(whole, tmp_path / "reference", "EventTime", pandas=pandas)
+    for rows in before:
+        whole.add(rows)
+        source.add(rows)
+    wanted = reference.run(processor, output, ["key"], stream=watermarked(whole))
+    transform = transform_with_state_in_pandas if pandas else transform_with_state
+    found: list[list[Row]] = []
+    stream = transform(
+        watermarked(source).groupBy("key"),
+        processor,
+        output,
+        timeMode="EventTime",
+        stateLocation=str(tmp_path / "state"),
+    )
+    old = str(tmp_path / "query")
+    writer = stream.writeStream.option("checkpointLocation", old)
+    writer = writer.foreachBatch(lambda batch, _: found.append(sorted(batch.collect())))
+    wait(writer.trigger(availableNow=True).start())
+    assert [rows for rows in found if rows] == [rows for rows in wanted if rows]
+
+    frame = to_spark(spark, tmp_path / "state", str(tmp_path / "export"))
+    spark_checkpoint(spark, old, tmp_path / "state", str(tmp_path / "new"))
+    for rows in after:
+        whole.add(rows)
+        source.add(rows)
+    wanted = reference.run(processor, output, ["key"], stream=watermarked(whole))
+    moved = SparksQuery(source, tmp_path / "new", "EventTime", pandas=pandas)
+    found = moved.run(
+        with_initial_state(processor), output, ["key"], frame, stream=watermarked(source)
+    )
+    assert found[0] == []
+    assert [rows for rows in found if rows] == [rows for rows in wanted if rows]
+    ends = [row for rows in wanted for row in rows if row.ends > 0]
+    assert len(ends) == 5, "timers of before and after fired"
+
+
+def test_what_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "input", INPUT)
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    old, target, state = str(tmp_path / "query"), str(tmp_path / "target"), job.state
+    with pytest.raises(UsageError, match="state"):
+        to_spark(spark, state, target)
+    source.add([(1, 10), (2, 20)])
+    job.run()
+    with pytest.raises(CheckpointError, match="checkpoint 7") as raised:
+        to_spark(spark, state, target, checkpointId=7)
+    assert raised.value.reason == "not_found"
+    with pytest.raises(UsageError, match="no state other; the checkpoint has total"):
+        to_spark(spark, state, target, variables=["other"])
+    assert to_spark(spark, state, target, variables=["total"]).count() == 2
+    for call in (
+        lambda: to_spark(spark, state, target),
+        lambda: spark_checkpoint(spark, old, state, target),
+    ):
+        with pytest.raises(UsageError, match="is not empty"):
+            call()
+    with pytest.raises(CheckpointError) as raised:
+        spark_checkpoint(spark, old, state, str(tmp_path / "new"), checkpointId=7)
+    assert raised.value.reason == "not_found"
+    with pytest.raises(UsageError, match=r"of query \(none\), the state is that of query"):
+        spark_checkpoint(spark, str(tmp_path / "input"), state, str(tmp_path / "new"))
+    spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", "2")
+    try:
+        with pytest.raises(UsageError, match="is less than 3"):
+            spark_checkpoint(spark, old, state, str(tmp_path / "new"))
+    finally:
+        spark.conf.unset("spark.sql.streaming.fileSource.log.compactInterval")
+    assert not (tmp_path / "new").exists()
+
+
+def test_exported_state_begins_a_query_with_other_key_groups(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "input", INPUT)
+    source.add([(key, key) for key in range(50)])
+    job = Job(source, tmp_path / "old", ["key"], Totals(), TOTALS, {"maxParallelism": 8})
+    job.run()
+    frame = to_spark(spark, job.state, str(tmp_path / "export"))
+    assert frame.count() == 50
+    rest = BatchSource(spark, tmp_path / "rest", INPUT)
+    rest.add([(key, 100) for key in range(50)])
+    options = {"maxParallelism": 300, "initialState": frame.groupBy("key")}
+    new = Job(rest, tmp_path / "new", ["key"], with_initial_state(Totals()), TOTALS, options)
+    new.run()
+    (rows,) = new.take()
+    assert sorted(rows) == [Row(key=key, total=key + 100, rows=2) for key in range(50)]

@@ -1,0 +1,153 @@
+"""The rows of a frame of state against a model, for random histories of an operator."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.state.reader.histories import KEYS, NAMES, TTL_MS, History, key_of
+
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.errors import UsageError
+from statelog.model import KeyGroupRange
+from statelog.spark.migration.columns import (
+    CHECKPOINT_COLUMN,
+    EXPIRY_COLUMN,
+    STATE_COLUMN,
+    TIMERS_COLUMN,
+)
+from statelog.spark.migration.key_rows import KeyRows
+from statelog.spark.migration.to_spark import ranges_of
+from statelog.state.kinds import StateKind
+from statelog.state.reader import StateReader
+from statelog.state.schema.descriptors import (
+    TIMERS_NAME,
+    OperatorStateSchema,
+    StateDescriptor,
+)
+from statelog.store import LocationPaths
+from statelog.testing.faulty_store import FaultyStore
+
+
+def exported(reader: StateReader, now_ms: int, **options: Any) -> pa.Table:
+    rows = KeyRows(reader.schema, reader.checkpoint_id, **options)
+    halves = [KeyGroupRange(0, 2), KeyGroupRange(3, reader.key_groups.end)]
+    keys = [each for part in halves for each in reader.keys(key_groups=part, now_ms=now_ms)]
+    return pa.Table.from_batches([rows.of(each) for each in keys], rows.schema())
+
+
+def expected(history: History, checkpoint_id: int, now_ms: int) -> dict[Any, dict[str, Any]]:
+    """Return state, timers and expiry of each key by the model."""
+    model = history.expected[checkpoint_id]
+    found: dict[Any, dict[str, Any]] = {}
+    for variable in model.schema.states:
+        if variable.dropped:
+            continue
+        for key, rows in model.rows(variable.name, now_ms).items():
+            row = found.setdefault(key_of(key), {"state": {}, "timers": None, "expiry": {}})
+            values = [value for _, value, _ in rows]
+            expiry = [expires for _, _, expires in rows]
+            if variable.name == TIMERS_NAME:
+                row["timers"] = [time for time, _, _ in rows]
+                continue
+            if variable.kind is StateKind.VALUE:
+                (values,), (expiry,) = values, expiry
+            elif variable.kind is StateKind.MAP:
+                places = [place for place, _, _ in rows]
+                values = [
+                    {"key": (place,), "value": value}
+                    for place, value in zip(places, values, strict=True)
+                ]
+            row["state"][variable.name] = values
+            if variable.ttl_ms is not None:
+                row["expiry"][variable.name] = expiry
+    return found
+
+
+def shown(table: pa.Table) -> dict[Any, dict[str, Any]]:
+    found = {}
+    for row in table.to_pylist():
+        state = {name: cell for name, cell in (row[STATE_COLUMN] or {}).items() if cell is not None}
+        for name, cell in state.items():
+            if NAMES[name] is StateKind.MAP:
+                for entry in cell:
+                    entry["key"] = tuple(entry["key"].values())
+        expiry = row.get(EXPIRY_COLUMN) or {}
+        found[row["k"], row["name"]] = {
+            "state": state,
+            "timers": row[TIMERS_COLUMN],
+            "expiry": {name: times for name, times in expiry.items() if times is not None},
+        }
+    assert len(found) == table.num_rows <= KEYS, "a key has one row"
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_rows_are_those_of_the_model(seed: int) -> None:
+    history = History(f"rows {seed}", FaultyStore())
+    history.run()
+    for checkpoint_id in list(history.expected)[-2:]:
+        checkpoint = find_checkpoint(history.store, LocationPaths(), checkpoint_id)
+        reader = StateReader(history.store, checkpoint)
+        taken_at_ms = history.taken_at_ms[checkpoint_id]
+        for now_ms in (taken_at_ms, taken_at_ms + TTL_MS // 2, taken_at_ms + 2 * TTL_MS):
+            table = exported(reader, now_ms)
+            assert set(table.column(CHECKPOINT_COLUMN).to_pylist()) <= {checkpoint_id}
+            assert expected(history, checkpoint_id, now_ms) == shown(table)
+
+
+DAY = pa.schema([("day", pa.date32())])
+NUMBER = pa.schema([("n", pa.int64())])
+
+
+def schema(key: pa.Schema, *names: str) -> OperatorStateSchema:
+    return OperatorStateSchema(
+        "op", key, tuple(StateDescriptor(name, StateKind.VALUE, NUMBER) for name in names)
+    )
+
+
+def test_variables_can_be_chosen() -> None:
+    rows = KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen"])
+    assert rows.schema().field(STATE_COLUMN).type == pa.struct([("seen", pa.struct(NUMBER))])
+    assert EXPIRY_COLUMN not in rows.schema().names
+    with pytest.raises(UsageError, match="no state other; the checkpoint has seen, total"):
+        KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen", "other"])
+    with pytest.raises(UsageError, match="no state without a name"):
+        KeyRows(schema(DAY, "total"), 7, variables=[])
+
+
+def test_a_key_that_cannot_be_columns_is_refused() -> None:
+    for names in (["a", "A"], ["day", TIMERS_COLUMN]):
+        with pytest.raises(UsageError, match="each needs a name of its own"):
+            KeyRows(schema(pa.schema([(name, pa.int64()) for name in names]), "total"), 7)
+
+
+def test_timestamps_in_state_lose_their_zone_and_those_of_keys_keep_it() -> None:
+    moment = pa.timestamp("us", "UTC")
+    nested = pa.schema([("at", moment), ("ats", pa.list_(moment)), ("by", pa.map_(moment, moment))])
+    key = pa.schema([("at", moment)])
+    operator = OperatorStateSchema("op", key, (StateDescriptor("v", StateKind.VALUE, nested),))
+    found = KeyRows(operator, 7).schema()
+    assert found.field("at").type == moment
+    assert "UTC" not in str(found.field(STATE_COLUMN).type)
+    assert str(found.field(STATE_COLUMN).type).count("timestamp[us]") == 4
+
+
+def test_timers_alone_are_state_too() -> None:
+    operator = OperatorStateSchema(
+        "op", DAY, (StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])),)
+    )
+    columns = [pa.array([0, 0]), pa.array([1, 2], pa.date32()), pa.array([[5], None])]
+    keys = pa.RecordBatch.from_arrays(columns, ["key_group", "key.day", TIMERS_NAME])
+    (row,) = KeyRows(operator, 7).of(keys).to_pylist()
+    assert (row[STATE_COLUMN], row[TIMERS_COLUMN], row[CHECKPOINT_COLUMN]) == (None, [5], 7)
+
+
+@given(start=st.integers(0, 50), count=st.integers(1, 300), parts=st.integers(1, 400))
+def test_parts_share_all_key_groups(start: int, count: int, parts: int) -> None:
+    whole = KeyGroupRange(start, start + count - 1)
+    found = ranges_of(whole, parts)
+    assert [each for part in found for each in part] == list(whole)
+    assert len(found) == min(parts, count)
+    assert max(map(len, found)) - min(map(len, found)) <= 1

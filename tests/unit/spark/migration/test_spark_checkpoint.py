@@ -1,0 +1,158 @@
+"""The files of a checkpointLocation in which Spark's query begins, from those of statelog's."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.source_position import parse_offsets, position_of
+from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
+from statelog.spark.migration.spark_checkpoint import new_files
+
+FILES = '{"logOffset":12}'
+KAFKA = '{"topic":{"0":7}}'
+OWN = "41"
+
+
+class Files:
+    """A checkpointLocation in memory."""
+
+    url = "memory:/query"
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self.files = files
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        data = self.files.get(name)
+        return None if data is None else data.encode()[-(tail or 10**9) :]
+
+    def names(self, folder: str) -> Sequence[str]:
+        found = (name.rpartition("/") for name in self.files)
+        return [name for place, _, name in found if place == folder]
+
+
+def entry(number: int) -> str:
+    return json.dumps({"path": f"file:///in/{number}", "timestamp": number, "batchId": number})
+
+
+def query() -> Files:
+    """Return a query at batch 5, which read entry 12 of a file source, compacted at 9."""
+    times = {
+        "batchWatermarkMs": 100,
+        "batchTimestampMs": 2_000,
+        "conf": {
+            "spark.sql.shuffle.partitions": "7",
+            "spark.sql.streaming.stateStore.providerClass": "HDFS",
+            "spark.sql.streaming.multipleWatermarkPolicy": "max",
+        },
+    }
+    logs = {f"sources/0/{number}": f"v1\n{entry(number)}" for number in (8, 10, 11, 12, 13)}
+    compact = "\n".join(["v1", *(entry(number) for number in range(10))])
+    return Files(
+        {
+            "metadata": '{"id":"q"}',
+            "offsets/5": "\n".join(["v1", json.dumps(times), FILES, KAFKA, "-", OWN]),
+            "commits/5": 'v1\n{"nextBatchWatermarkMs":150}',
+            "sources/0/9.compact": compact,
+            "sources/1/0": "v1\nwhere Kafka began",
+            **logs,
+        }
+    )
+
+
+def record(**changes: Any) -> BatchRecord:
+    names = ("tasks", "rows", "keys", "output_rows", "state_entries", "delta_bytes", "output_bytes")
+    values: dict[str, Any] = {
+        **dict.fromkeys(names, 0),
+        "operator_id": "op",
+        "schema": {},
+        "query_id": "q",
+        "batch_id": 5,
+        "delivery": "staged",
+        "time_mode": "eventtime",
+        "now_ms": 2_000,
+        "watermark_ms": 100,
+        "output_files": [],
+        "position": position_of([FILES, KAFKA, None]),
+        "source_folders": ["0", "1", "2"],
+    }
+    return BatchRecord(**{**values, **changes})
+
+
+def own_setting(name: str, value: str) -> str:
+    return f"new {value}"
+
+
+def made(files: Files, **changes: Any) -> tuple[tuple[str | None, ...], dict[str, str]]:
+    offsets, found = new_files(files, record(**changes), own_setting)
+    return offsets, {name: data.decode() for name, data in found.items()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"source_folders": None}, {"position": None}],
+    ids=["all known", "without the names of the logs", "without a position"],
+)
+def test_the_new_query_begins_where_the_old_one_ended(changes: dict[str, Any]) -> None:
+    offsets, found = made(query(), **changes)
+    assert offsets == (FILES, KAFKA, None)
+    assert list(found) == ["metadata", "sources/0/0", "sources/0/1", "offsets/0"]
+    planned = parse_offsets(found["offsets/0"].encode(), "offsets/0")
+    assert planned.offsets == ('{"logOffset":1}', KAFKA, None)
+    assert (planned.watermark_ms, planned.timestamp_ms) == (150, 2_000)
+    settings = json.loads(found["offsets/0"].split("\n")[1])["conf"]
+    assert settings == {"spark.sql.streaming.multipleWatermarkPolicy": "new max"}
+    assert json.loads(found["metadata"])["id"] not in ("q", "")
+
+
+def test_spark_has_seen_the_files_and_reads_none_of_them() -> None:
+    _, found = made(query())
+    assert found["sources/0/0"] == "v1"
+    version, *lines = found["sources/0/1"].split("\n")
+    seen = [json.loads(line) for line in lines]
+    assert version == "v1"
+    assert [one["path"] for one in seen] == [f"file:///in/{number}" for number in range(13)]
+    assert {one["batchId"] for one in seen} == {0}
+    assert [one["timestamp"] for one in seen] == list(range(13))
+
+
+def edited(edit: Callable[[dict[str, str]], Any]) -> Files:
+    files = query()
+    edit(files.files)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda files: files.pop("offsets/5"), "not_found"),
+        (lambda files: files.pop("commits/5"), "undelivered"),
+        (lambda files: files.pop("sources/0/11"), "not_found"),
+        (
+            lambda files: files.update({"offsets/5": files["offsets/5"].replace('"0":7', '"0":8')}),
+            "gap",
+        ),
+    ],
+)
+def test_what_spark_could_not_go_on_from_is_refused(
+    edit: Callable[[dict[str, str]], Any], reason: str
+) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        made(edited(edit))
+    assert raised.value.reason == reason
+
+
+def test_the_state_of_another_query_is_refused() -> None:
+    with pytest.raises(UsageError, match="of query q, the state is that of query other"):
+        made(query(), query_id="other")
+    with pytest.raises(UsageError, match=r"of query \(none\), the state"):
+        made(Files({}))
+
+
+def test_named_sources_are_refused() -> None:
+    text = query().files["offsets/5"].replace("v1", "v2", 1)
+    files = edited(lambda files: files.update({"offsets/5": text}))
+    with pytest.raises(IncompatibleFormatError, match="by the names of the sources"):
+        made(files)

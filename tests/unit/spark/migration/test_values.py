@@ -1,0 +1,88 @@
+"""Values as a worker gets them, in every form of Spark's, become those that a state takes."""
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T  # noqa: N812
+
+from statelog.errors import UsageError
+from statelog.spark.migration.values import plain_struct
+from statelog.spark.testing.ddl import parse_ddl
+
+MOMENT = dt.datetime(2024, 10, 27, 1, 30, 0, 250_000)
+UTC_MOMENT = MOMENT.replace(tzinfo=dt.UTC)
+SCHEMA = (
+    "n bigint, s struct<a:int,b:array<string>>, m map<string,bigint>, ats array<timestamp>, "
+    "raw binary, gap interval day to second, plain timestamp_ntz, by map<struct<x:int>,int>, text string"
+)
+WANTED = (
+    2**60 + 1,
+    (1, ["x", None]),
+    {"p": 2**60 + 1, "q": None},
+    [UTC_MOMENT, None],
+    b"\0\1",
+    dt.timedelta(seconds=5),
+    MOMENT,
+    {(1,): 2},
+    "NaT",
+)
+
+PYTHON = [
+    2**60 + 1,
+    {"a": 1, "b": ["x", None]},
+    [("p", 2**60 + 1), ("q", None)],
+    [MOMENT, None],
+    bytearray(b"\0\1"),
+    dt.timedelta(seconds=5),
+    MOMENT,
+    [({"x": 1}, 2)],
+    "NaT",
+]
+PANDAS = [
+    np.int64(2**60 + 1),
+    Row(a=np.int32(1), b=np.array(["x", None], dtype=object)),
+    {"p": 2**60 + 1, "q": None},
+    np.array([MOMENT, None], dtype="datetime64[ns]"),
+    b"\0\1",
+    pd.Timedelta(seconds=5),
+    pd.Timestamp(MOMENT),
+    {Row(x=1): 2},
+    "NaT",
+]
+NUMPY = [
+    *PANDAS[:3],
+    [np.datetime64(MOMENT, "ns"), None],
+    b"\0\1",
+    np.timedelta64(5, "s"),
+    np.datetime64(MOMENT, "us"),
+    [(Row(x=1), np.int32(2))],
+    "NaT",
+]
+AWARE = [*PYTHON[:3], [UTC_MOMENT, None], *PYTHON[4:]]
+
+
+@pytest.mark.parametrize("values", [PYTHON, PANDAS, NUMPY, AWARE])
+def test_every_form_of_a_struct_becomes_one(values: list[Any]) -> None:
+    convert = plain_struct(parse_ddl(SCHEMA), is_utc=True)
+    names = parse_ddl(SCHEMA).names
+    for struct in (dict(zip(names, values, strict=True)), Row(*values), tuple(values)):
+        found = convert(struct)
+        assert found == WANTED
+        assert list(map(type, found)) == list(map(type, WANTED))
+    assert convert([None] * len(names)) == (None,) * len(names)
+
+
+def test_a_timestamp_of_another_zone_is_left_to_spark() -> None:
+    convert = plain_struct(T.StructType().add("at", T.TimestampType()), is_utc=False)
+    assert convert((MOMENT,)) == (MOMENT,)
+    assert convert((pd.Timestamp(MOMENT),)) == (MOMENT,)
+    assert convert((pd.NaT,)) == (None,)
+
+
+def test_another_number_of_fields_is_an_error() -> None:
+    with pytest.raises(UsageError, match="1 values where init"):
+        plain_struct(parse_ddl("a int, b int"), is_utc=True)((1,))
