@@ -1,6 +1,7 @@
 """Values as a worker gets them, in every form of Spark's, become those that a state takes."""
 
 import datetime as dt
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,13 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
+from statelog.spark import with_initial_state
 from statelog.spark.migration.values import plain_struct
 from statelog.spark.testing.ddl import parse_ddl
+from statelog.testing import ProcessorTester
 
 MOMENT = dt.datetime(2024, 10, 27, 1, 30, 0, 250_000)
 UTC_MOMENT = MOMENT.replace(tzinfo=dt.UTC)
@@ -86,3 +90,40 @@ def test_a_timestamp_of_another_zone_is_left_to_spark() -> None:
 def test_another_number_of_fields_is_an_error() -> None:
     with pytest.raises(UsageError, match="1 values where init"):
         plain_struct(parse_ddl("a int, b int"), is_utc=True)((1,))
+
+
+def test_spark_sends_what_it_would_send_for_the_values_of_a_processor() -> None:
+    schema = parse_ddl(SCHEMA)
+    values = [*PYTHON]
+    values[1] = Row(a=1, b=["x", None])
+    values[2], values[4], values[7] = dict(PYTHON[2]), b"\0\1", {Row(x=1): 2}
+    values[3] = [UTC_MOMENT, None]
+    assert schema.toInternal(plain_struct(schema, is_utc=True)(PYTHON)) == schema.toInternal(
+        tuple(values)
+    )
+
+
+class Nested(StatefulProcessor):
+    """Shows a value with a struct in it."""
+
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getValueState("seen", "last struct<item:string,at:timestamp>, n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        last, n = self.seen.get()
+        yield Row(item=last.item, at=last.at, n=n)
+
+    def close(self) -> None:
+        pass
+
+
+def test_statelog_takes_the_structs_too() -> None:
+    state = {"seen": {"last": {"item": "pen", "at": MOMENT}, "n": 7}}
+    row = Row(key="a", statelog_state=state, statelog_timers=None, statelog_checkpoint=3)
+    tester = ProcessorTester(
+        with_initial_state(Nested()),
+        initialStateRow=[("a", row)],
+        outputStructType="item string, at timestamp, n int",
+    )
+    local = UTC_MOMENT.astimezone().replace(tzinfo=None)
+    assert tester.test("a", [Row(key="a")]) == [Row(item="pen", at=local, n=7)]
