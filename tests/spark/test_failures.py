@@ -18,7 +18,7 @@ from statelog.core.task_count import TaskBounds
 from statelog.errors import CheckpointError, FencedError, ProcessorError, StoreError, UsageError
 from statelog.spark import transform_with_state
 from statelog.spark.driver.engine import MicroBatchEngine
-from statelog.spark.query.keyed_frame import keyed_frame
+from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
 from statelog.store.object_store import normalize_url
@@ -242,7 +242,7 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
     model = TotalsModel()
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
     frames = [
-        keyed_frame(spark.createDataFrame(rows, INPUT).groupBy("key"), 128).frame
+        keyed_frame(grouping_of(spark.createDataFrame(rows, INPUT).groupBy("key")), 128).frame
         for rows in batches
     ]
     zombie, second = (MicroBatchEngine(query, job.collect) for _ in range(2))

@@ -21,15 +21,16 @@ from pyspark.sql.types import StructType
 from statelog.errors import UsageError
 from statelog.extras import require
 from statelog.spark.driver.batch_frame import batch_frame
+from statelog.spark.query.client import Client
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.event_time import check_output_column, event_time_column
 from statelog.spark.query.initial_state import initial_state
 from statelog.spark.query.input_plan import InputPlan, input_plan
-from statelog.spark.query.keyed_frame import keyed_frame, session_of
+from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
-from statelog.spark.query.session import parse_schema, refuse_connect, use_this_python
+from statelog.spark.query.session import is_connect, parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import OperatorSettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
@@ -161,18 +162,19 @@ def _stateful_frame(
 ) -> DataFrame:
     """Return the output of a stateful operator in either row format."""
     grouped = arguments.grouped
-    refuse_connect("transform_with_state", grouped)
+    session = session_of(grouped)
+    client = _client_of(session)
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
-    session = session_of(grouped)
     # The frame depends on the number of key groups, so the settings are resolved first.
     resolved = resolve_settings(session.conf.getAll, settings)
-    keyed = keyed_frame(grouped, resolved.max_parallelism)
-    use_this_python(session)
-    plan = input_plan(keyed.frame)
+    client.prepare(session, resolved, settings)
+    keyed = keyed_frame(client.grouping(grouped), resolved.max_parallelism)
+    plan = client.input_plan(keyed.frame)
+    is_stream = keyed.frame.isStreaming
     event_time = None
-    if time_mode == "eventtime" and (name := _event_time(grouped, plan)) is not None:
+    if time_mode == "eventtime" and (name := _event_time(grouped, plan, is_stream)) is not None:
         event_time = keyed.first_input + grouped._df.columns.index(name)
     output = parse_schema(session, arguments.output)
     definition = OperatorDefinition(
@@ -192,20 +194,44 @@ def _stateful_frame(
         row_format=format_of(session, output),
         output=output,
         arrow_output=arrow_schema(output),
-        initial=initial_state(arguments.initial, keyed, resolved.max_parallelism),
+        initial=initial_state(
+            None if arguments.initial is None else client.grouping(arguments.initial),
+            keyed,
+            resolved.max_parallelism,
+        ),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
         arguments=settings,
     )
     if definition.event_time_output is not None:
         check_output_column(definition.event_time_output, output, has_watermark=plan.has_watermark)
-    if not keyed.frame.isStreaming:
-        return batch_frame(definition, resolved)
+    return client.stream(definition, output) if is_stream else batch_frame(definition, resolved)
+
+
+def _client_of(session: SparkSession) -> Client:
+    if not is_connect(session):
+        return _CLASSIC
+    # Imported here, because it needs the packages of Spark Connect.
+    from statelog.spark.connect.client import CONNECT
+
+    return CONNECT
+
+
+def _classic_stream(definition: OperatorDefinition, output: StructType) -> DataFrame:
+    session = definition.frame.sparkSession
     return StatefulStream(definition, RecordedPlan.of(session, output))
 
 
-def _event_time(grouped: GroupedData, plan: InputPlan) -> str | None:
-    if not grouped._df.isStreaming:
+_CLASSIC = Client(
+    prepare=lambda session, settings, arguments: use_this_python(session),
+    grouping=grouping_of,
+    input_plan=input_plan,
+    stream=_classic_stream,
+)
+
+
+def _event_time(grouped: GroupedData, plan: InputPlan, is_stream: bool) -> str | None:
+    if not is_stream:
         raise UsageError(
             "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
             "ProcessingTime"

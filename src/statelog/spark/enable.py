@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, GroupedData, SparkSession
 from statelog.errors import UsageError
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.resolve import resolve_settings
-from statelog.spark.query.session import refuse_connect
+from statelog.spark.query.session import is_connect
 from statelog.spark.query.settings import CONF_PREFIX
 
 _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
@@ -45,19 +45,18 @@ def enable(spark: SparkSession) -> None:
     enabled.
 
     Args:
-        spark: A classic session; sessions made from it by `newSession` are not enabled.
+        spark: A session; sessions made from it by `newSession` are not enabled.
 
     Raises:
-        UsageError: It is a session of Spark Connect.
         InvalidOptionsError: Its configuration has a setting that is unknown or wrong.
     """
-    refuse_connect("statelog.spark.enable", spark)
     resolve_settings(spark.conf.getAll, {})
+    kind = _grouped_data(spark)
     for name, operator in _OPERATORS.items():
-        method = getattr(GroupedData, name, None) or _missing(name)
+        method = getattr(kind, name, None) or _missing(name)
         if not hasattr(method, _SESSIONS):
             method = _switch(method, operator)
-            setattr(GroupedData, name, method)
+            setattr(kind, name, method)
         getattr(method, _SESSIONS).add(_id_of(spark))
 
 
@@ -66,24 +65,33 @@ def disable(spark: SparkSession) -> None:
     Run `transformWithState` of a session on Spark's own state again.
 
     Running queries are not affected.
-
-    Raises:
-        UsageError: It is a session of Spark Connect.
     """
-    refuse_connect("statelog.spark.disable", spark)
+    kind = _grouped_data(spark)
     for name in _OPERATORS:
-        method = getattr(GroupedData, name, None)
+        method = getattr(kind, name, None)
         sessions: set[str] = getattr(method, _SESSIONS, set())
         sessions.discard(_id_of(spark))
         if method is None or not hasattr(method, _SESSIONS) or sessions:
             continue
         if hasattr(method.__wrapped__, _ADDED):
-            delattr(GroupedData, name)
+            delattr(kind, name)
         else:
-            setattr(GroupedData, name, method.__wrapped__)
+            setattr(kind, name, method.__wrapped__)
+
+
+def _grouped_data(session: SparkSession) -> type:
+    """Return the class of what `groupBy` returns in a session."""
+    if not is_connect(session):
+        return GroupedData
+    # Imported here, because it needs the packages of Spark Connect.
+    from pyspark.sql.connect import group
+
+    return group.GroupedData
 
 
 def _id_of(session: SparkSession) -> str:
+    if is_connect(session):
+        return str(session.session_id)  # type: ignore[attr-defined]
     # Several Python objects may represent one session.
     return str(session._jsparkSession.sessionUUID())
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
-_LOCAL = "file:"
+LOCAL = "file:"
 
 
 def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
@@ -30,7 +30,7 @@ def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
     path = jvm_of(session).org.apache.hadoop.fs.Path(location)
     files = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
     url = str(files.makeQualified(path).toString())
-    return _LocalFiles(url) if url.startswith(_LOCAL) else _HadoopFiles(session, url, files)
+    return LocalFiles(url) if url.startswith(LOCAL) else _HadoopFiles(session, url, files)
 
 
 def write_file(session: SparkSession, location: str, name: str, data: bytes) -> None:
@@ -54,12 +54,17 @@ def write_file(session: SparkSession, location: str, name: str, data: bytes) -> 
         stream.close()
 
 
-class _LocalFiles:
-    """A checkpointLocation on local disk."""
+class LocalFiles:
+    """
+    A checkpointLocation on local disk.
+
+    Args:
+        url: Its URL, which begins with `file:`.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._root = "/" + url[len(_LOCAL) :].lstrip("/")
+        self._root = "/" + url[len(LOCAL) :].lstrip("/")
 
     @property
     def url(self) -> str:

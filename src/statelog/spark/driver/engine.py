@@ -28,11 +28,12 @@ from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation, now_ms
-from statelog.spark.query.delivery import REWOUND, Delivery, Sink
+from statelog.spark.query.delivery import Delivery, Sink
 from statelog.spark.query.initial_state import with_initial_rows
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
+from statelog.spark.query.writer_name import set_rewound
 from statelog.spark.rows.late_rows import LateRows
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.stopwatch import Stopwatch
@@ -147,8 +148,7 @@ class MicroBatchEngine:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
             is_committed = self._location.take_over(first)
             if self._location.rewound is not None:
-                local = frame.sparkSession.sparkContext
-                local.setLocalProperty(REWOUND, str(self._location.rewound))
+                set_rewound(frame, self._location.rewound)
             if is_committed:
                 self._deliver_again(frame, batch_id)
                 return

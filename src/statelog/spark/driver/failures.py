@@ -17,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog import errors
 from statelog.errors import ProcessorError, StatelogError, UnavailableError
+from statelog.spark.query.session import is_connect
 from statelog.spark.rows.jvm import jvm_of
 from statelog.spark.worker.failures import END_OF_REPORT
 
@@ -38,10 +39,8 @@ def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> S
         batch_id: The micro-batch.
     """
     text = str(error)
-    report = _REPORT.search(text)
-    if report is not None:
-        kind = getattr(errors, report.group(1), StatelogError)
-        task_error: StatelogError = kind(report.group(2), batch_id=batch_id)
+    task_error = reported_in(text, batch_id=batch_id)
+    if task_error is not None:
         return task_error
     cancelled = _CANCELLED.search(text)
     if cancelled is not None:
@@ -63,12 +62,24 @@ def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> S
     )
 
 
+def reported_in(text: str, **facts: object) -> StatelogError | None:
+    """Return the error that another process reported in the text of Spark's error, or None."""
+    report = _REPORT.search(text)
+    if report is None:
+        return None
+    kind = getattr(errors, report.group(1), StatelogError)
+    reported: StatelogError = kind(report.group(2), **facts)
+    return reported
+
+
 def is_active(frame: DataFrame) -> bool:
     """
     Return whether the query of a micro-batch still runs.
 
     False if that is unknown.
     """
+    if is_connect(frame):
+        return False
     session = frame.sparkSession
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final
 
 from pyspark.sql import DataFrame
 
 Sink = Callable[[DataFrame, int], object]
 """Called with the output of a micro-batch and its batch id; the result is ignored."""
-
-REWOUND: Final = "statelog.rewound"
-"""Local property of Spark's context while a micro-batch runs: `BatchRecord.rewound`, if any."""
 
 
 class Delivery(enum.Enum):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import DataFrame
 from pyspark.sql.functions import col, lit
 from pyspark.sql.types import DataType
 
 from statelog.errors import UsageError
-from statelog.spark.query.keyed_frame import KeyedFrame, keyed_frame
+from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, keyed_frame
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 
@@ -38,19 +38,19 @@ class InitialState:
 
 
 def initial_state(
-    grouped: GroupedData | None, stream: KeyedFrame, max_parallelism: int
+    grouping: Grouping | None, stream: KeyedFrame, max_parallelism: int
 ) -> InitialState | None:
     """
     Return the initial state for the tasks of a stream.
 
-    It is None where *grouped* is None.
+    It is None where *grouping* is None.
 
     Raises:
-        UsageError: *grouped* is a stream, or its key has other types.
+        UsageError: *grouping* is of a stream, or its key has other types.
     """
-    if grouped is None:
+    if grouping is None:
         return None
-    keyed = keyed_frame(grouped, max_parallelism)
+    keyed = keyed_frame(grouping, max_parallelism)
     if keyed.frame.isStreaming:
         raise UsageError("initialState takes df.groupBy(...) of a batch frame; this is a stream")
     types = [field.dataType for field in keyed.key_schema]

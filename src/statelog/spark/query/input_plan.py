@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -54,10 +54,19 @@ class InputPlan:
 
 def input_plan(frame: DataFrame) -> InputPlan:
     """Return the facts from the plan of a streaming *frame*."""
-    has_watermark, is_stateless, sources = False, True, 0
     plan: JavaObject = frame._jdf.queryExecution().analyzed()
-    for node, children in _streaming_nodes(plan):
-        name = node.nodeName()
+    return facts_of((node.nodeName(), children) for node, children in _streaming_nodes(plan))
+
+
+def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
+    """
+    Return the facts from the streaming nodes of a plan.
+
+    Args:
+        nodes: The name of each, and the number of its streaming children.
+    """
+    has_watermark, is_stateless, sources = False, True, 0
+    for name, children in nodes:
         has_watermark |= name == "EventTimeWatermark"
         is_stateless &= name in _STATELESS and (name != "Join" or children < 2)
         sources += children == 0

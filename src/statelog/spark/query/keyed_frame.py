@@ -8,15 +8,16 @@ test vectors are in docs/reference/formats/key-groups.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import lit, pmod, xxhash64
 from pyspark.sql.types import StructField, StructType
 
 from statelog.errors import UsageError
-from statelog.spark.rows.jvm import jvm_of
+from statelog.spark.rows.jvm import JavaObject, jvm_of
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.rows.spark_versions import repartition_by_id
 
@@ -42,18 +43,31 @@ class KeyedFrame:
     key_schema: StructType
 
 
-def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
+@dataclass(frozen=True, slots=True)
+class Grouping:
     """
-    Return the rows of *grouped* with their key group.
+    A frame and what it is grouped by.
 
     Args:
-        grouped: What `df.groupBy(...)` returned.
-        max_parallelism: Number of key groups.
-
-    Raises:
-        UsageError: The grouping is no plain one (rollup, cube, pivot).
+        frame: The frame.
+        columns: The key columns.
+        inputs: For each the name of the input column that it is; None for an expression.
     """
-    df, key_columns = _parts(grouped)
+
+    frame: DataFrame
+    columns: Sequence[Column]
+    inputs: Sequence[str | None]
+
+
+def keyed_frame(grouping: Grouping, max_parallelism: int) -> KeyedFrame:
+    """
+    Return the rows of a grouped frame with their key group.
+
+    Args:
+        grouping: The frame and its keys.
+        max_parallelism: Number of key groups.
+    """
+    df, key_columns = grouping.frame, grouping.columns
     keys = df.select(*key_columns)
     key_group = pmod(xxhash64(*key_columns), lit(max_parallelism)).cast("int")
     computed: list[Column] = []
@@ -61,7 +75,7 @@ def keyed_frame(grouped: GroupedData, max_parallelism: int) -> KeyedFrame:
     plain: dict[int, int] = {}
     for index, name in enumerate(keys.columns):
         # A key that is an input column is not sent twice.
-        if df.columns.count(name) == 1 and _is_input(grouped, index, name):
+        if df.columns.count(name) == 1 and grouping.inputs[index] == name:
             plain[index] = df.columns.index(name)
         else:
             computed.append(key_columns[index].alias(f"{_KEY_PREFIX}{index}"))
@@ -85,38 +99,35 @@ def by_task(frame: DataFrame, tasks: int, max_parallelism: int) -> DataFrame:
     return repartition_by_id(frame, tasks, task)
 
 
-def session_of(grouped: GroupedData) -> SparkSession:
+def grouping_of(grouped: GroupedData) -> Grouping:
     """
-    Return the session of a grouped frame.
+    Return the keys of what `df.groupBy(...)` of a classic session returned.
 
     Raises:
-        UsageError: *grouped* is no GroupedData.
+        UsageError: The grouping is no plain one (rollup, cube, pivot).
     """
-    if not isinstance(grouped, GroupedData):
-        raise UsageError(
-            "transform_with_state takes what df.groupBy(...) returns; got "
-            f"{type(grouped).__module__}.{type(grouped).__name__}"
-        )
-    return grouped._df.sparkSession
-
-
-def _parts(grouped: GroupedData) -> tuple[DataFrame, list[Column]]:
     df: DataFrame = grouped._df
     expressions = grouped._jgd.groupingExprs()
     text = grouped._jgd.toString()
     if "type: GroupBy" not in text or expressions.size() == 0:
-        raise UsageError(f"state needs plain grouping keys, not {text:.200}")
+        raise not_plain(text)
     to_column = jvm_of(df.sparkSession).org.apache.spark.sql.classic.ExpressionUtils.column
-    columns: list[Column] = [
-        ClassicColumn(to_column(expressions.apply(i))) for i in range(expressions.size())
-    ]
-    return df, columns
-
-
-def _is_input(grouped: GroupedData, index: int, name: str) -> bool:
-    """Return whether the grouping expression is the bare input column *name*."""
-    expression = grouped._jgd.groupingExprs().apply(index)
-    kind = expression.getClass().getSimpleName()
-    return kind in ("UnresolvedAttribute", "AttributeReference") and (
-        expression.sql().replace("`", "").rsplit(".", 1)[-1] == name
+    parts = [expressions.apply(i) for i in range(expressions.size())]
+    return Grouping(
+        df,
+        [ClassicColumn(to_column(each)) for each in parts],
+        [_input_name(each) for each in parts],
     )
+
+
+def not_plain(text: str) -> UsageError:
+    """Return the error for a grouping that is no plain one."""
+    return UsageError(f"state needs plain grouping keys, not {text:.200}")
+
+
+def _input_name(expression: JavaObject) -> str | None:
+    """Return the name of the bare input column that a grouping expression is; else None."""
+    if expression.getClass().getSimpleName() not in ("UnresolvedAttribute", "AttributeReference"):
+        return None
+    name: str = expression.sql().replace("`", "").rsplit(".", 1)[-1]
+    return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
@@ -13,20 +13,29 @@ from statelog.errors import UsageError
 _CONNECT = "pyspark.sql.connect"
 
 
-def refuse_connect(entry: str, *objects: object) -> None:
+def is_connect(each: object) -> bool:
+    """Return whether an object of PySpark belongs to a session of Spark Connect."""
+    return any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__)
+
+
+def session_of(grouped: object) -> SparkSession:
     """
-    Reject objects of Spark Connect.
+    Return the session of a grouped frame, classic or of Spark Connect.
 
     Raises:
-        UsageError: One of *objects* belongs to a session of Spark Connect.
+        UsageError: *grouped* is no GroupedData.
     """
-    for each in objects:
-        if any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__):
-            raise UsageError(
-                f"{entry} does not work on Spark Connect ({type(each).__name__}): the driver's part "
-                "of statelog has to run in the driver. Use a classic session, such as one from "
-                "SparkSession.builder.master(...) without a remote address"
-            )
+    kind = type(grouped)
+    is_grouped = isinstance(grouped, GroupedData) or (
+        is_connect(grouped) and kind.__name__ == GroupedData.__name__
+    )
+    if not is_grouped:
+        raise UsageError(
+            "transform_with_state takes what df.groupBy(...) returns; got "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    frame: DataFrame = grouped._df  # type: ignore[attr-defined]
+    return frame.sparkSession
 
 
 def use_this_python(session: SparkSession) -> None:

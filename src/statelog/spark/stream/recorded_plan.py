@@ -12,7 +12,7 @@ the ids of the shape's columns (Catalyst's expression ids), so that the user's c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import UsageError
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
-_STATEFUL = {
+STATEFUL = {
     "Aggregate": "an aggregation",
     "Deduplicate": "dropping duplicates",
     "DeduplicateWithinWatermark": "dropping duplicates",
@@ -37,7 +37,7 @@ _STATEFUL = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """One call on the frame, and the shape after it."""
 
     method: str
@@ -57,7 +57,7 @@ class RecordedPlan:
     """
 
     start: DataFrame
-    steps: tuple[_Step, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @classmethod
     def of(cls, session: SparkSession, schema: StructType) -> RecordedPlan:
@@ -82,16 +82,10 @@ class RecordedPlan:
             UsageError: The step would need state, or another stream.
             AnalysisException: Spark rejects the step, for example for a missing column.
         """
-        for each in (*args, *kwargs.values()):
-            if isinstance(each, DataFrame) and each.isStreaming:
-                raise UsageError(
-                    f"{method} with another stream needs state for both streams, which a query with "
-                    "a stateful operator cannot keep: combine the streams before the operator, or "
-                    "write this one and read it in a second query"
-                )
+        refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
         _check_stateless(method, shape)
-        return RecordedPlan(self.start, (*self.steps, _Step(method, args, kwargs, shape)))
+        return RecordedPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """Apply the steps to *frame*, the output of one micro-batch."""
@@ -104,17 +98,33 @@ class RecordedPlan:
         return frame
 
 
+def refuse_streams(method: str, arguments: Iterable[object]) -> None:
+    """Reject arguments of a step that are streams."""
+    for each in arguments:
+        if isinstance(each, DataFrame) and each.isStreaming:
+            raise UsageError(
+                f"{method} with another stream needs state for both streams, which a query with "
+                "a stateful operator cannot keep: combine the streams before the operator, or "
+                "write this one and read it in a second query"
+            )
+
+
+def needs_state(method: str, what: str) -> UsageError:
+    """Return the error for a step that Spark would keep state for."""
+    return UsageError(
+        f"{method}: {what} needs state, and a query keeps the state of one stateful "
+        "operator: do it in the processor, or before it, or in a second query over the "
+        "output of this one; within one micro-batch, in foreachBatch"
+    )
+
+
 def _check_stateless(method: str, shape: DataFrame) -> None:
     jvm = jvm_of(shape.sparkSession)
     plan = shape._jdf.queryExecution().analyzed()
     for node in _nodes(plan):
-        what = _STATEFUL.get(node.getClass().getSimpleName())
+        what = STATEFUL.get(node.getClass().getSimpleName())
         if what is not None and node.isStreaming():
-            raise UsageError(
-                f"{method}: {what} needs state, and a query keeps the state of one stateful "
-                "operator: do it in the processor, or before it, or in a second query over the "
-                "output of this one; within one micro-batch, in foreachBatch"
-            )
+            raise needs_state(method, what)
     # Spark itself checks what else a stream does not support.
     mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

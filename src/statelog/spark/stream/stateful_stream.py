@@ -214,7 +214,7 @@ class StatefulStream(DataFrame):
 
 def _recorded(name: str) -> Callable[..., StatefulStream]:
     def method(self: StatefulStream, *args: object, **kwargs: object) -> StatefulStream:
-        return StatefulStream(self._operator, self._plan.then(name, args, kwargs))
+        return type(self)(self._operator, self._plan.then(name, args, kwargs))
 
     return method
 

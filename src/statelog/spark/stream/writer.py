@@ -58,6 +58,9 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
         super().__init__(operator.frame)
+        self._begin(operator, plan)
+
+    def _begin(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
         self._operator = operator
         self._plan = plan
         self._settings: dict[str, object] = {}
@@ -91,15 +94,18 @@ class StatefulStreamWriter(DataStreamWriter):
         Raises:
             UsageError: The trigger would run the query without micro-batches.
         """
+        self._check_trigger(trigger)
+        super().trigger(**trigger)
+        self._trigger = trigger
+        return self
+
+    def _check_trigger(self, trigger: dict[str, Any]) -> None:
         for name in ("continuous", "realTime"):
             if trigger.get(name) is not None:
                 raise UsageError(
                     f"the trigger {name} runs no micro-batches, and statelog commits state by "
                     "micro-batches; use processingTime or availableNow"
                 )
-        super().trigger(**trigger)
-        self._trigger = trigger
-        return self
 
     def queryName(self, queryName: str) -> StatefulStreamWriter:
         """Name the query."""
@@ -262,8 +268,12 @@ class StatefulStreamWriter(DataStreamWriter):
         arguments = {**definition.arguments, "maxParallelism": definition.max_parallelism}
         settings = resolve_settings(session.conf.getAll, arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
-        bounds = settings.task_bounds(session.sparkContext.defaultParallelism)
+        bounds = settings.task_bounds(self._cores())
         return Query(definition, settings, normalize_url(location), TaskBounds(*bounds))
+
+    def _cores(self) -> int:
+        """Return the number of cores that Spark has."""
+        return self._spark.sparkContext.defaultParallelism
 
     def _write_instead(self, frame: DataFrame) -> None:
         """Write *frame* instead of the input, with its name and trigger."""

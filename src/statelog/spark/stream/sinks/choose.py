@@ -26,7 +26,7 @@ _log = logging.getLogger("statelog.spark")
 
 _RETAINED: Final = "spark.sql.streaming.minBatchesToRetain"
 _COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
-_READ_ONLY: Final = (
+READ_ONLY: Final = (
     "binaryfile",
     "rate",
     "rate-micro-batch",
@@ -167,7 +167,7 @@ def _check_format(session: SparkSession, source: str) -> bool:
         AnalysisException: Spark lacks the package for it.
         UsageError: Spark has no such format, or can only read it.
     """
-    if source in _READ_ONLY:
+    if source in READ_ONLY:
         raise UsageError(f"the format {source} can be read only; use another one")
     if not source:
         return False

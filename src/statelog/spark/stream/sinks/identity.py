@@ -11,9 +11,8 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from statelog.spark.query.delivery import REWOUND
+from statelog.spark.query.writer_name import query_and_rewound
 
-_QUERY_ID: Final = "sql.streaming.queryId"
 _SEPARATOR: Final = "-rewound-"
 
 
@@ -29,9 +28,7 @@ def writer_id(frame: DataFrame) -> str:
 
     Thread: that of the call, which has the local properties of the query.
     """
-    context = frame.sparkSession.sparkContext
-    query_id = context.getLocalProperty(_QUERY_ID) or ""
-    rewound = context.getLocalProperty(REWOUND)
+    query_id, rewound = query_and_rewound(frame)
     return f"{query_id}{_SEPARATOR}{rewound}" if rewound else query_id
 
 

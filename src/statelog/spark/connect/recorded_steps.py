@@ -1,0 +1,135 @@
+"""
+Record the steps after a stateful operator on Spark Connect, and apply them in the worker.
+
+As in a classic session, each call is applied at once to a shape, so that the server computes the
+resulting schema and rejects what it cannot resolve.  The shape is an empty batch frame here, because
+a Connect client cannot make an empty stream of any schema.
+
+The user's columns (`out.total`) refer to the shape by the id of its plan.  In the worker the frame
+after each step gets the id of the shape after it, so that the columns refer to that frame.
+Source: PySpark's connect/plan.py; Spark's ColumnResolutionHelper (plan ids).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
+from pyspark.sql.connect.plan import LogicalPlan
+from pyspark.sql.types import StructType
+
+from statelog.spark.connect.explained_plan import node_names
+from statelog.spark.stream.recorded_plan import (
+    STATEFUL,
+    RecordedPlan,
+    Step,
+    needs_state,
+    refuse_streams,
+)
+
+_OF_EXPRESSIONS: Final = frozenset(
+    {"select", "selectExpr", "withColumn", "withColumns", "withMetadata"}
+)
+"""Steps whose expressions may hide an aggregation."""
+
+_NEEDS_ROWS: Final = {**STATEFUL, "Window": "a window function"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectPlan(RecordedPlan):
+    """The steps applied to the output of a stateful operator on Spark Connect."""
+
+    @classmethod
+    def of(cls, session: SparkSession, schema: StructType) -> ConnectPlan:
+        """Return the plan without steps for an output of *schema*."""
+        return cls(session.createDataFrame([], schema))
+
+    def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> ConnectPlan:
+        """
+        Return the plan with a call of *method* as its last step.
+
+        Raises:
+            UsageError: The step would need state, or another stream.
+            AnalysisException: Spark rejects the step, for example for a missing column.
+
+        Blocks: On the server.
+        """
+        refuse_streams(method, (*args, *kwargs.values()))
+        shape = getattr(self.shape, method)(*args, **kwargs)
+        _ = shape.schema  # the server resolves a step only when it is asked
+        if method in _OF_EXPRESSIONS:
+            for name in node_names(shape) - node_names(self.shape):
+                if name in _NEEDS_ROWS:
+                    raise needs_state(method, _NEEDS_ROWS[name])
+        return ConnectPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
+
+    def for_worker(self) -> RecordedSteps:
+        """Return the steps as the worker needs them."""
+        return RecordedSteps(
+            _plan_id(self.start),
+            tuple((one.method, one.args, one.kwargs, _plan_id(one.shape)) for one in self.steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """
+    Recorded steps, without the client's shapes.
+
+    Args:
+        start: Id of the shape's plan before the steps.
+        steps: Method, arguments, keyword arguments, and the id of the shape's plan after it.
+    """
+
+    start: int
+    steps: tuple[tuple[str, tuple[object, ...], dict[str, object], int], ...]
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """Apply the steps to *frame*, the output of one micro-batch."""
+        if not self.steps:
+            return frame
+        session = frame.sparkSession
+        frame = _with_id(frame.select("*"), self.start)
+        for method, args, kwargs, plan_id in self.steps:
+            here = [of_session(each, session) for each in args]
+            named = {name: of_session(each, session) for name, each in kwargs.items()}
+            frame = _with_id(getattr(frame, method)(*here, **named), plan_id)
+        return frame
+
+
+def of_session(value: Any, session: Any) -> Any:
+    """
+    Return a Connect frame as a frame of *session*; any other value unchanged.
+
+    A micro-batch has a copy of the user's session from 4.3 on, and Spark combines frames of one
+    session only.
+    """
+    return ConnectFrame(value._plan, session) if isinstance(value, ConnectFrame) else value
+
+
+def next_plan_id() -> int:
+    """Return the id that the next plan in this process gets."""
+    return LogicalPlan._nextPlanId
+
+
+def begin_plan_ids_at(plan_id: int) -> None:
+    """Let new plans of this process have ids from *plan_id* on, or later ones."""
+    LogicalPlan._nextPlanId = max(LogicalPlan._nextPlanId, plan_id)
+
+
+_ID: Final = "_root_plan_id"
+"""The attribute of a plan with its id; before 4.1 it is `_plan_id`."""
+
+
+def _plan_id(frame: Any) -> int:
+    plan_id: int = frame._plan._plan_id
+    return plan_id
+
+
+def _with_id(frame: Any, plan_id: int) -> DataFrame:
+    """Return a frame, which a call has just made, with another id of its plan."""
+    setattr(frame._plan, _ID if hasattr(frame._plan, _ID) else "_plan_id", plan_id)
+    result: DataFrame = frame
+    return result

@@ -1,0 +1,153 @@
+"""Write the rows of one micro-batch in the worker of a Connect query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
+
+from statelog.errors import UsageError
+from statelog.spark.query.delivery import FileOutput, Sink
+from statelog.spark.stream.sinks import RowFunction, Target
+from statelog.spark.stream.sinks.batch_writer import batch_writer
+from statelog.spark.stream.sinks.choose import READ_ONLY
+from statelog.spark.stream.sinks.simple import Console, Memory
+from statelog.spark.stream.sinks.target import columns_of
+
+_FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
+
+
+def sink_of(
+    session: SparkSession,
+    target: Target,
+    schema: StructType,
+    query_name: str | None,
+    file_output: FileOutput,
+) -> Sink:
+    """
+    Return the sink for a format or table, which can be pickled.
+
+    Args:
+        session: The user's session.
+        target: Where to write.
+        schema: Columns of the output.
+        query_name: Name of the query, and of the table in memory.
+        file_output: How files are written.
+
+    Raises:
+        UsageError: The format is one of files, which Connect can only append; or `memory` has no
+            query name, files have no path, a column of *target* is missing.
+
+    Blocks: On the server.
+    """
+    source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
+    if target.table is None and source == "console":
+        truncate = str(target.option("truncate", "true")).lower() == "true"
+        return Console(int(str(target.option("numRows", 20))), truncate)
+    if target.table is None and source == "memory":
+        if not query_name:
+            raise UsageError("the memory sink needs a queryName, which is the name of its table")
+        Memory(session, query_name, schema)  # an empty view, until there are rows
+        return MemoryInWorker(query_name, schema)
+    if source in READ_ONLY:
+        raise UsageError(f"the format {source} can be read only; use another one")
+    columns_of(schema.names, (*target.partition_by, *target.cluster_by))
+    if target.table is not None:
+        source = _provider(session, target.table) or source
+    if source in _FILE_FORMATS:
+        if file_output is not FileOutput.APPEND:
+            raise _no_file_sink(source)
+        if target.table is None and target.option("path", None) is None:
+            raise UsageError(
+                f"the format {source} needs a path: .start(path) or .option('path', ...)"
+            )
+    return batch_writer(target, source)
+
+
+def _no_file_sink(source: str) -> UsageError:
+    return UsageError(
+        f"{source} files cannot be written exactly once by .format() on Spark Connect, which cannot "
+        "reach Spark's streaming file sink. Either write each micro-batch to a folder of its own, "
+        "which a repetition overwrites: .foreachBatch(lambda frame, batch_id: "
+        f"frame.write.mode('overwrite').format('{source}').save(f'{{folder}}/batch={{batch_id}}')); "
+        "or write to a table with transactions (delta); or accept that a repeated micro-batch is "
+        "appended again: .option('statelog.fileSink', 'append')"
+    )
+
+
+def _provider(session: SparkSession, table: str) -> str | None:
+    """Return the format of a table, in lower case; None if there is no such table."""
+    if not session.catalog.tableExists(table):
+        return None
+    rows = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+    found = [row[1] for row in rows if row[0] == "Provider"]
+    return str(found[-1]).lower() if found else None
+
+
+class MemoryInWorker:
+    """
+    Collects all rows as a temporary view of the user's session.
+
+    Args:
+        name: The view.
+        schema: Columns of the output.
+    """
+
+    def __init__(self, name: str, schema: StructType) -> None:
+        self._name = name
+        self._schema = schema
+        self._memory: Memory | None = None
+
+    def begin(self, session: SparkSession) -> None:
+        """Use the user's session, in the worker."""
+        self._memory = Memory(session, self._name, self._schema)
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        assert self._memory is not None
+        self._memory(frame, batch_id)
+
+
+class Foreach:
+    """
+    Calls a function with each row, in the tasks.
+
+    Args:
+        f: A function of a row, or an object with `process(row)` and, optionally,
+            `open(partition_id, epoch_id)` and `close(error)`.
+
+    Raises:
+        PySparkAttributeError: *f* is neither.
+    """
+
+    def __init__(self, f: RowFunction) -> None:
+        DataStreamWriter._construct_foreach_function(f)  # checks it
+        self._f = f
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        frame.foreachPartition(partial(_process, self._f, batch_id))
+
+
+def _process(f: Any, batch_id: int, rows: Iterable[Row]) -> None:
+    if not hasattr(f, "process"):
+        for row in rows:
+            f(row)
+        return
+    context = TaskContext.get()
+    partition = 0 if context is None else context.partitionId()
+    if hasattr(f, "open") and not f.open(partition, batch_id):
+        return
+    failure: Exception | None = None
+    try:
+        for row in rows:
+            f.process(row)
+    except Exception as error:
+        failure = error
+        raise
+    finally:
+        if hasattr(f, "close"):
+            f.close(failure)

@@ -1,0 +1,214 @@
+"""
+Run the engine in the server's Python process for foreachBatch.
+
+The client pickles a `QueryStart` into the function for `foreachBatch`.  The server starts a process
+for the query, which unpickles it once and calls it with each micro-batch.  A restart of the query is
+a new process with a new copy, so the engine begins from the state location, as after any restart.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+import msgspec
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql.connect.session import SparkSession
+
+from statelog import __version__
+from statelog.errors import StatelogError, UsageError
+from statelog.metrics import Metrics
+from statelog.spark.connect.query_files import files_in_worker
+from statelog.spark.connect.recorded_steps import (
+    RecordedSteps,
+    begin_plan_ids_at,
+    next_plan_id,
+    of_session,
+)
+from statelog.spark.connect.sinks import MemoryInWorker
+from statelog.spark.driver.batch_times import QueryTimes
+from statelog.spark.driver.engine import MicroBatchEngine
+from statelog.spark.query.delivery import Sink
+from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.query import Query
+from statelog.spark.query.writer_name import set_query
+from statelog.spark.worker.failures import END_OF_REPORT, with_message
+
+_log = logging.getLogger("statelog.spark")
+
+KEPT_BATCHES: Final = 32
+"""Number of the newest micro-batches whose figures the server's session has."""
+
+
+def figures_key(query_id: str, batch_id: int | None = None) -> str:
+    """
+    Return the key in the session's configuration with the figures of a micro-batch.
+
+    Args:
+        query_id: Spark's id of the query.
+        batch_id: The micro-batch; None for the prefix of all.
+    """
+    prefix = f"statelog.batches.{query_id}."
+    return prefix if batch_id is None else f"{prefix}{batch_id % KEPT_BATCHES}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryStart:
+    """
+    What the worker needs to run a query.
+
+    Args:
+        query: The query.
+        checkpoint: Its checkpointLocation, as given to Spark.
+        has_no_data_source: Whether its last source is that for no-data batches.
+        steps: The steps behind the operator.
+        sink: Takes the output frame and the batch id.
+    """
+
+    query: Query
+    checkpoint: str
+    has_no_data_source: bool
+    steps: RecordedSteps
+    sink: Sink
+
+
+class ConnectEngine:
+    """
+    The function for `foreachBatch`, in the client and, unpickled, in the worker.
+
+    Args:
+        payload: A pickled `QueryStart`.
+
+    Raises:
+        UsageError: The sink or a step cannot be pickled.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._start: QueryStart | None = None
+        self._root: Any = None
+        self._engine: MicroBatchEngine | None = None
+
+    @classmethod
+    def of(cls, start: QueryStart) -> ConnectEngine:
+        """
+        Return the function for a query.
+
+        Raises:
+            UsageError: The sink or a step cannot be pickled.
+        """
+        try:
+            return cls(cloudpickle.dumps(_to_send(start)))
+        except Exception as error:
+            raise UsageError(
+                "the sink, or a function in a step behind the operator, cannot be pickled, so Spark "
+                f"cannot send it to the server: {error}. Create such objects inside the function"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (__version__, next_plan_id(), self._payload)
+
+    def begin(self) -> None:
+        """
+        Unpickle the query.
+
+        Thread: that of the worker, while the user's session is its active one.
+        """
+        self._root = SparkSession.getActiveSession()
+        self._start = start = cloudpickle.loads(self._payload)
+        if isinstance(start.sink, MemoryInWorker):
+            start.sink.begin(self._root)
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """
+        Process one micro-batch.
+
+        Raise statelog's errors so that the client finds them in Spark's text.
+        """
+        try:
+            if self._engine is None:
+                self._engine = self._opened(frame)
+            self._engine(frame, batch_id)
+        except StatelogError as error:
+            _log.debug("batch %d failed", batch_id, exc_info=error)
+            # A copy that was never raised has no frames of its own before its message.
+            raise with_message(error, f"{error.message}\n{END_OF_REPORT}") from None
+
+    def _opened(self, frame: DataFrame) -> MicroBatchEngine:
+        start = self._start
+        assert start is not None
+        files = files_in_worker(frame.sparkSession, start.checkpoint)
+        times = QueryTimes(files, has_no_data_source=start.has_no_data_source)
+        query_id = times.query_id()
+        set_query(query_id)
+
+        def note(progress: BatchProgress) -> None:
+            self._note(query_id, progress)
+
+        def deliver(rows: DataFrame, batch_id: int) -> None:
+            start.sink(start.steps.apply(rows), batch_id)
+
+        query = _with_frames(start.query, frame.sparkSession, note)
+        engine = MicroBatchEngine(query, deliver, times)
+        engine.open(query_id)
+        return engine
+
+    def _note(self, query_id: str, progress: BatchProgress) -> None:
+        """Store the figures of a micro-batch where the client finds them."""
+        text = msgspec.json.encode(progress.to_json()).decode()
+        try:
+            self._root.conf.set(figures_key(query_id, progress.batch_id), text)
+        except Exception as error:  # the client's session may have ended; the query goes on
+            _log.debug("the figures of batch %d are not stored: %s", progress.batch_id, error)
+
+
+def _to_send(start: QueryStart) -> QueryStart:
+    """
+    Return *start* without what the worker does not need.
+
+    That is the input, whose plan may be large, and the metrics, which have locks.
+    """
+    query, definition = start.query, start.query.definition
+    empty = definition.frame.sparkSession.range(0)
+    return replace(
+        start,
+        query=replace(
+            query,
+            definition=replace(definition, frame=empty),
+            settings=replace(query.settings, metrics=cast("Metrics", None)),
+        ),
+    )
+
+
+def _with_frames(query: Query, session: Any, note: Any) -> Query:
+    """Return *query* with its frames in the session of the micro-batches."""
+    definition = query.definition
+    initial = definition.initial
+    if initial is not None:
+        frame = of_session(initial.keyed.frame, session)
+        initial = replace(initial, keyed=replace(initial.keyed, frame=frame))
+    return replace(
+        query,
+        definition=replace(definition, initial=initial),
+        settings=replace(query.settings, on_progress=note, metrics=Metrics()),
+    )
+
+
+def _restored(version: str, plan_ids: int, payload: bytes) -> ConnectEngine:
+    """
+    Return the function in the worker.
+
+    Raises:
+        UsageError: The server has another version of statelog.
+    """
+    if version != __version__:
+        raise UsageError(
+            f"the client has statelog {version}, and the server {__version__}: install the same "
+            f"version in both\n{END_OF_REPORT}"
+        )
+    begin_plan_ids_at(plan_ids)  # ids of the client's plans are in the columns of the steps
+    engine = ConnectEngine(payload)
+    engine.begin()
+    return engine

@@ -1,0 +1,188 @@
+"""
+`ConnectStreamWriter`: start a query over a stateful stream of a Connect session.
+
+The settings of the output are those of `StatefulStreamWriter`.  `start` sends the engine to the
+server as the function for `foreachBatch` of Spark's own writer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, cast
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.connect.streaming.query import StreamingQuery as SparkQuery
+from pyspark.sql.functions import lit, spark_partition_id
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statelog.checkpoint.offset_log import newest_offsets
+from statelog.checkpoint.source_logs import QueryFiles
+from statelog.errors import UnavailableError, UsageError
+from statelog.spark.connect.query import ConnectQuery
+from statelog.spark.connect.query_files import SparkFiles
+from statelog.spark.connect.recorded_steps import ConnectPlan
+from statelog.spark.connect.refused import refuse_direct, refuse_relative
+from statelog.spark.connect.sinks import Foreach, sink_of
+from statelog.spark.connect.worker import ConnectEngine, QueryStart
+from statelog.spark.driver.failures import reported_in
+from statelog.spark.driver.no_data_batches import has_no_data_source
+from statelog.spark.query.delivery import FileOutput, Sink
+from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.stream.sinks import RowFunction
+from statelog.spark.stream.writer import StatefulStreamWriter
+
+_log = logging.getLogger("statelog.spark")
+
+_ATTEMPTS: Final = 3
+_NO_ANSWER: Final = "Python worker failed to connect back"
+_NO_MODULE: Final = "No module named 'statelog"
+_OF_CLASSIC: Final = '"noDataBatches"'
+
+
+class ConnectStreamWriter(StatefulStreamWriter):
+    """
+    Spark's `DataStreamWriter` for a stateful stream of a Connect session.
+
+    Args:
+        operator: The operator.
+        plan: The steps applied to its output.
+    """
+
+    _plan: ConnectPlan
+
+    def __init__(self, operator: OperatorDefinition, plan: ConnectPlan) -> None:
+        # Not the classic writer's: it asks the JVM.
+        self._spark = operator.frame.sparkSession
+        self._begin(operator, plan)
+
+    def trigger(self, **trigger: Any) -> ConnectStreamWriter:
+        """
+        Set the trigger, with the arguments of Spark's `trigger`.
+
+        Raises:
+            UsageError: The trigger would run the query without micro-batches.
+        """
+        self._check_trigger(trigger)
+        self._operator.frame.writeStream.trigger(**trigger)  # Spark's own checks
+        self._trigger = trigger
+        return self
+
+    def queryName(self, queryName: str) -> ConnectStreamWriter:
+        """Name the query."""
+        self._operator.frame.writeStream.queryName(queryName)
+        self._query_name = queryName
+        return self
+
+    def foreach(self, f: RowFunction) -> ConnectStreamWriter:
+        """Call a function, or an object with `process`, with each row."""
+        self._sink = Foreach(f)
+        return self
+
+    def _start(self, function: Sink | None, *, one_time: bool) -> StreamingQuery:
+        # The server's temporary folder is not known here, so each query needs a location.
+        checkpoint = self._checkpoint_location(one_time=False) or ""
+        query = self._query(checkpoint, is_temporary=False)
+        settings, definition = query.settings, query.definition
+        refuse_direct(settings)
+        refuse_relative(checkpoint, settings.state_location, settings.base_location)
+        files = SparkFiles(self._spark, checkpoint)
+        has_source = has_no_data_source(settings.no_data_batches, definition, files)
+        if has_source:
+            _check_source(files)
+        engine = ConnectEngine.of(
+            QueryStart(
+                query=query,
+                checkpoint=checkpoint,
+                has_no_data_source=has_source,
+                steps=self._plan.for_worker(),
+                sink=function or self._connect_sink(settings.file_output),
+            )
+        )
+        frame = _with_ticks(definition.frame) if has_source else definition.frame
+        writer = frame.writeStream
+        if self._query_name is not None:
+            writer = writer.queryName(self._query_name)
+        if self._trigger:
+            writer = writer.trigger(**self._trigger)
+        writer = writer.foreachBatch(engine).option("checkpointLocation", checkpoint)
+        # PySpark's two classes of a query have no common base.
+        return cast("StreamingQuery", ConnectQuery(_started(writer)))
+
+    def _connect_sink(self, file_output: FileOutput) -> Sink:
+        return sink_of(
+            self._spark, self._target, self._plan.shape.schema, self._query_name, file_output
+        )
+
+    def _cores(self) -> int:
+        """Return the number of cores that Spark has, by the partitions of a small frame."""
+        parts = self._spark.range(1000).select(spark_partition_id().alias("part")).distinct()
+        return parts.count()
+
+
+def _with_ticks(frame: DataFrame) -> DataFrame:
+    """
+    Return *frame* with one more source, without rows, whose offset changes each second.
+
+    So Spark runs a micro-batch each second at least, and the engine skips it while no timer is due.
+    """
+    session = frame.sparkSession
+    nulls = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+    ticks = session.readStream.format("rate").option("rowsPerSecond", 1).load()
+    return frame.unionAll(ticks.where(lit(False)).select(*nulls))
+
+
+def _check_source(files: QueryFiles) -> None:
+    """
+    Check that a query with no-data batches began on Spark Connect.
+
+    Raises:
+        UsageError: It began in a classic session, whose source for them has other offsets.
+    """
+    newest = newest_offsets(files)
+    offsets = None if newest is None else newest.offsets
+    if offsets and _OF_CLASSIC in (offsets[-1] or ""):
+        raise UsageError(
+            f"the query in {files.url} began in a classic session, with no-data batches that Spark "
+            "Connect cannot continue. Continue it in a classic session, or here with a new "
+            "checkpointLocation, the same stateLocation and adopt=True"
+        )
+
+
+def _started(writer: Any) -> SparkQuery:
+    """
+    Start the query, again where the server's Python process was too slow to answer.
+
+    Spark waits ten seconds for it, and has no setting for that.
+
+    Raises:
+        UnavailableError: The process did not answer at any attempt.
+        UsageError: The server's Python lacks statelog, or has another version.
+    """
+    attempt = 1
+    while True:
+        try:
+            query: SparkQuery = writer.start()
+            return query
+        except PySparkException as error:
+            text = str(error)
+            cause = reported_in(text)
+            if cause is not None:
+                raise cause from None
+            if _NO_MODULE in text:
+                raise UsageError(
+                    "the Python of Spark's server has no statelog: install statelog[spark,connect] "
+                    "there, in the interpreter that PYSPARK_PYTHON of the server's environment "
+                    "names, and in that of the executors"
+                ) from error
+            if _NO_ANSWER not in text:
+                raise
+            if attempt == _ATTEMPTS:
+                raise UnavailableError(
+                    f"the server's Python process for foreachBatch did not answer within ten "
+                    f"seconds, {attempt} times. Either the server is overloaded: start the query "
+                    "again; or its interpreter does not work: PYSPARK_PYTHON of the server's "
+                    "environment names it, and needs pyspark[connect] and statelog"
+                ) from error
+            _log.warning("the server's Python process did not answer in time; trying again")
+            attempt += 1
