@@ -18,7 +18,7 @@ PURE_TESTS ?= tests/unit/spark
 endif
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-EXTRAS := spark,cli,metrics,otel,fsspec,dev
+EXTRAS := spark,connect,cli,metrics,otel,fsspec,dev
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 PIP := $(PY) -m pip -qq --no-input --disable-pip-version-check install -c $(CONSTRAINTS)

@@ -17,6 +17,12 @@ from statelog.errors import RequirementError
 
 PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "spark": {"google.protobuf": "protobuf", "pandas": "pandas", "pyspark": "pyspark"},
+    "connect": {
+        "google.rpc": "googleapis-common-protos",
+        "grpc": "grpcio",
+        "grpc_status": "grpcio-status",
+        "zstandard": "zstandard",
+    },
     "cli": {"rich": "rich", "typer": "typer", "yaml": "pyyaml"},
     "metrics": {"prometheus_client": "prometheus-client"},
     "otel": {"opentelemetry.sdk": "opentelemetry-sdk"},

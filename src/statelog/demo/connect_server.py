@@ -1,0 +1,182 @@
+"""
+Start a Spark Connect server on this machine, and end it with all its processes.
+
+`python -m statelog.demo.connect_server <arguments of spark-submit>` runs the server as its child, and
+ends it when standard input ends, as with the process that started it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from statelog.demo.java import prepare_environment
+from statelog.demo.processes import (
+    ProcessInfo,
+    kill_session,
+    processes_of_session,
+    start_session,
+)
+from statelog.errors import StatelogError
+
+_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_HOST: Final = "127.0.0.1"
+_START_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.1
+_WORKER: Final = "foreach_batch_worker"
+_PROC: Final = Path("/proc")
+
+
+class ConnectServer:
+    """
+    One server, which listens on this machine only.
+
+    All its processes end with the `with` block at the latest.
+
+    Args:
+        folder: A folder for Spark's own files.
+        log: File to which the output of the processes is appended.
+        cores: Cores that Spark may use.
+        port: The port to listen on; None for a free one.
+        settings: More configuration of Spark.
+        environment: Environment variables on top of this process's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        log: Path,
+        *,
+        cores: int = 2,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        prepare_environment()
+        self.port = port or _free_port()
+        self._log = log
+        configuration = {
+            "spark.connect.grpc.binding.address": _HOST,
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.ui.enabled": "false",
+            "spark.driver.host": _HOST,
+            "spark.driver.bindAddress": _HOST,
+            "spark.sql.shuffle.partitions": str(cores),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+            **(settings or {}),
+        }
+        options = [
+            part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")
+        ]
+        spark = _spark_home()
+        self._process = start_session(
+            [
+                *(sys.executable, "-m", "statelog.demo.connect_server"),
+                *(str(spark / "bin" / "spark-submit"), "--class", _CLASS),
+                *("--master", f"local[{cores}]", "--driver-memory", "1g", *options),
+            ],
+            log=log,
+            environment={
+                **os.environ,
+                # The interpreter of the process for foreachBatch; a session cannot choose it.
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_HOME": str(spark),
+                "SPARK_LOCAL_IP": _HOST,
+                **(environment or {}),
+            },
+        )
+        self._ended = False
+
+    def __enter__(self) -> ConnectServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        """The address for `SparkSession.builder.remote`."""
+        return f"sc://{_HOST}:{self.port}"
+
+    def wait(self) -> None:
+        """
+        Wait until the server accepts sessions.
+
+        Raises:
+            StatelogError: It ended, or did not start in time; the message has its last lines.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex((_HOST, self.port)) == 0:
+                    return
+            time.sleep(_POLL_SECONDS)
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+        raise StatelogError("\n".join(["the Spark Connect server did not start:", *lines]))
+
+    def batch_workers(self) -> list[int]:
+        """Return the ids of the processes that run micro-batches, one for each query."""
+        found = []
+        for process in processes_of_session(self._process.pid):
+            try:
+                command = (_PROC / str(process.pid) / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if _WORKER in command.decode(errors="replace"):
+                found.append(process.pid)
+        return found
+
+    def kill(self) -> list[ProcessInfo]:
+        """Kill every process of the server, and return them."""
+        if self._ended:
+            return []
+        self._ended = True
+        return kill_session(self._process)
+
+
+def _spark_home() -> Path:
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None and found.origin is not None
+    return Path(found.origin).parent
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the server until it or standard input ends."""
+    server = subprocess.Popen(arguments, stdin=subprocess.DEVNULL)
+
+    def end_with_parent() -> None:
+        while os.read(0, 4096):
+            pass
+        server.send_signal(signal.SIGKILL)  # its Python processes end with it
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,163 @@
+"""The essentials on a Connect session: rows and steps, a restart, errors, and what is refused."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import sum as total_of
+from tests.spark.connect.jobs import ConnectJob
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import BatchSource, workers_get_by_value
+
+from statelog.errors import UsageError
+from statelog.metrics import Metrics
+from statelog.spark import disable, enable, transform_with_state
+from statelog.spark.connect.stream import ConnectStream
+
+workers_get_by_value("tests.spark.processors")
+
+BATCHES = [[(1, 1), (2, 2), (1, 3)], [(2, 5)], [(3, 7), (1, -4)], [(1, 1)]]
+
+
+@pytest.fixture
+def job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
+    source = BatchSource(remote, tmp_path / "in", INPUT)
+    return ConnectJob(source, tmp_path, ["key"], Totals(), TOTALS, {"tasks": 2})
+
+
+def wanted(batches: list[list[tuple[int, int]]]) -> list[list[tuple[int, int, int]]]:
+    model = TotalsModel()
+    return [model.apply(rows) for rows in batches]
+
+
+def delivered(job: ConnectJob) -> list[list[tuple[Any, ...]]]:
+    return [sorted(tuple(row.values()) for row in rows) for rows in job.sink.batches()]
+
+
+def test_rows_and_steps_are_exact_over_a_restart(job: ConnectJob, remote: SparkSession) -> None:
+    names = remote.createDataFrame(
+        [(1, "one"), (2, "two"), (3, "three")], "key bigint, name string"
+    )
+
+    def steps(out: DataFrame) -> DataFrame:
+        doubled = out.withColumn("twice", out.total * 2).where(out["rows"] > 0)
+        named = doubled.join(names, doubled.key == names.key)
+        return named.select(doubled.key, names["name"], "total", doubled.rows, out.total.alias("t"))
+
+    job.steps = steps
+    for rows in BATCHES[:2]:
+        job.source.add(rows)
+    first = job.run()
+    for rows in BATCHES[2:]:
+        job.source.add(rows)
+    second = job.run()
+    texts = {1: "one", 2: "two", 3: "three"}
+    assert [
+        sorted((key, texts[key], total, rows, total) for key, total, rows in batch)
+        for batch in wanted(BATCHES)
+    ] == delivered(job)
+    assert second.id == first.id
+    assert [(one.batch_id, one.rows, one.tasks) for one in second.recentBatches] == [
+        (batch, len(rows), 2) for batch, rows in enumerate(BATCHES)
+    ]
+    assert second.lastBatch.batch_id == 3
+
+
+def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob) -> None:
+    for rows in BATCHES[:3]:
+        job.source.add(rows)
+    query = job.start(processor=Totals(poison=7))
+    with pytest.raises(StreamingQueryException) as failure:
+        query.awaitTermination(120)
+    for error in (failure.value, query.exception()):
+        assert str(error).startswith("ProcessorError: Totals"), str(error)[:500]
+        assert "cannot take 7" in str(error).split("\n\n")[0]
+    job.run()  # the batch that failed is repeated
+    assert delivered(job) == wanted(BATCHES[:3])
+
+
+def test_a_batch_frame_and_enable(remote: SparkSession) -> None:
+    frame = remote.createDataFrame([(1, 1), (2, 2), (1, 3)], INPUT)
+    rows = transform_with_state(frame.groupBy("key"), Totals(), TOTALS).orderBy("key").collect()
+    assert [tuple(row) for row in rows] == [(1, 4, 2), (2, 2, 1)]
+    remote.conf.set("spark.statelog.stateLocation", "checkpoint")
+    enable(remote)
+    try:
+        stream = remote.readStream.format("rate").load().withColumnRenamed("value", "key")
+        operator = stream.groupBy("key").transformWithState
+        assert isinstance(operator(Totals(), TOTALS, "Update", "None"), ConnectStream)
+    finally:
+        disable(remote)
+        remote.conf.unset("spark.statelog.stateLocation")
+    kind = type(stream.groupBy("key"))
+    assert not hasattr(kind.transformWithState, "__wrapped__")
+
+
+class Locked:
+    """A sink that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        raise AssertionError("never called")
+
+
+STEPS: dict[str, tuple[Callable[[DataFrame], object], str]] = {
+    "an aggregation in select": (lambda out: out.select(total_of("total")), "needs state"),
+    "agg": (lambda out: out.agg(total_of("total")), "agg cannot follow"),
+    "limit": (lambda out: out.limit(1), "limit cannot follow"),
+    "union": (lambda out: out.union(out), "union cannot follow"),
+    "a stream in a join": (lambda out: out.join(out, "key"), "with another stream"),
+    "an action": (lambda out: out.collect(), "a stream has rows only while"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_that_cannot_work_are_refused(job: ConnectJob, name: str) -> None:
+    step, reason = STEPS[name]
+    with pytest.raises(UsageError, match=reason):
+        step(job.stream())
+
+
+def test_spark_rejects_a_wrong_step_when_it_is_typed(job: ConnectJob) -> None:
+    with pytest.raises(AnalysisException):
+        job.stream().where("missing > 1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"delivery": "direct"}, "use.*staged"),
+        ({"onProgress": print}, "query.lastBatch"),
+        ({"metrics": Metrics()}, "query.lastBatch"),
+        ({"stateLocation": "state"}, "absolute path"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    job: ConnectJob, arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=f"(?i){reason}"):
+        job.start(**arguments)
+
+
+def test_sinks_and_writers_that_cannot_work_are_refused(job: ConnectJob, tmp_path: Path) -> None:
+    writer = job.stream().writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    with pytest.raises(UsageError, match="cannot be written exactly once"):
+        writer.format("parquet").start(str(tmp_path / "files"))
+    with pytest.raises(UsageError, match="needs a queryName"):
+        writer.format("memory").start()
+    with pytest.raises(UsageError, match="which is the default"):
+        writer.option("statelog.delivery", "direct").format("noop").start()
+    with pytest.raises(UsageError, match="checkpointLocation"):
+        job.stream().writeStream.format("noop").start()
+    with pytest.raises(UsageError, match="runs no micro-batches"):
+        job.stream().writeStream.trigger(continuous="1 second")
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        job.start(sink=Locked())
+    with pytest.raises(UsageError, match="plain grouping keys"):
+        transform_with_state(job.source.frame().rollup("key"), Totals(), TOTALS)
