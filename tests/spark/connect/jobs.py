@@ -2,13 +2,11 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
@@ -102,8 +100,3 @@ class ConnectJob:
         finally:
             query.stop()
         return query
-
-
-def by_value(module: str) -> None:
-    """Send what a test module defines whole, so that the server need not find the tests."""
-    cloudpickle.register_pickle_by_value(sys.modules[module])

@@ -18,6 +18,7 @@ from statelog.metrics import Metrics
 from statelog.spark import disable, enable, transform_with_state
 from statelog.spark.connect.stream import ConnectStream
 
+workers_get_by_value(__name__)
 workers_get_by_value("tests.spark.processors")
 
 BATCHES = [[(1, 1), (2, 2), (1, 3)], [(2, 5)], [(3, 7), (1, -4)], [(1, 1)]]

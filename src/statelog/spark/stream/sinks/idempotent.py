@@ -20,7 +20,7 @@ from statelog.errors import CheckpointError, ObjectExistsError, UsageError
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.query.delivery import Sink
 from statelog.spark.stream.sinks.identity import writer_id
-from statelog.store import ObjectStore, open_store
+from statelog.store import open_store
 
 _log = logging.getLogger("statelog.spark")
 
@@ -74,7 +74,7 @@ def idempotent(
         raise UsageError(f"record is 'after' or 'before'; got {record!r}")
     if written is not None:
         return _Asking(sink, written)
-    records = _Records(open_store(str(location), options=options))
+    records = _Records(str(location), options)
     return _Recording(sink, records, first=record == "before")
 
 
@@ -117,11 +117,20 @@ class _Recording:
 
 
 class _Records:
-    """The records of micro-batches: objects `<writer>/<batch id>`."""
+    """
+    The records of micro-batches: objects `<writer>/<batch id>`.
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    It can be pickled: on Spark Connect the function runs in another process.
+    """
+
+    def __init__(self, location: str, options: Mapping[str, object] | None) -> None:
+        self._location = location
+        self._options = options
+        self._store = open_store(location, options=options)
         self._known: dict[str, set[int]] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Records, (self._location, self._options)
 
     def has(self, writer: str, batch_id: int) -> bool:
         """

@@ -1,0 +1,195 @@
+"""The pandas flavour, initial state and the sinks on a Connect session."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from tests.spark.connect.jobs import ConnectJob, Deliveries
+from tests.spark.delta_stand_in import DeltaStandIn
+from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
+from tests.spark.test_pandas import (
+    BATCHES,
+    INITIAL,
+    INITIAL_ROWS,
+    OPENINGS,
+    OUTPUT,
+    ROW_OUTPUT,
+    Describing,
+    Opening,
+)
+from tests.spark.test_pandas import INPUT as FRAMES
+
+from statelog.errors import UsageError
+from statelog.spark import idempotent, transform_with_state_in_pandas, writer_id
+
+for module in (__name__, *(f"tests.spark.{name}" for name in ("delta_stand_in", "test_pandas"))):
+    workers_get_by_value(module)
+workers_get_by_value("tests.spark.processors")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROWS = [[(1, 1), (2, 2), (1, 3)], [(2, 5)], [(3, 7), (1, -4)]]
+
+
+def run_on_spark(job: ConnectJob, folder: Path, initial: Any) -> list[list[Any]]:
+    """Run Spark's own pandas flavour on the same Connect session."""
+    sink = Deliveries(folder)
+    grouped = job.source.frame().groupBy(*job.keys)
+    frame = grouped.transformWithStateInPandas(job.processor, job.output, "Update", "None", initial)
+    query = (
+        frame.writeStream.outputMode("Update")
+        .option("checkpointLocation", f"{folder}-query")
+        .foreachBatch(sink)
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(TIMEOUT_SECONDS)
+    return sink.batches()
+
+
+def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Path) -> None:
+    settings = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+    }
+    for name, value in settings.items():
+        remote.conf.set(name, value)
+    try:
+        source = BatchSource(remote, tmp_path / "in", FRAMES)
+        initial = remote.createDataFrame(INITIAL_ROWS, INITIAL).groupBy("who")
+        options = {"transform": transform_with_state_in_pandas, "initialState": initial}
+        job = ConnectJob(source, tmp_path, ["key"], Describing(), OUTPUT, options)
+        source.add(BATCHES[0])
+        job.run()
+        source.add(BATCHES[1])
+        job.run(tasks=3)
+        theirs = run_on_spark(job, tmp_path / "spark", initial)
+    finally:
+        for name in settings:
+            remote.conf.unset(name)
+    ours = job.sink.batches()
+    assert 2 == len(ours) == len(theirs)
+    assert ours == theirs
+
+
+def test_initial_state_of_rows_comes_once(remote: SparkSession, tmp_path: Path) -> None:
+    source = BatchSource(remote, tmp_path / "in", "key int, amount bigint")
+    openings = remote.createDataFrame(OPENINGS, "id int, n bigint, note string")
+    options = {"initialState": openings.groupBy((openings.id + 0).alias("k")), "tasks": 2}
+    job = ConnectJob(source, tmp_path, ["key"], Untimed(), ROW_OUTPUT, options)
+    source.add([(1, -5), (2, 1), (4, 4), (1, -6)])
+    job.run()
+    source.add([(3, 1), (1, 1)])
+    job.run()
+    first, second = ({row["key"]: row["balance"] for row in rows} for rows in job.sink.batches())
+    assert first == {1: 100, 2: 6, 4: 4}
+    assert second == {1: 101, 3: 8}
+
+
+class Untimed(Opening):
+    """An `Opening` without timers."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        (balance,) = self.balance.get() or (0,)
+        self.balance.update((balance + initialState.n,))
+
+
+class EachRow:
+    """A writer for `foreach` with one file for each row."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        self.epoch = epoch_id
+        return True
+
+    def process(self, row: Row) -> None:
+        (Path(self.folder) / f"{self.epoch}-{row.key}").write_text(str(row.total))
+
+    def close(self, error: Exception | None) -> None:
+        assert error is None
+
+
+def written_by_id(frame: DataFrame, batch_id: int, folder: str) -> None:
+    assert writer_id(frame), "the query has no id"
+    frame.write.mode("append").parquet(f"{folder}/{writer_id(frame)}")
+
+
+@pytest.fixture
+def job(remote: SparkSession, tmp_path: Path) -> Iterator[ConnectJob]:
+    source = BatchSource(remote, tmp_path / "in", INPUT)
+    yield ConnectJob(source, tmp_path, ["key"], Totals(), TOTALS, {"tasks": 2})
+
+
+def run(job: ConnectJob, writer: Any, *start: Any) -> Any:
+    ready = writer.option("checkpointLocation", str(job.folder / "query"))
+    query = ready.trigger(availableNow=True).start(*start)
+    assert query.awaitTermination(TIMEOUT_SECONDS)
+    return query
+
+
+def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path: Path) -> None:
+    remote.dataSource.register(DeltaStandIn)
+    (tmp_path / "rows").mkdir()
+    folder = str(tmp_path / "files")
+    records = str(tmp_path / "records")
+    writers: list[tuple[Any, tuple[Any, ...]]] = [
+        (lambda w: w.foreach(EachRow(tmp_path / "rows")), ()),
+        (lambda w: w.format("parquet").option("statelog.fileSink", "append"), (folder,)),
+        (lambda w: w.format("memory").queryName("seen"), ()),
+        (lambda w: w.format("console"), ()),
+        (lambda w: w.format("delta"), (str(tmp_path / "delta"),)),
+        (
+            lambda w: w.foreachBatch(
+                idempotent(lambda frame, batch: written_by_id(frame, batch, folder), records)
+            ),
+            (),
+        ),
+    ]
+    model, wanted = TotalsModel(), {}
+    query = None
+    for batch, (prepare, start) in enumerate(writers):
+        rows = [(key, batch * 10 + key) for key in (1, 2, 3)]
+        wanted[batch] = model.apply(rows)
+        job.source.add(rows)
+        query = run(job, prepare(job.stream().writeStream), *start)
+        assert query.lastBatch.batch_id == batch
+    assert query is not None
+    assert {path.name: int(path.read_text()) for path in (tmp_path / "rows").iterdir()} == {
+        f"0-{key}": total for key, total, _ in wanted[0]
+    }
+    assert found(remote.read.parquet(folder)) == wanted[1]
+    assert found(remote.table("seen")) == wanted[2]
+    from deltalake import DeltaTable
+
+    table = DeltaTable(str(tmp_path / "delta"))
+    assert sorted(tuple(row.values()) for row in table.to_pyarrow_table().to_pylist()) == wanted[4]
+    assert table.transaction_version(query.id) == 4
+    assert found(remote.read.parquet(f"{folder}/{query.id}")) == wanted[5]
+    assert [path.name for path in (tmp_path / "records" / query.id).iterdir()] == ["5"]
+
+
+def found(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+def test_tables_of_files_are_refused_and_appended_to_if_asked(
+    job: ConnectJob, remote: SparkSession
+) -> None:
+    job.source.add(ROWS[0])
+    writer = job.stream().writeStream.option("checkpointLocation", str(job.folder / "query"))
+    with pytest.raises(UsageError, match="cannot be written exactly once"):
+        writer.toTable("totals_of_connect")
+    writer = writer.option("statelog.fileSink", "append").trigger(availableNow=True)
+    assert writer.toTable("totals_of_connect").awaitTermination(TIMEOUT_SECONDS)
+    try:
+        assert found(remote.table("totals_of_connect")) == TotalsModel().apply(ROWS[0])
+    finally:
+        remote.sql("DROP TABLE totals_of_connect")
