@@ -51,6 +51,14 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
     orders: Annotated[int, typer.Option(min=1, help="Generated orders, without --input.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Seed of the generated orders.")] = 1,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect",
+            help="Run on Spark Connect, with a server on this machine, and kill the query's "
+            "process in it too.",
+        ),
+    ] = False,
     batches: Annotated[int, typer.Option(min=1, help="Target number of micro-batches.")] = 24,
     session_gap: Annotated[
         str, typer.Option(help="Pause that ends a session.", metavar="DURATION")
@@ -69,6 +77,10 @@ def demo(
 
     if delivery not in ("staged", "direct"):
         raise UsageError(f"--delivery must be staged or direct, not {delivery!r}")
+    if connect:
+        extras.require("--connect", "connect", *extras.PACKAGES["connect"])
+        if delivery != "staged":
+            raise UsageError("--connect needs --delivery staged: Connect cannot deliver directly")
     gap = parse_duration(session_gap).total_seconds()
     screen = Console(stderr=True, highlight=False) if as_json else console()
     with _temporary_folder(keep) as work:
@@ -85,6 +97,7 @@ def demo(
             tasks_before=tasks_before,
             tasks_after=tasks_after,
             cores=min(os.cpu_count() or 1, _CORES_MAX),
+            connect=connect,
         )
         try:
             with Show(screen) as show:
@@ -104,6 +117,7 @@ def demo(
                 "statelog": __version__,
                 "input": None if source is None else str(source),
                 "delivery": delivery,
+                "connect": connect,
                 "tasks": {"before": tasks_before, "after": tasks_after if kill else None},
                 "kept": str(work) if keep else None,
                 **result.to_json(),

@@ -136,6 +136,16 @@ class Show:
             Text(f"       SIGKILL to {count}: {_roles(kill)}", style="dim"),
         )
 
+    def killed_worker(self, batch_id: int) -> None:
+        """Print that the process of the query in the server was killed."""
+        self._print(
+            Text.assemble(
+                ("killed ", "bold red"),
+                f"the query's process in the Connect server, in micro-batch {batch_id}; "
+                "the client starts the query again",
+            )
+        )
+
     def verifying(self) -> None:
         """Show that all input was processed, and that the verification begins."""
         self._update(description="asking Spark SQL for the batch answer", total=None, counted="")

@@ -25,7 +25,7 @@ from statelog.demo.processes import (
     ProcessInfo,
     kill_session,
     processes_of_session,
-    start_session,
+    start_program,
 )
 from statelog.errors import StatelogError
 
@@ -50,6 +50,7 @@ class ConnectServer:
         port: The port to listen on; None for a free one.
         settings: More configuration of Spark.
         environment: Environment variables on top of this process's.
+        in_session: Whether the processes stay in the session of this process, see `processes`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ConnectServer:
         port: int | None = None,
         settings: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        in_session: bool = False,
     ) -> None:
         prepare_environment()
         self.port = port or _free_port()
@@ -81,7 +83,8 @@ class ConnectServer:
             part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")
         ]
         spark = _spark_home()
-        self._process = start_session(
+        self._in_session = in_session
+        self._process = start_program(
             [
                 *(sys.executable, "-m", "statelog.demo.connect_server"),
                 *(str(spark / "bin" / "spark-submit"), "--class", _CLASS),
@@ -96,6 +99,7 @@ class ConnectServer:
                 "SPARK_LOCAL_IP": _HOST,
                 **(environment or {}),
             },
+            in_session=in_session,
         )
         self._ended = False
 
@@ -134,22 +138,32 @@ class ConnectServer:
 
     def batch_workers(self) -> list[int]:
         """Return the ids of the processes that run micro-batches, one for each query."""
-        found = []
-        for process in processes_of_session(self._process.pid):
-            try:
-                command = (_PROC / str(process.pid) / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if _WORKER in command.decode(errors="replace"):
-                found.append(process.pid)
-        return found
+        return batch_workers(os.getsid(self._process.pid))
 
     def kill(self) -> list[ProcessInfo]:
         """Kill every process of the server, and return them."""
         if self._ended:
             return []
         self._ended = True
-        return kill_session(self._process)
+        if not self._in_session:
+            return kill_session(self._process)
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # ends the server, and its Python processes with it
+        self._process.wait()
+        return []
+
+
+def batch_workers(leader: int) -> list[int]:
+    """Return the processes for foreachBatch in the session of *leader*."""
+    found = []
+    for process in processes_of_session(leader):
+        try:
+            command = (_PROC / str(process.pid) / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if _WORKER in command.decode(errors="replace"):
+            found.append(process.pid)
+    return found
 
 
 def _spark_home() -> Path:

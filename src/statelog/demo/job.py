@@ -164,6 +164,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         time_mode: Time mode of the operator; the demonstration itself uses none.
         state_backend: Where the workers keep the state: "auto", "memory" or "disk".
         local_directory: Folder for "disk"; None for the default.
+        connect: Whether to run on a session of Spark Connect.
     """
 
     input: str
@@ -181,12 +182,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: str = "None"
     state_backend: str = "auto"
     local_directory: str | None = None
+    connect: bool = False
 
 
 def start_job(
     session: SparkSession,
     config: JobConfig,
-    on_progress: Callable[[BatchProgress], None],
+    on_progress: Callable[[BatchProgress], None] | None,
     processor: StatefulProcessor | None = None,
     output: str = OUTPUT,
 ) -> StreamingQuery:
@@ -196,7 +198,7 @@ def start_job(
     Args:
         session: Spark.
         config: The run.
-        on_progress: Called after each micro-batch.
+        on_progress: Called after each micro-batch; None on Spark Connect.
         processor: The processor; None for `CustomerTotals`.
         output: The schema of its output rows.
 

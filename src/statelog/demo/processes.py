@@ -45,8 +45,20 @@ def start_session(
     environment: Mapping[str, str],
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, see `start_program`."""
+    return start_program(arguments, log=log, environment=environment, pass_fds=pass_fds)
+
+
+def start_program(
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+    in_session: bool = False,
+) -> subprocess.Popen[bytes]:
     """
-    Start a program in a session of its own.
+    Start a program in a session of its own, or in that of this process.
 
     Its standard input is a pipe that ends when this process ends, also by a signal.
 
@@ -55,6 +67,7 @@ def start_session(
         log: File for standard output and error.
         environment: All its environment variables.
         pass_fds: Open files it inherits.
+        in_session: Whether it stays in the session of this process.
     """
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -64,7 +77,7 @@ def start_session(
             stderr=subprocess.STDOUT,
             env=dict(environment),
             pass_fds=tuple(pass_fds),
-            start_new_session=True,
+            start_new_session=not in_session,
         )
 
 

@@ -84,14 +84,24 @@ def run(
         output: The schema of its output rows.
     """
     prepare_environment()
+    if config.connect:
+        from statelog.demo.connect_program import run_on_connect
+
+        run_on_connect(config, messages)
+        return
     session = open_session(config.master, os.path.dirname(config.checkpoint))
     messages.send("session")
     query = start_job(session, config, messages.batch, processor, output)
     query.awaitTermination()
+    verified(session, config, messages)
+    session.stop()
+
+
+def verified(session: SparkSession, config: JobConfig, messages: Messages) -> None:
+    """Report that the job has finished, and the verdict if asked to."""
     messages.send("finished")
     if config.verify:
         messages.send("verdict", verdict=msgspec.to_builtins(verify(session, config)))
-    session.stop()
 
 
 def main(arguments: Sequence[str], work: Callable[[JobConfig, Messages], None] = run) -> int:

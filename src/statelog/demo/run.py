@@ -7,6 +7,8 @@ This module prints nothing; it calls an `Audience` at each step.
 from __future__ import annotations
 
 import math
+import os
+import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest, present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.demo.check import Verdict
+from statelog.demo.connect_server import batch_workers
 from statelog.demo.data import lay_out, write_orders
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
@@ -52,6 +55,8 @@ class DemoPlan:
         tasks_before: Number of tasks of the first run.
         tasks_after: Number of tasks after the kill.
         cores: Cores that Spark may use.
+        connect: Whether the job runs on Spark Connect; then the query's process in the server is
+            killed too, before the kill of the job.
     """
 
     work: Path
@@ -66,6 +71,7 @@ class DemoPlan:
     tasks_before: int = 2
     tasks_after: int = 3
     cores: int = 2
+    connect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +114,9 @@ class Audience(Protocol):
     def killed(self, kill: Kill) -> None:
         """Report that the job was killed."""
 
+    def killed_worker(self, batch_id: int) -> None:
+        """Report that the process of the query in a Connect server was killed."""
+
     def verifying(self) -> None:
         """Report that all input is processed and that the verification begins."""
 
@@ -120,6 +129,7 @@ class DemoResult:
     Args:
         verdict: The result of the verification.
         kill: The kill, if there was one.
+        killed_workers: Number of killed processes of the query in a Connect server.
         micro_batches: Figures of each, with the number of its run.
         phases: Seconds of each phase.
         files: Number of CSV files.
@@ -128,6 +138,7 @@ class DemoResult:
 
     verdict: Verdict = field(default_factory=Verdict)
     kill: Kill | None = None
+    killed_workers: int = 0
     micro_batches: list[JsonObject] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     files: int = 0
@@ -147,6 +158,7 @@ class DemoResult:
             "files": self.files,
             "location": self.location,
             "kill": None if self.kill is None else msgspec.to_builtins(self.kill),
+            "killed_workers": self.killed_workers,
             "totals": {
                 **verdict,
                 "micro_batches": len({batch["batch_id"] for batch in batches}),
@@ -242,11 +254,14 @@ class Demo:
             session_gap_seconds=plan.session_gap_seconds,
             master=f"local[{plan.cores}]",
             verify=verify,
+            connect=plan.connect,
         )
 
     def _run_job(self, run: int, tasks: int, *, verify: bool) -> None:
         self._audience.starting(run, tasks)
-        moment = None if verify else _KillMoment(self._plan.work / "spark", self._batches // 2)
+        spark = self._plan.work / "spark"
+        moment = None if verify else _KillMoment(spark, self._batches // 2)
+        first = None if verify or not self._plan.connect else _KillMoment(spark, self._batches // 4)
         phase, begin = f"start_{run}", time.monotonic()
         phases = self._result.phases
         with JobProcess(self._config(tasks, verify), self.log) as job:
@@ -257,6 +272,9 @@ class Demo:
                     phases[phase], begin = now - begin, now
                     phase = f"run_{run}" if event == "session" else "verify"
                 self._report(run, event, message)
+                if first is not None and first.has_come(message):
+                    first = None
+                    self._kill_worker(job)
                 if moment is not None and moment.has_come(message):
                     self._kill(job)
                     break
@@ -277,6 +295,12 @@ class Demo:
             self._audience.verifying()
         elif event == "verdict":
             self._result.verdict = msgspec.convert(message["verdict"], Verdict)
+
+    def _kill_worker(self, job: JobProcess) -> None:
+        for worker in batch_workers(job.pid):
+            os.kill(worker, signal.SIGKILL)
+            self._result.killed_workers += 1
+        self._audience.killed_worker(_newest_number(self._plan.work / "spark" / "offsets"))
 
     def _kill(self, job: JobProcess) -> None:
         processes = job.kill()
