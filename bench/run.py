@@ -14,6 +14,7 @@ BENCHES = {
     "state": "state.py",
     "restart": "restart.py",
     "large_batch": "large_batch.py",
+    "connect": "connect.py",
 }
 
 

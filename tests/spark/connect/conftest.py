@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    prepare_environment()
     folder = tmp_path_factory.mktemp("connect")
     with ConnectServer(folder, folder / "server.log") as running:
         running.wait()
@@ -23,14 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 @pytest.fixture(scope="module")
 def remote(server: ConnectServer) -> "Iterator[SparkSession]":
-    """Return a session; while it is open, PySpark's functions are those of Connect."""
-    from pyspark.sql.connect.session import SparkSession
+    prepare_environment()
+    from tests.spark.connect.sessions import connected
 
-    with pytest.MonkeyPatch.context() as patch:
-        # As SparkSession.builder does, which refuses a second kind of session in one process.
-        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-        session = SparkSession.builder.remote(server.url).create()
-        try:
-            yield session
-        finally:
-            session.client.close()
+    with connected(server.url) as session:
+        yield session

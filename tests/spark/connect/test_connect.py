@@ -150,6 +150,12 @@ def test_sinks_and_writers_that_cannot_work_are_refused(job: ConnectJob, tmp_pat
     writer = job.stream().writeStream.option("checkpointLocation", str(tmp_path / "query"))
     with pytest.raises(UsageError, match="cannot be written exactly once"):
         writer.format("parquet").start(str(tmp_path / "files"))
+    log = tmp_path / "logged" / "_spark_metadata" / "0"
+    log.parent.mkdir(parents=True)
+    log.write_text("v1\n")
+    appending = job.stream().writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    with pytest.raises(UsageError, match="has a log of streaming output"):
+        appending.option("statelog.fileSink", "append").start(str(tmp_path / "logged"))
     with pytest.raises(UsageError, match="needs a queryName"):
         writer.format("memory").start()
     with pytest.raises(UsageError, match="which is the default"):

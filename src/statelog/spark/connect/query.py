@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.connect.streaming.query import StreamingQuery
 
+from statelog.errors import UnavailableError
 from statelog.spark.connect.worker import figures_key
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.query.progress import BatchProgress
+
+_CRASHED: Final = "Python worker exited unexpectedly"
 
 
 class ConnectQuery(StreamingQuery):
@@ -74,6 +77,13 @@ class ConnectQuery(StreamingQuery):
 
 
 def _begin_with_message(error: Any) -> None:
-    cause = reported_in(str(error))
+    text = str(error)
+    cause = reported_in(text)
+    if cause is None and _CRASHED in text:
+        cause = UnavailableError(
+            "the server's Python process of this query ended: it was killed, most often for lack of "
+            "memory on the server's host. Nothing is lost: start the query again, and it repeats "
+            "the micro-batch"
+        )
     if cause is not None and isinstance(getattr(error, "_message", None), str):
         error._message = f"{type(cause).__name__}: {cause.message}\n\n{error._message}"

@@ -12,10 +12,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.query.delivery import FileOutput, Sink
-from statelog.spark.stream.sinks import RowFunction, Target
+from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
 from statelog.spark.stream.sinks.batch_writer import batch_writer
 from statelog.spark.stream.sinks.choose import READ_ONLY
+from statelog.spark.stream.sinks.file_entries import LOG
 from statelog.spark.stream.sinks.simple import Console, Memory
 from statelog.spark.stream.sinks.target import columns_of
 
@@ -62,11 +64,19 @@ def sink_of(
     if source in _FILE_FORMATS:
         if file_output is not FileOutput.APPEND:
             raise _no_file_sink(source)
-        if target.table is None and target.option("path", None) is None:
-            raise UsageError(
-                f"the format {source} needs a path: .start(path) or .option('path', ...)"
-            )
+        if target.table is None:
+            _check_folder(session, source, target.option("path", None))
     return batch_writer(target, source)
+
+
+def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None:
+    if path is None:
+        raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+    if SparkFiles(session, str(path)).names(LOG):
+        raise UsageError(
+            f"{path} has a log of streaming output, which would hide appended files from Spark's "
+            "readers: write to another folder"
+        )
 
 
 def _no_file_sink(source: str) -> UsageError:
