@@ -162,11 +162,11 @@ def _stateful_frame(
 ) -> DataFrame:
     """Return the output of a stateful operator in either row format."""
     grouped = arguments.grouped
-    session = session_of(grouped)
-    client = _client_of(session)
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
+    session = session_of(grouped)
+    client = _client_of(session)
     # The frame depends on the number of key groups, so the settings are resolved first.
     resolved = resolve_settings(session.conf.getAll, settings)
     client.prepare(session, resolved, settings)

@@ -9,9 +9,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, GroupedData
 
 from statelog.errors import UsageError
-from statelog.spark import disable, enable, transform_with_state
+from statelog.spark import transform_with_state
 from statelog.spark.driver.engine import _is_interruption
-from statelog.spark.enable import _SESSIONS
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
 OWN = {
@@ -63,19 +62,11 @@ def on_connect(name: str, module: str, base: type = object) -> Any:
     return type(name, (base,), {"__module__": module})()
 
 
-def test_spark_connect_is_refused_at_every_entry() -> None:
+def test_what_is_no_grouped_frame_of_connect_is_refused() -> None:
     session = on_connect("SparkSession", "pyspark.sql.connect.session")
-    grouped = on_connect("GroupedData", "pyspark.sql.connect.group")
     processor: Any = None
-    for entry in (
-        lambda: enable(session),
-        lambda: disable(session),
-        lambda: transform_with_state(grouped, processor, "a int"),
-        lambda: enable(type("Mine", (type(session),), {})()),
-    ):
-        with pytest.raises(UsageError, match="does not work on Spark Connect"):
-            entry()
-    assert not hasattr(GroupedData.transformWithStateInPandas, _SESSIONS)
+    with pytest.raises(UsageError, match=r"takes what df\.groupBy.*connect\.session\.SparkSession"):
+        transform_with_state(session, processor, "a int")
 
 
 def test_what_is_no_grouped_frame_is_refused() -> None:
