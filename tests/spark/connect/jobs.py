@@ -57,6 +57,8 @@ class ConnectJob:
         processor: The processor.
         output: DDL of the output.
         options: More arguments of `transform_with_state`.
+        steps: The steps behind the operator.
+        checkpoint: The checkpointLocation, if it is not in *folder*.
     """
 
     source: BatchSource
@@ -66,6 +68,8 @@ class ConnectJob:
     output: str
     options: dict[str, Any] = field(default_factory=dict)
     steps: Callable[[DataFrame], DataFrame] = lambda frame: frame
+
+    checkpoint: str = ""
 
     @property
     def sink(self) -> Deliveries:
@@ -87,7 +91,7 @@ class ConnectJob:
         writer = self.stream(**changes).writeStream
         return (
             writer.foreachBatch(sink or self.sink)
-            .option("checkpointLocation", str(self.folder / "query"))
+            .option("checkpointLocation", self.checkpoint or str(self.folder / "query"))
             .trigger(**(trigger or {"availableNow": True}))
             .start()
         )

@@ -16,7 +16,9 @@ from tests.spark.streams import BatchSource, workers_get_by_value
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark import disable, enable, transform_with_state
+from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.connect.stream import ConnectStream
+from statelog.spark.driver.checkpoint_files import LocalFiles
 
 workers_get_by_value(__name__)
 workers_get_by_value("tests.spark.processors")
@@ -66,6 +68,15 @@ def test_rows_and_steps_are_exact_over_a_restart(job: ConnectJob, remote: SparkS
         (batch, len(rows), 2) for batch, rows in enumerate(BATCHES)
     ]
     assert second.lastBatch.batch_id == 3
+    through_spark = SparkFiles(remote, str(job.folder / "query"))
+    local = LocalFiles(f"file:{job.folder / 'query'}")
+    for name in ("metadata", "offsets/1", "offsets/99", "sources/0/0"):
+        assert through_spark.read(name) == local.read(name)
+        assert through_spark.read(name, 7) == local.read(name, 7)
+    for folder in ("offsets", "sources", "sources/0", "nothing"):
+        shown = {name for name in local.names(folder) if not name.startswith(".")}
+        assert set(through_spark.names(folder)) == shown
+    assert through_spark.qualified() == local.url
 
 
 def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob) -> None:
@@ -79,6 +90,15 @@ def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob)
         assert "cannot take 7" in str(error).split("\n\n")[0]
     job.run()  # the batch that failed is repeated
     assert delivered(job) == wanted(BATCHES[:3])
+
+
+def test_another_version_of_statelog_is_rejected_at_the_start(
+    job: ConnectJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.source.add(BATCHES[0])
+    monkeypatch.setattr("statelog.spark.connect.worker.__version__", "0.0.1")
+    with pytest.raises(UsageError, match=r"the client has statelog 0\.0\.1"):
+        job.start()
 
 
 def test_a_batch_frame_and_enable(remote: SparkSession) -> None:

@@ -147,3 +147,29 @@ def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path: Path) -> N
         query = job.run(tasks=1)
         assert query.lastBatch is not None
         check(job, batches)
+
+
+def test_a_checkpoint_location_that_only_spark_reaches(tmp_path: Path) -> None:
+    """With kills of the query's process; the state is on local disk."""
+    batches, deaths = input_of(SEED + 3), 0
+    (tmp_path / "mounted").mkdir()
+    mounted = "spark.hadoop.fs.viewfs.mounttable.statelog.link./q"
+    settings = {mounted: (tmp_path / "mounted").as_uri()}
+    environment = {VARIABLE: "after-commit:3"}
+    with (
+        server_in(tmp_path, settings=settings, environment=environment) as server,
+        connected(server.url) as session,
+    ):
+        job = job_in(tmp_path, session, Totals())
+        job.checkpoint = "viewfs://statelog/q/query"
+        for rows in batches:
+            job.source.add(rows)
+        for tasks in (1, 2, 3, 2):
+            try:
+                job.run(tasks=tasks)
+                break
+            except StreamingQueryException:
+                deaths += 1
+        assert deaths >= 1, "the process did not die"
+        assert (tmp_path / "mounted" / "query" / "metadata").exists()
+        check(job, batches)

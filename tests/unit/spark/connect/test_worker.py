@@ -1,0 +1,51 @@
+"""What travels between client and worker, without a server."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import UsageError
+from statelog.spark import idempotent
+from statelog.spark.connect import worker
+from statelog.spark.connect.refused import refuse_relative
+from statelog.spark.driver.failures import reported_in
+
+
+def test_another_version_in_the_server_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps(worker.ConnectEngine(b"never read"))
+    monkeypatch.setattr(worker, "__version__", "0.0.1")
+    with pytest.raises(UsageError, match=r"and the server 0\.0\.1") as rejected:
+        pickle.loads(data)
+    found = reported_in(f"Traceback ...\nstatelog.errors.UsageError: {rejected.value}")
+    assert found is not None
+    assert "install the same version" in found.message
+
+
+def test_figures_of_old_batches_are_replaced() -> None:
+    first = worker.figures_key("q", 3)
+    assert first == worker.figures_key("q", 3 + worker.KEPT_BATCHES)
+    assert first != worker.figures_key("q", 4)
+    assert first.startswith(worker.figures_key("q"))
+
+
+@pytest.mark.parametrize("location", ["state", "./state", "some/where"])
+def test_a_relative_path_is_rejected(location: str) -> None:
+    with pytest.raises(UsageError, match="absolute path"):
+        refuse_relative("/absolute", None, location)
+
+
+def test_urls_and_absolute_paths_are_not_rejected() -> None:
+    refuse_relative("/a", "s3a://b/c", "file:/d", "checkpoint:", None, "")
+
+
+def _sink(frame: object, batch_id: int) -> None:
+    raise AssertionError("never called")
+
+
+def test_an_idempotent_function_can_be_pickled(tmp_path: Path) -> None:
+    function = idempotent(_sink, str(tmp_path), options={})
+    copy = pickle.loads(pickle.dumps(function))
+    assert copy._records._location == str(tmp_path)
+    copy._records.add("writer", 4)
+    assert function._records.has("writer", 4)  # type: ignore[attr-defined]
