@@ -65,8 +65,8 @@ def run(session: SparkSession, state: str, data: Path, work: Path) -> dict[str, 
     recent = query.recentProgress
     return {
         "start_s": started,
-        "first_ms": recent[0].durationMs["triggerExecution"],
-        "milliseconds": [one.durationMs["triggerExecution"] for one in recent[1:]],
+        "first_ms": recent[0]["durationMs"]["triggerExecution"],
+        "milliseconds": [one["durationMs"]["triggerExecution"] for one in recent[1:]],
     }
 
 
@@ -76,9 +76,9 @@ def child(kind: str, data: str, work: str) -> None:
     folder = Path(work) / kind
     folder.mkdir()
     server = None
+    # Workers, and the server's process, need not find this folder's modules.
+    cloudpickle.register_pickle_by_value(sys.modules["pipeline"])
     if kind == "connect":
-        # The server's process need not find this folder's modules.
-        cloudpickle.register_pickle_by_value(sys.modules["pipeline"])
         server = ConnectServer(folder, folder / "server.log", settings=SETTINGS, in_session=True)
         server.wait()
         session = SparkSession.builder.remote(server.url).getOrCreate()

@@ -65,6 +65,10 @@ class ConnectPlan(RecordedPlan):
                     raise needs_state(method, _NEEDS_ROWS[name])
         return ConnectPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
 
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """Apply the steps to *frame*, the output of one micro-batch."""
+        return self.for_worker().apply(frame)
+
     def for_worker(self) -> RecordedSteps:
         """Return the steps as the worker needs them."""
         return RecordedSteps(

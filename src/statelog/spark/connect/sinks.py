@@ -7,21 +7,22 @@ from functools import partial
 from typing import Any, Final
 
 from pyspark import TaskContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.stream.sinks import OptionValue, RowFunction, Target
 from statelog.spark.stream.sinks.batch_writer import batch_writer
 from statelog.spark.stream.sinks.choose import READ_ONLY
-from statelog.spark.stream.sinks.file_entries import LOG
 from statelog.spark.stream.sinks.simple import Console, Memory
 from statelog.spark.stream.sinks.target import columns_of
 
 _FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
+_READ_BY_LOG: Final = "MetadataLogFileIndex"
+"""In the plan of a read: the files come from the log, which is itself hidden from readers."""
 
 
 def sink_of(
@@ -72,11 +73,22 @@ def sink_of(
 def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None:
     if path is None:
         raise UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
-    if SparkFiles(session, str(path)).names(LOG):
+    if _has_log(session, str(path)):
         raise UsageError(
             f"{path} has a log of streaming output, which would hide appended files from Spark's "
             "readers: write to another folder"
         )
+
+
+def _has_log(session: SparkSession, path: str) -> bool:
+    """Return whether Spark reads a folder by the log of its streaming file sink."""
+    files: Any = session.read.format("text").load(path)
+    try:
+        return _READ_BY_LOG in files._explain_string()
+    except AnalysisException as error:
+        if "PATH_NOT_FOUND" in str(error):
+            return False
+        raise
 
 
 def _no_file_sink(source: str) -> UsageError:

@@ -80,9 +80,6 @@ class ConnectEngine:
 
     Args:
         payload: A pickled `QueryStart`.
-
-    Raises:
-        UsageError: The sink or a step cannot be pickled.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -99,8 +96,9 @@ class ConnectEngine:
         Raises:
             UsageError: The sink or a step cannot be pickled.
         """
+        sent = _to_send(start)
         try:
-            return cls(cloudpickle.dumps(_to_send(start)))
+            return cls(cloudpickle.dumps(sent))
         except Exception as error:
             raise UsageError(
                 "the sink, or a function in a step behind the operator, cannot be pickled, so Spark "
