@@ -21,6 +21,7 @@ from tests.spark.test_pandas import (
     Opening,
 )
 from tests.spark.test_pandas import INPUT as FRAMES
+from tests.spark.versions import needs
 
 from statelog.errors import UsageError
 from statelog.spark import idempotent, transform_with_state_in_pandas, writer_id
@@ -50,6 +51,7 @@ def run_on_spark(job: ConnectJob, folder: Path, initial: Any) -> list[list[Any]]
     return sink.batches()
 
 
+@needs((4, 1), "transformWithStateInPandas on Connect")
 def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Path) -> None:
     settings = {
         "spark.sql.session.timeZone": "America/New_York",
