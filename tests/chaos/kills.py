@@ -117,7 +117,7 @@ class Campaign:
                 assert point in WORKER_POINTS, error
                 assert self._log().count(EXITED) > before, error
             else:
-                assert point in DRIVER_POINTS, f"{point} did not stop the job: {told}"
+                assert point not in WORKER_POINTS, f"{point} did not stop the job: {told}"
                 assert job.exit_status == -9, f"{point}:{hit} was not reached: {told}"
         assert "finished" not in told, f"{point}:{hit} was not reached"
         assert [] == processes_of_session(job.pid)

@@ -238,7 +238,7 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
     """Spark forbids two runs of one query in one process, so the engines are called by hand."""
     stream = transform_with_state(job.source.frame().groupBy("key"), Totals(), TOTALS)
     settings = QuerySettings(tasks=2)
-    query = Query(stream._operator, settings, normalize_url(str(job.state)), TaskBounds(2, 2))
+    query = Query(stream._operators, settings, normalize_url(str(job.state)), TaskBounds(2, 2))
     model = TotalsModel()
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
     frames = [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 from tests.key_group_vectors import TYPES, VECTORS
 
+from statelog.model import KeyGroupRange
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN as COLUMN
 from statelog.state.keys.key_groups import hash_of
@@ -55,7 +56,9 @@ def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
             if not has_method:
                 for kind in (type(placed), DataFrame):
                     patch.delattr(kind, "repartitionById", raising=False)
-            found = by_task(placed, tasks, 128).selectExpr("task", "spark_partition_id() place")
+            found = by_task(placed, tasks, KeyGroupRange(0, 127)).selectExpr(
+                "task", "spark_partition_id() place"
+            )
             assert tasks == found.rdd.getNumPartitions()
             assert 128 * 3 == found.where("task = place").count()
 

@@ -1,14 +1,47 @@
-"""The record of a micro-batch in its checkpoint, beside the state."""
+"""
+The record of a micro-batch in its checkpoint, beside the state.
+
+A query with one operator writes version 1 of the record, which has no version number and the figures of
+the operator beside those of the micro-batch.  A query with several operators writes version 2, which
+has a list of operators.  Format: docs/reference/formats/checkpoint_metadata.md.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
 from statelog.core.source_position import SourceLog
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, IncompatibleFormatError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.model.json_types import JsonObject
+
+_SEVERAL: Final = 2
+"""Version of the record of a query with several operators."""
+
+
+class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One operator of a query, after a micro-batch.
+
+    Args:
+        operator_id: Name of the operator.
+        schema: JSON of its state schema.
+        next_due_ms: When its next timer is due, in the time of the time mode; `NEVER_MS` without
+            timers, None if unknown.
+        rows, keys, output_rows: Counts of its input rows, of keys touched, of rows out.
+        state_entries: Entries of all its state variables before the batch.
+    """
+
+    operator_id: str
+    schema: JsonObject
+    rows: int
+    keys: int
+    output_rows: int
+    state_entries: int
+    next_due_ms: int | None = None
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,22 +49,18 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     The properties of a checkpoint that a micro-batch made.
 
     Args:
-        operator_id: Name of the operator.
-        schema: JSON of its state schema.
+        operators: The operators of the query, in the order of the data.  The key groups of the
+            checkpoint are divided evenly among them, in this order.
         query_id, batch_id: Spark's names of the query and of the micro-batch.
         tasks: Number of tasks.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: Its watermark; -1 without.  A query that continues from here never has a
             lower one.
-        next_due_ms: When the next timer is due, in the time of the time mode; `NEVER_MS` without
-            timers, None if unknown.
         position, position_before: How far the sources were read with the batch and before it, see
             `BatchTimes`; None if unknown.
         source_logs: Entries of the logs of file sources that the batch covers; None if unknown.
         source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
-        rows, keys, output_rows: Counts of input rows, keys touched, rows out.
-        state_entries: Entries of all state variables before the batch.
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
         output_files: JSON handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
@@ -39,33 +68,52 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             micro-batches after it were used before, for other rows.
     """
 
-    operator_id: str
-    schema: JsonObject
+    operators: tuple[OperatorRecord, ...]
     query_id: str
     batch_id: int
     tasks: int
     delivery: str
     time_mode: str
     now_ms: int
-    rows: int
-    keys: int
-    output_rows: int
-    state_entries: int
     delta_bytes: int
     output_bytes: int
     output_files: list[JsonObject]
     went_back_to: int | None = None
     rewound: int | None = None
     watermark_ms: int = -1
-    next_due_ms: int | None = None
     position: str | None = None
     position_before: str | None = None
     source_logs: list[SourceLog] | None = None
     source_folders: list[str] | None = None
 
+    @property
+    def rows(self) -> int:
+        """Number of input rows of the first operator."""
+        return self.operators[0].rows
+
+    @property
+    def output_rows(self) -> int:
+        """Number of rows of the last operator."""
+        return self.operators[-1].output_rows
+
+    @property
+    def keys(self) -> int:
+        """Number of keys touched, of all operators."""
+        return sum(one.keys for one in self.operators)
+
+    @property
+    def state_entries(self) -> int:
+        """Entries of all state variables before the batch."""
+        return sum(one.state_entries for one in self.operators)
+
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""
         properties: JsonObject = msgspec.to_builtins(self)
+        if len(self.operators) == 1:
+            del properties["operators"]
+            properties |= msgspec.to_builtins(self.operators[0])
+        else:
+            properties["version"] = _SEVERAL
         properties[OBJECTS_PROPERTY] = [handle.path for handle in self.staged_files()]
         return properties
 
@@ -76,9 +124,19 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             CheckpointError: The checkpoint was not made by this engine.
+            IncompatibleFormatError: A newer statelog made it.
         """
+        properties: JsonObject = dict(checkpoint.properties)
+        version = properties.get("version", 1)
+        if isinstance(version, int) and version > _SEVERAL:
+            raise IncompatibleFormatError(
+                f"checkpoint {checkpoint.checkpoint_id} has version {version} of the record of a "
+                f"micro-batch; this statelog reads versions up to {_SEVERAL}: upgrade statelog"
+            )
+        if version == 1:
+            properties["operators"] = [dict(checkpoint.properties)]
         try:
-            return msgspec.convert(dict(checkpoint.properties), cls)
+            return msgspec.convert(properties, cls)
         except msgspec.ValidationError as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint.checkpoint_id} was not made by a streaming query: {error}",

@@ -126,14 +126,16 @@ class BatchFiles:
 
     Args:
         folder: Folder for the files; created.
+        order: The column by which rows are sorted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, order: str = "customer") -> None:
         self._folder = folder
+        self._order = order
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
-        rows = frame.toArrow().sort_by("customer").combine_chunks()
+        rows = frame.toArrow().sort_by(self._order).combine_chunks()
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".batch={batch_id}.{os.getpid()}"
         pq.write_table(rows, temporary)

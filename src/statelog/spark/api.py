@@ -9,8 +9,8 @@ Source: pyspark.sql.GroupedData.transformWithState, which has the same arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack
 
@@ -20,21 +20,32 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.extras import require
+from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.query.client import Client
 from statelog.spark.query.declared_state import operator_schema
-from statelog.spark.query.event_time import check_output_column, event_time_column
+from statelog.spark.query.event_time import (
+    check_output_column,
+    event_time_column,
+    with_event_time,
+)
 from statelog.spark.query.initial_state import initial_state
 from statelog.spark.query.input_plan import InputPlan, input_plan
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
+from statelog.spark.query.query import time_mode_of
+from statelog.spark.query.resolve import (
+    chained_arguments,
+    refuse_unknown_arguments,
+    resolve_settings,
+)
 from statelog.spark.query.session import is_connect, parse_schema, session_of, use_this_python
-from statelog.spark.query.settings import OperatorSettings
+from statelog.spark.query.settings import OperatorSettings, QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.types import arrow_schema
+from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import StatefulStream
 
@@ -71,8 +82,8 @@ def transform_with_state(
     Run an unmodified `StatefulProcessor` over a grouped frame.
 
     Args:
-        grouped: `df.groupBy(...)` of a stream; or of a batch frame, whose state is discarded at the
-            end, as in Spark.
+        grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
+            the same query; or of a batch frame, whose state is discarded at the end, as in Spark.
         statefulProcessor: A processor that takes Rows; written for Spark's transformWithState.
         outputStructType: Schema of the output rows, also as DDL text.
         outputMode: "Update", "Append" or "Complete"; with each the output is what the processor
@@ -82,7 +93,7 @@ def transform_with_state(
         initialState: `frame.groupBy(...)` of a batch frame, by a key of the same types;
             `handleInitialState` is called with its rows in the first micro-batch of an empty state.
         eventTimeColumnName: Output column that holds the event time; rows older than the
-            watermark are an error.  Empty for none.
+            watermark are an error.  A stateful operator behind this one uses it.  Empty for none.
         settings: See `OperatorSettings`.
 
     Returns:
@@ -161,18 +172,31 @@ def _stateful_frame(
     arguments: _Arguments, format_of: FormatOf, settings: OperatorSettings
 ) -> DataFrame:
     """Return the output of a stateful operator in either row format."""
-    grouped = arguments.grouped
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
-    session = session_of(grouped)
+    session = session_of(arguments.grouped)
     client = _client_of(session)
+    before: tuple[OperatorDefinition, ...] = ()
+    upstream, given = None, dict[str, object](settings)
+    if isinstance(arguments.grouped, GroupedStatefulStream):
+        upstream, before = arguments.grouped, arguments.grouped.operators
+        given = chained_arguments(before[-1].arguments, settings)
     # The frame depends on the number of key groups, so the settings are resolved first.
-    resolved = resolve_settings(session.conf.getAll, settings)
+    resolved = resolve_settings(session.conf.getAll, given)
     client.prepare(session, resolved, settings)
-    keyed = keyed_frame(client.grouping(grouped), resolved.max_parallelism)
-    plan = client.input_plan(keyed.frame)
-    is_stream = keyed.frame.isStreaming
+    _check_chain(before, time_mode, resolved)
+    grouped = arguments.grouped if upstream is None else upstream.shape
+    groups, first = resolved.max_parallelism, len(before) * resolved.max_parallelism
+    keyed = keyed_frame(client.grouping(grouped), groups, first)
+    if upstream is None:
+        plan, of_upstream = client.input_plan(keyed.frame), None
+        is_stream = keyed.frame.isStreaming
+    else:
+        steps = upstream.plan.then("select", keyed.columns, {})
+        keyed = replace(keyed, frame=steps.shape)
+        plan = replace(before[0].plan, is_stateless=steps.is_stateless)
+        of_upstream, is_stream = client.apply(steps), True
     event_time = None
     if time_mode == "eventtime" and (name := _event_time(grouped, plan, is_stream)) is not None:
         event_time = keyed.first_input + grouped._df.columns.index(name)
@@ -182,13 +206,13 @@ def _stateful_frame(
         processor=arguments.processor,
         schema=operator_schema(
             arguments.processor,
-            resolved.operator_id or _OPERATOR_ID,
+            resolved.operator_id or _operator_id(before),
             arrow_schema(keyed.key_schema),
             lambda ddl: parse_schema(session, ddl),
             time_mode=time_mode,
         ),
         time_mode=time_mode,
-        max_parallelism=resolved.max_parallelism,
+        max_parallelism=groups,
         layout=InputLayout(keyed.key_positions, keyed.first_input),
         plan=plan,
         row_format=format_of(session, output),
@@ -197,15 +221,54 @@ def _stateful_frame(
         initial=initial_state(
             None if arguments.initial is None else client.grouping(arguments.initial),
             keyed,
-            resolved.max_parallelism,
+            groups,
+            first,
         ),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
-        arguments=settings,
+        arguments=given,
+        of_upstream=of_upstream,
     )
     if definition.event_time_output is not None:
         check_output_column(definition.event_time_output, output, has_watermark=plan.has_watermark)
-    return client.stream(definition, output) if is_stream else batch_frame(definition, resolved)
+        output = with_event_time(output, definition.event_time_output, grouped._df.schema)
+    if not is_stream:
+        return batch_frame(definition, resolved)
+    return client.stream((*before, definition), output)
+
+
+def _check_chain(
+    before: Sequence[OperatorDefinition], time_mode: str, settings: QuerySettings
+) -> None:
+    """
+    Check that an operator can follow those of *before* in one query.
+
+    Raises:
+        UsageError: Their timers have another time mode, or their key groups are too many.
+    """
+    others = time_mode_of(before)
+    if "none" not in (time_mode, others) and time_mode != others:
+        raise UsageError(
+            f"timeMode is {time_mode} here and {others} at an operator before this one: the timers of one "
+            "query have one time. Give all operators with timers the same timeMode, or run this one "
+            "as a query of its own"
+        )
+    if before and settings.max_parallelism != before[-1].max_parallelism:
+        raise UsageError(
+            f"maxParallelism is {settings.max_parallelism} here and {before[-1].max_parallelism} at the "
+            "operator before this one; it applies to the whole query"
+        )
+    groups = (len(before) + 1) * settings.max_parallelism
+    if before and groups > MAX_PARALLELISM_LIMIT:
+        raise UsageError(
+            f"{len(before) + 1} operators with maxParallelism {settings.max_parallelism} have {groups} key "
+            f"groups; a state location has at most {MAX_PARALLELISM_LIMIT}: set a lower maxParallelism"
+        )
+
+
+def _operator_id(before: Sequence[OperatorDefinition]) -> str:
+    """Return the default name of an operator behind those of *before*."""
+    return f"{_OPERATOR_ID}_{len(before) + 1}" if before else _OPERATOR_ID
 
 
 def _client_of(session: SparkSession) -> Client:
@@ -217,15 +280,16 @@ def _client_of(session: SparkSession) -> Client:
     return CONNECT
 
 
-def _classic_stream(definition: OperatorDefinition, output: StructType) -> DataFrame:
-    session = definition.frame.sparkSession
-    return StatefulStream(definition, RecordedPlan.of(session, output))
+def _classic_stream(operators: Sequence[OperatorDefinition], output: StructType) -> DataFrame:
+    session = operators[0].frame.sparkSession
+    return StatefulStream(operators, RecordedPlan.of(session, output))
 
 
 _CLASSIC = Client(
     prepare=lambda session, settings, arguments: use_this_python(session),
     grouping=grouping_of,
     input_plan=input_plan,
+    apply=lambda steps: steps.apply,
     stream=_classic_stream,
 )
 

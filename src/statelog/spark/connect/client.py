@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -46,12 +46,16 @@ def _prepare(
     refuse_direct(settings)
 
 
-def _stream(definition: OperatorDefinition, output: StructType) -> DataFrame:
-    session = definition.frame.sparkSession
-    return ConnectStream(definition, ConnectPlan.of(session, output))
+def _apply(steps: ConnectPlan) -> Callable[[DataFrame], DataFrame]:
+    return steps.for_worker().apply
+
+
+def _stream(operators: Sequence[OperatorDefinition], output: StructType) -> DataFrame:
+    session = operators[0].frame.sparkSession
+    return ConnectStream(operators, ConnectPlan.of(session, output))
 
 
 CONNECT: Final = Client(
-    prepare=_prepare, grouping=_grouping_of, input_plan=input_plan, stream=_stream
+    prepare=_prepare, grouping=_grouping_of, input_plan=input_plan, apply=_apply, stream=_stream
 )
 """The functions for a session of Spark Connect."""

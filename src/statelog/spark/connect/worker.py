@@ -31,6 +31,7 @@ from statelog.spark.connect.sinks import MemoryInWorker
 from statelog.spark.driver.batch_times import QueryTimes
 from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.delivery import Sink
+from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.query.writer_name import set_query
@@ -168,13 +169,13 @@ def _to_send(start: QueryStart) -> QueryStart:
 
     That is the input, whose plan may be large, and the metrics, which have locks.
     """
-    query, definition = start.query, start.query.definition
-    empty = definition.frame.sparkSession.range(0)
+    query = start.query
+    empty = query.source.frame.sparkSession.range(0)
     return replace(
         start,
         query=replace(
             query,
-            definition=replace(definition, frame=empty),
+            operators=tuple(replace(one, frame=empty) for one in query.operators),
             settings=replace(query.settings, metrics=cast("Metrics", None)),
         ),
     )
@@ -182,16 +183,19 @@ def _to_send(start: QueryStart) -> QueryStart:
 
 def _with_frames(query: Query, session: Any, note: Any) -> Query:
     """Return *query* with its frames in the session of the micro-batches."""
-    definition = query.definition
-    initial = definition.initial
-    if initial is not None:
-        frame = of_session(initial.keyed.frame, session)
-        initial = replace(initial, keyed=replace(initial.keyed, frame=frame))
     return replace(
         query,
-        definition=replace(definition, initial=initial),
+        operators=tuple(_with_frame(one, session) for one in query.operators),
         settings=replace(query.settings, on_progress=note, metrics=Metrics()),
     )
+
+
+def _with_frame(operator: OperatorDefinition, session: Any) -> OperatorDefinition:
+    initial = operator.initial
+    if initial is None:
+        return operator
+    frame = of_session(initial.keyed.frame, session)
+    return replace(operator, initial=replace(initial, keyed=replace(initial.keyed, frame=frame)))
 
 
 def _restored(version: str, plan_ids: int, payload: bytes) -> ConnectEngine:

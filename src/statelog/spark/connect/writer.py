@@ -8,6 +8,7 @@ server as the function for `foreachBatch` of Spark's own writer.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from pyspark.errors import PySparkException
@@ -45,16 +46,16 @@ class ConnectStreamWriter(StatefulStreamWriter):
     Spark's `DataStreamWriter` for a stateful stream of a Connect session.
 
     Args:
-        operator: The operator.
-        plan: The steps applied to its output.
+        operators: The operators of the query, in the order of the data.
+        plan: The steps applied to the output of the last.
     """
 
     _plan: ConnectPlan
 
-    def __init__(self, operator: OperatorDefinition, plan: ConnectPlan) -> None:
+    def __init__(self, operators: Sequence[OperatorDefinition], plan: ConnectPlan) -> None:
         # Not the classic writer's: it asks the JVM.
-        self._spark = operator.frame.sparkSession
-        self._begin(operator, plan)
+        self._spark = operators[0].frame.sparkSession
+        self._begin(operators, plan)
 
     def trigger(self, **trigger: Any) -> ConnectStreamWriter:
         """
@@ -64,13 +65,13 @@ class ConnectStreamWriter(StatefulStreamWriter):
             UsageError: The trigger would run the query without micro-batches.
         """
         self._check_trigger(trigger)
-        self._operator.frame.writeStream.trigger(**trigger)  # Spark's own checks
+        self._operators[0].frame.writeStream.trigger(**trigger)  # Spark's own checks
         self._trigger = trigger
         return self
 
     def queryName(self, queryName: str) -> ConnectStreamWriter:
         """Name the query."""
-        self._operator.frame.writeStream.queryName(queryName)
+        self._operators[0].frame.writeStream.queryName(queryName)
         self._query_name = queryName
         return self
 
@@ -83,11 +84,11 @@ class ConnectStreamWriter(StatefulStreamWriter):
         # The server's temporary folder is not known here, so each query needs a location.
         checkpoint = self._checkpoint_location(one_time=False) or ""
         query = self._query(checkpoint, is_temporary=False)
-        settings, definition = query.settings, query.definition
+        settings, source = query.settings, query.source
         refuse_direct(settings)
         refuse_relative(checkpoint, settings.state_location, settings.base_location)
         files = SparkFiles(self._spark, checkpoint)
-        has_source = has_no_data_source(settings.no_data_batches, definition, files)
+        has_source = has_no_data_source(settings.no_data_batches, query.operators, files)
         if has_source:
             _check_source(files)
         engine = ConnectEngine.of(
@@ -99,7 +100,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
                 sink=function or self._connect_sink(settings.file_output),
             )
         )
-        frame = _with_ticks(definition.frame) if has_source else definition.frame
+        frame = _with_ticks(source.frame) if has_source else source.frame
         writer = frame.writeStream
         if self._query_name is not None:
             writer = writer.queryName(self._query_name)

@@ -4,7 +4,8 @@ The driver's side: each micro-batch makes one checkpoint.
     checkpoint_files, running_query    the query's checkpointLocation; what only the JVM knows of it
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
     state_location, restart        claim and restore the state; check that the sources fit it
-    engine                         trigger, run the tasks, commit, deliver
+    engine                         trigger, run the operators, commit, deliver
+    operator_run, staged_rows      the tasks of one operator; its rows as the input of the next
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     batch_cost, snapshot_planner   how many tasks run next; which key groups get a snapshot
     batch_reports                  log, callback, metrics and the warning of skew

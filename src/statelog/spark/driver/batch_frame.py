@@ -36,6 +36,7 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
     if tasks is None:  # as many as a shuffle has: a task holds all rows of its keys
         partitions = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = min(partitions, groups)
+    key_groups = KeyGroupRange(0, groups - 1)
     time_mode, initial = definition.time_mode, definition.initial
     spec = BatchFrameSpec(
         context=BatchContext(
@@ -49,12 +50,12 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
             initial=None if initial is None else initial.task_layout,
         ),
         schema=definition.schema.to_json(),
-        key_groups=KeyGroupRange(0, groups - 1),
+        key_groups=key_groups,
         backend=settings.backend,
     )
     if initial is not None:
         frame = with_initial_rows(frame, initial)
-    partitioned = by_task(frame, tasks, groups)
+    partitioned = by_task(frame, tasks, key_groups)
     return partitioned.mapInArrow(partial(_reporting_task, spec), definition.output)
 
 

@@ -1,8 +1,8 @@
 """
 Run the micro-batches of a query: each of them makes one checkpoint.
 
-For each micro-batch: trigger a checkpoint, run the tasks, take their answers, commit, deliver.  The
-commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can be discarded, everything
+For each micro-batch: trigger a checkpoint, run the tasks of each operator, take their answers, commit,
+deliver.  The commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can be discarded, everything
 after it can be repeated.
 """
 
@@ -10,36 +10,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import chain
 
 from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.core.task_count import TaskCount
 from statelog.errors import StatelogError
-from statelog.model import split_key_groups
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_reports import BatchReports, CommittedBatch
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.driver.delivery import deliveries
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
+from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
 from statelog.spark.driver.restart import FirstBatch
+from statelog.spark.driver.staged_rows import row_files
 from statelog.spark.driver.state_location import StateLocation, now_ms
+from statelog.spark.driver.task_runner import collect_acks
 from statelog.spark.query.delivery import Delivery, Sink
-from statelog.spark.query.initial_state import with_initial_rows
-from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.query.writer_name import set_rewound
-from statelog.spark.rows.late_rows import LateRows
-from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.stopwatch import Stopwatch
-
-_MAX_INLINE_BYTES = 32 * 1024 * 1024
-"""Most bytes that all tasks together send through the driver, for deltas and rows each."""
 
 _INTERRUPTION = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "
@@ -78,13 +73,16 @@ class MicroBatchEngine:
 
     def __init__(self, query: Query, sink: Sink, query_times: QueryTimes | None = None) -> None:
         self._query = query
-        self._definition = query.definition
         self._query_times = query_times
         self._location = StateLocation(query)
         self._coordinator = self._location.coordinator
         self._deliveries = deliveries(query, sink, self._coordinator.section)
         self._delivery = self._deliveries[query.settings.delivery]
-        self._task_count = TaskCount(query.task_bounds)
+        self._operators = [
+            OperatorRun(query, index, self._location) for index in range(len(query.operators))
+        ]
+        self._running = self._operators[0]
+        """The operator that ran last, which a failed job belongs to."""
         self._reports = BatchReports(query.settings)
         self._has_run = False
 
@@ -133,7 +131,7 @@ class MicroBatchEngine:
         except Exception as error:
             if _is_interruption(error) and not is_active(frame):
                 raise _QueryStopped(_INTERRUPTION) from None
-            cause = cause_of(error, self._definition.processor, batch_id)
+            cause = cause_of(error, self._running.definition.processor, batch_id)
             if cause is not None:
                 raise cause from None
             raise
@@ -155,153 +153,117 @@ class MicroBatchEngine:
         record = self._location.record
         if record is not None:
             times = times.not_before(record.watermark_ms)
-        if can_skip_batch(self._definition, record, times):
+        if can_skip_batch(self._query.operators, record, times):
             return
         watch = Stopwatch()
-        size = self._input_bytes(frame, times)
-        spec = self._spec(batch_id, times, self._task_count.choose(size))
-        self._coordinator.trigger(spec.checkpoint_id, spec.ranges)
+        batch = self._begin(frame, batch_id, times)
         try:
-            partitioned = self._partitioned(frame, spec)
-            watch.lap("plan")
-            acks = self._delivery.run(partitioned, spec)
-            watch.lap("run")
-            if times.is_idle and not any(map(_has_effect, acks)):
-                self._location.snapshots.aborted(spec.snapshots)
-                self._coordinator.decline(spec.checkpoint_id, "the micro-batch had no effect")
-                self._location.next_due_ms = min(ack.next_due_ms for ack in acks)
+            answers = self._run(frame, batch, watch)
+            if times.is_idle and not any(map(_has_effect, chain(*answers))):
+                self._location.snapshots.aborted(batch.snapshots)
+                self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
+                for index, acks in enumerate(answers):
+                    if acks:
+                        self._location.due_ms[index] = next_due_ms(acks)
                 return
-            completed, record = self._commit(spec, query_id, times, acks)
+            completed, record = self._commit(batch, query_id, answers)
             watch.lap("commit")
         except BaseException:
-            self._location.snapshots.aborted(spec.snapshots)
+            self._location.snapshots.aborted(batch.snapshots)
             # A fenced coordinator rejects this call too; the first error is the one to raise.
             with contextlib.suppress(StatelogError):
-                self._coordinator.decline(spec.checkpoint_id, "the micro-batch failed")
+                self._coordinator.decline(batch.checkpoint_id, "the micro-batch failed")
             raise
+        acks = [*chain(*answers)]
         if not times.is_idle:  # the cost of a no-data batch does not predict one with rows
-            self._task_count.ran(batch_cost(acks, size))
-        self._location.snapshots.committed(spec.snapshots, acks, now_ms())
-        self._location.advance(completed, record)
-        self._delivery.deliver(frame, record, acks)
+            for operator, own in zip(self._operators, answers, strict=True):
+                operator.ran(own)
+        self._location.snapshots.committed(batch.snapshots, acks, now_ms())
+        self._location.advance(completed, record, [bool(own) for own in answers])
+        self._delivery.deliver(frame, record, answers[-1])
         watch.lap("deliver")
+        self._location.delete([one.path for own in answers[:-1] for one in row_files(own)])
         self._location.clean_up()
         watch.lap("clean_up")
         self._reports.committed(
             record,
             acks,
             CommittedBatch(
-                spec.checkpoint_id,
+                batch.checkpoint_id,
                 self._coordinator.committed_bytes,
                 self._location.snapshots.distances,
             ),
             watch,
         )
 
-    def _input_bytes(self, frame: DataFrame, times: BatchTimes) -> int | None:
-        """Return the size of the input where it is known and needed."""
-        definition, bounds = self._definition, self._query.task_bounds
-        has_initial_rows = self._location.base is None and definition.initial is not None
-        if bounds.least == bounds.most or has_initial_rows:
-            return None
-        return 0 if times.is_idle and definition.plan.is_stateless else input_bytes(frame)
+    def _begin(self, frame: DataFrame, batch_id: int, times: BatchTimes) -> MicroBatch:
+        """Choose the tasks of all operators, and begin the checkpoint."""
+        ranges = [operator.ranges(frame, times) for operator in self._operators]
+        every = [*chain(*ranges)]
+        # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
+        snapshots = {} if times.is_idle else self._location.snapshots.choose(every, now_ms())
+        checkpoint_id = self._location.next_checkpoint_id(batch_id)
+        self._coordinator.trigger(checkpoint_id, every)
+        return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots)
 
-    def _spec(self, batch_id: int, times: BatchTimes, tasks: int) -> TaskSpec:
-        definition, settings, location = self._definition, self._query.settings, self._location
-        ranges = split_key_groups(definition.max_parallelism, tasks)
-        starts_empty = location.base is None and definition.initial is not None
-        initial = definition.initial.task_layout if definition.initial and starts_empty else None
-        has_time = definition.time_mode != "none"
-        return TaskSpec(
-            context=BatchContext(
-                definition.processor,
-                batch_id,
-                definition.time_mode,
-                times.now_ms if has_time else -1,
-                times.watermark_ms,
-            ),
-            rows=TaskRows(
-                layout=definition.layout,
-                row_format=definition.row_format,
-                output=definition.arrow_output,
-                input_bytes=settings.backend.input_bytes,
-                initial=initial,
-                late=self._late_rows(times, has_initial_rows=initial is not None),
-                event_time_output=definition.event_time_output,
-                is_read=not (times.is_idle and definition.plan.is_stateless),
-            ),
-            state=TaskState(
-                location=self._query.location,
-                store_options=settings.store_options,
-                fsync=settings.fsync,
-                epoch=location.epoch,
-                schema=location.schema.to_json(),
-                backend=settings.backend,
-            ),
-            checkpoint_id=location.next_checkpoint_id(batch_id),
-            base_id=-1 if location.base is None else location.base.checkpoint_id,
-            committed=location.committed_handles(),
-            ranges=ranges,
-            # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
-            snapshots={} if times.is_idle else location.snapshots.choose(ranges, now_ms()),
-            inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // tasks),
-            staged=self._delivery.is_staged,
-        )
-
-    def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:
-        column = self._definition.event_time
-        if column is None:
-            return None
-        # With initial state a flag is in front of the input's columns.
-        return LateRows(column + has_initial_rows, times.late_ms)
-
-    def _partitioned(self, frame: DataFrame, spec: TaskSpec) -> DataFrame:
-        """Return the input with one partition for each task."""
-        definition, tasks = self._definition, len(spec.ranges)
-        if not spec.rows.is_read:
-            return frame.sparkSession.range(0, tasks, 1, tasks)
-        if spec.rows.initial is not None and definition.initial is not None:
-            frame = with_initial_rows(frame, definition.initial)
-        if tasks == 1:  # one task gets all rows, without a shuffle
-            return frame.coalesce(1)
-        return by_task(frame, tasks, definition.max_parallelism)
+    def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
+        """Run the operators one after the other, and return the answers of their tasks."""
+        answers: list[list[TaskAck]] = []
+        upstream: list[TaskAck] = []
+        last = self._operators[-1]
+        for operator in self._operators:
+            self._running = operator
+            delivers = operator is last and not self._delivery.is_staged  # needed by the sink
+            if operator.can_be_skipped(batch, upstream) and not delivers:
+                upstream = []
+            else:
+                partitioned, is_read = operator.input(frame, batch, upstream)
+                staged = operator is not last or self._delivery.is_staged
+                spec = operator.spec(batch, is_read=is_read, staged=staged)
+                watch.lap("plan")
+                run = self._delivery.run if operator is last else collect_acks
+                upstream = run(partitioned, spec)
+                watch.lap("run")
+                if operator is not last:
+                    fail_point("between-operators")
+            answers.append(upstream)
+        return answers
 
     def _commit(
-        self, spec: TaskSpec, query_id: str, times: BatchTimes, acks: Sequence[TaskAck]
+        self, batch: MicroBatch, query_id: str, answers: Sequence[Sequence[TaskAck]]
     ) -> tuple[CompletedCheckpoint, BatchRecord]:
-        for ack in acks:
-            self._coordinator.acknowledge(
-                spec.checkpoint_id,
-                TaskStateSnapshot(ack.key_group_range, ack.log, ack.snapshot),
-            )
-        rows = self._delivery.committed_rows(acks)
+        for ranges, own in zip(batch.ranges, answers, strict=True):
+            by_range = {ack.key_group_range: ack for ack in own}
+            for one in ranges:
+                ack = by_range.get(one)
+                # The tasks of an operator that was skipped have changed nothing.
+                done = (None, None) if ack is None else (ack.log, ack.snapshot)
+                self._coordinator.acknowledge(batch.checkpoint_id, TaskStateSnapshot(one, *done))
+        times, acks = batch.times, [*chain(*answers)]
+        rows = self._delivery.committed_rows(answers[-1])
         record = BatchRecord(
-            operator_id=self._location.schema.operator_id,
-            schema=spec.state.schema,
+            operators=tuple(
+                operator.record(own) for operator, own in zip(self._operators, answers, strict=True)
+            ),
             query_id=query_id,
-            batch_id=spec.context.batch_id,
-            tasks=len(spec.ranges),
+            batch_id=batch.batch_id,
+            tasks=sum(map(len, batch.ranges)),
             delivery=self._query.settings.delivery.value,
-            time_mode=spec.context.time_mode,
-            now_ms=spec.context.now_ms,
-            rows=sum(ack.rows for ack in acks),
-            keys=sum(ack.keys for ack in acks),
-            output_rows=sum(ack.output_rows for ack in acks),
-            state_entries=sum(ack.entries for ack in acks),
+            time_mode=self._query.time_mode,
+            now_ms=times.now_ms if self._query.time_mode != "none" else -1,
             delta_bytes=sum(ack.delta_bytes for ack in acks),
             output_bytes=len(rows.section or b"") + sum(one.size_bytes for one in rows.files),
             output_files=[handle.to_json() for handle in rows.files],
             went_back_to=self._location.went_back_to,
             rewound=self._location.rewound,
             watermark_ms=times.watermark_ms,
-            next_due_ms=min(ack.next_due_ms for ack in acks),
             position=times.position,
             position_before=times.position_before,
             source_logs=list(times.source_logs),
             source_folders=list(times.source_folders),
         )
         completed = self._coordinator.complete(
-            spec.checkpoint_id,
+            batch.checkpoint_id,
             properties=record.to_properties(),
             sections={} if rows.section is None else {OUTPUT_SECTION: rows.section},
         )
@@ -313,7 +275,7 @@ class MicroBatchEngine:
         base, record = self._location.base, self._location.record
         if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
-        plan = self._definition.plan
+        plan = self._query.source.plan
         if plan.has_watermark or not plan.is_stateless:
             # The state of Spark's own operators advances only when the rows are evaluated.
             frame.write.format("noop").mode("append").save()

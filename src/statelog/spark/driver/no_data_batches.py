@@ -11,6 +11,8 @@ versions have the source `rate-micro-batch` in the same position.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import newest_offsets
 from statelog.checkpoint.source_logs import QueryFiles
@@ -18,12 +20,13 @@ from statelog.core.source_position import NOTHING_READ
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import time_mode_of
 
 _NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def has_no_data_source(
-    asked: bool | None, definition: OperatorDefinition, files: QueryFiles
+    asked: bool | None, operators: Sequence[OperatorDefinition], files: QueryFiles
 ) -> bool:
     """
     Return whether the query has a source for no-data batches.
@@ -32,7 +35,7 @@ def has_no_data_source(
 
     Args:
         asked: The setting `noDataBatches`; None if it is not set.
-        definition: The operator, whose input is without this source.
+        operators: The operators of the query; the input of the first is without this source.
         files: The query's checkpointLocation.
 
     Raises:
@@ -41,13 +44,13 @@ def has_no_data_source(
 
     Blocks: On the files.
     """
-    frame, sources = definition.frame, definition.plan.sources
+    frame, sources = operators[0].frame, operators[0].plan.sources
     if asked is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark rejects a source without a name, which this one is
     newest = newest_offsets(files)
     recorded = None if newest is None else newest.sources
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will reject
-        return definition.time_mode != "none" if asked is None else asked
+        return time_mode_of(operators) != "none" if asked is None else asked
     has_source = recorded == sources + 1
     if asked is not None and asked != has_source:
         raise UsageError(
@@ -60,21 +63,36 @@ def has_no_data_source(
 
 
 def can_skip_batch(
-    definition: OperatorDefinition, record: BatchRecord | None, times: BatchTimes
+    operators: Sequence[OperatorDefinition], record: BatchRecord | None, times: BatchTimes
 ) -> bool:
     """
     Return whether a micro-batch needs no Spark job and no commit.
 
     Args:
-        definition: The operator.
+        operators: The operators of the query.
         record: The record of the base checkpoint; None for the empty state.
         times: The times of the micro-batch.
     """
-    if not times.is_idle or not definition.plan.is_stateless:
+    if not times.is_idle or not all(one.plan.is_stateless for one in operators):
         return False
     if record is None:
         return times.position == NOTHING_READ
-    if definition.time_mode == "none":
-        return True
-    until = times.watermark_ms if definition.time_mode == "eventtime" else times.now_ms
-    return record.next_due_ms is not None and record.next_due_ms > until
+    return not any(
+        has_due_timer(operator, stored.next_due_ms, times)
+        for operator, stored in zip(operators, record.operators, strict=True)
+    )
+
+
+def has_due_timer(operator: OperatorDefinition, next_due_ms: int | None, times: BatchTimes) -> bool:
+    """
+    Return whether a timer of an operator may be due in a micro-batch.
+
+    Args:
+        operator: The operator.
+        next_due_ms: When its next timer is due; None if unknown.
+        times: The times of the micro-batch.
+    """
+    if operator.time_mode == "none":
+        return False
+    until = times.watermark_ms if operator.time_mode == "eventtime" else times.now_ms
+    return next_due_ms is None or next_due_ms <= until

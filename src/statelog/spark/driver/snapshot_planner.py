@@ -59,19 +59,24 @@ class SnapshotPlanner:
         """Continue from *base*."""
         self.distances = LogDistances.of(base, self._groups)
 
-    def choose(self, ranges: Sequence[KeyGroupRange], now_ms: int) -> dict[int, KeyGroupRange]:
-        """Choose the key groups that each task writes, by partition."""
-        wanted: dict[int, KeyGroupRange] = {}
+    def choose(
+        self, ranges: Sequence[KeyGroupRange], now_ms: int
+    ) -> dict[KeyGroupRange, KeyGroupRange]:
+        """Choose the key groups that each task writes, by the key groups of the task."""
+        wanted: dict[KeyGroupRange, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
-            for partition, key_groups in enumerate(ranges):
+            for key_groups in ranges:
                 overlap = key_groups.intersection(chosen)
                 if len(overlap):
-                    wanted.setdefault(partition, overlap)
+                    wanted.setdefault(key_groups, overlap)
         self._recorder.snapshots_started(len(wanted))
         return wanted
 
     def committed(
-        self, wanted: Mapping[int, KeyGroupRange], acks: Sequence[TaskAck], now_ms: int
+        self,
+        wanted: Mapping[KeyGroupRange, KeyGroupRange],
+        acks: Sequence[TaskAck],
+        now_ms: int,
     ) -> None:
         """Record the results of the *wanted* snapshots of a committed micro-batch."""
         done = 0
@@ -84,11 +89,11 @@ class SnapshotPlanner:
                 self._schedule.completed(ack.snapshot.key_group_range, size)
         for ack in acks:
             if ack.snapshot_error:
-                delay = self._schedule.failed(wanted[ack.partition], now_ms)
+                delay = self._schedule.failed(wanted[ack.key_group_range], now_ms)
                 _log.warning(
                     "the snapshot of key groups %s failed; the next attempt is in %d s or later, and "
                     "the log holds all changes until then: %s",
-                    wanted[ack.partition],
+                    wanted[ack.key_group_range],
                     delay // 1000,
                     ack.snapshot_error,
                 )
@@ -96,6 +101,6 @@ class SnapshotPlanner:
         self._recorder.snapshots_completed(done, longest)
         self._recorder.snapshots_failed(len(wanted) - done)
 
-    def aborted(self, wanted: Mapping[int, KeyGroupRange]) -> None:
+    def aborted(self, wanted: Mapping[KeyGroupRange, KeyGroupRange]) -> None:
         """Record that the micro-batch failed, and its snapshots with it."""
         self._recorder.snapshots_failed(len(wanted))

@@ -13,6 +13,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
@@ -33,6 +35,28 @@ from statelog.store import LocationPaths, open_store
 _log = logging.getLogger("statelog.spark")
 
 
+class LastRun(NamedTuple):
+    """
+    The newest checkpoint in which an operator ran.
+
+    Args:
+        checkpoint_id: Its id; -1 for none.
+        handles: Ids of the log handles that it added.
+    """
+
+    checkpoint_id: int
+    handles: tuple[str, ...]
+
+
+_EMPTY: Final = LastRun(-1, ())
+
+
+def _last_run(base: CompletedCheckpoint) -> LastRun:
+    """Return *base* as the last run of an operator."""
+    own = base.checkpoint_id
+    return LastRun(own, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == own))
+
+
 class StateLocation:
     """
     The state of one query, as of its last committed checkpoint.
@@ -45,7 +69,7 @@ class StateLocation:
 
     def __init__(self, query: Query) -> None:
         self._query = query
-        settings, groups = query.settings, query.definition.max_parallelism
+        settings, groups = query.settings, query.key_groups
         self._paths = LocationPaths()
         self._store = open_store(
             query.location, options=dict(settings.store_options), fsync=settings.fsync
@@ -61,14 +85,17 @@ class StateLocation:
             clock_ms=now_ms,
             recorder=recorder,
         )
-        self.schema = query.definition.schema
+        self.schemas = tuple(one.schema for one in query.operators)
+        """The state of each operator as stored, after its evolution."""
         self.base: CompletedCheckpoint | None = None
         self.record: BatchRecord | None = None
         """The record of the base checkpoint's micro-batch."""
         self.went_back_to: int | None = None
         self.rewound: int | None = None
-        self.next_due_ms: int | None = NEVER_MS
-        """When the next timer is due, in the time of the time mode; None if unknown."""
+        self.due_ms: list[int | None] = [NEVER_MS] * len(query.operators)
+        """When the next timer of each operator is due, in the time of the time mode; None if
+        unknown."""
+        self._progress = [_EMPTY] * len(query.operators)
         self.epoch = 0
         self._known: KnownCheckpoints = {}
 
@@ -88,16 +115,15 @@ class StateLocation:
         """
         settings = self._query.settings
         if isinstance(settings.restore_from, int):
-            self.next_due_ms = None
+            self.due_ms = [None] * len(self._query.operators)
             return  # the user names a checkpoint, maybe because the newest one is damaged
         newest = find_newest(self._store, self._paths, known=self._known).newest
         if newest is None:
             return
         self._check_is_not_unwanted(newest)
-        self._check_key_groups(newest)
         record = BatchRecord.of(newest)
-        self._evolve(record)
-        self.next_due_ms = record.next_due_ms
+        self._evolve(newest, record)
+        self.due_ms = [one.next_due_ms for one in record.operators]
         if query_id is not None and not settings.adopt:
             self._check_query(record, query_id)
 
@@ -134,10 +160,11 @@ class StateLocation:
         self.base = self.coordinator.restore(wanted, known=self._known)
         self._known.clear()
         is_committed = self._check(self.base, first, wanted)
-        self.next_due_ms = NEVER_MS
+        self.due_ms = [NEVER_MS] * len(query.operators)
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
-            self.next_due_ms = record.next_due_ms
+            self.due_ms = [one.next_due_ms for one in record.operators]
+            self._progress = [_last_run(self.base)] * len(query.operators)
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.rewound = record.rewound
             self.snapshots.begin(self.base, record.state_entries)
@@ -166,11 +193,10 @@ class StateLocation:
                 check_state_is_there(first, query.location)
             return False
         self._check_is_not_unwanted(found)
-        self._check_key_groups(found)
         record = BatchRecord.of(found)
         if not isinstance(settings.restore_from, int) and not settings.adopt:
             self._check_query(record, first.query_id)
-        self._evolve(record)
+        self._evolve(found, record)
         went_back_to = record.went_back_to if wanted is None else wanted
         free = found.checkpoint_id == went_back_to
         return is_committed(first, found, record, query.location, free=free)
@@ -202,20 +228,41 @@ class StateLocation:
         """
         return max(self.coordinator.next_checkpoint_id, batch_id)
 
-    def advance(self, completed: CompletedCheckpoint, record: BatchRecord) -> None:
-        """Continue from *completed*, which holds *record*."""
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next timer of any operator is due; None if unknown."""
+        known = [due for due in self.due_ms if due is not None]
+        return min(known) if len(known) == len(self.due_ms) else None
+
+    def advance(
+        self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
+    ) -> None:
+        """
+        Continue from *completed*, which holds *record*.
+
+        Args:
+            completed: The checkpoint.
+            record: Its record.
+            ran: Whether each operator ran.
+        """
         self.base, self.record = completed, record
-        self.next_due_ms = record.next_due_ms
+        self.due_ms = [one.next_due_ms for one in record.operators]
+        last = _last_run(completed)
+        self._progress = [
+            last if has_run else before for has_run, before in zip(ran, self._progress, strict=True)
+        ]
         self.snapshots.advance(completed)
 
-    def committed_handles(self) -> tuple[str, ...]:
-        """Return the ids of the log handles that the base added."""
-        base = self.base
-        if base is None:
-            return ()
-        return tuple(
-            log.state_handle_id for log in base.log if log.checkpoint_id == base.checkpoint_id
-        )
+    def last_run(self, operator: int) -> LastRun:
+        """Return the newest checkpoint in which an operator ran."""
+        return self._progress[operator]
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects that no checkpoint names, or log the failure."""
+        try:
+            self._store.delete(paths)
+        except StoreError as error:  # harmless: the next collection of orphans deletes them
+            _log.warning("deletion of rows between operators failed: %s", error)
 
     def clean_up(self) -> None:
         """Delete what no retained checkpoint needs any more, or log the failure."""
@@ -239,17 +286,34 @@ class StateLocation:
         if report.deleted:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._query.location)
 
-    def _evolve(self, record: BatchRecord) -> None:
-        if {record.time_mode, self._query.definition.time_mode} == {"processingtime", "eventtime"}:
+    def _evolve(self, found: CompletedCheckpoint, record: BatchRecord) -> None:
+        """Check that the operators are those of *found*, and merge their schemas."""
+        query, location = self._query, self._query.location
+        if len(record.operators) != len(query.operators):
+            stored_names = ", ".join(one.operator_id for one in record.operators)
+            names = ", ".join(one.schema.operator_id for one in query.operators)
             raise CheckpointError(
-                f"{self._query.location} holds timers of the time mode {record.time_mode}, the "
-                f"query has {self._query.definition.time_mode}: the same numbers would be other times. "
+                f"{location} holds the state of {len(record.operators)} operators ({stored_names}), "
+                f"the query has {len(query.operators)} ({names}). The number of operators is fixed "
+                "for the lifetime of the state: use another stateLocation, or run the added operator "
+                "as a query of its own over the output of this one",
+                reason="incompatible",
+            )
+        self._check_key_groups(found)
+        if {record.time_mode, query.time_mode} == {"processingtime", "eventtime"}:
+            raise CheckpointError(
+                f"{location} holds timers of the time mode {record.time_mode}, the "
+                f"query has {query.time_mode}: the same numbers would be other times. "
                 "Keep the time mode, or use another stateLocation",
                 reason="incompatible",
             )
-        stored = OperatorStateSchema.from_json(record.schema)
-        self.schema = evolve(
-            stored, self._query.definition.schema, now_ms=max(now_ms(), record.now_ms)
+        self.schemas = tuple(
+            evolve(
+                OperatorStateSchema.from_json(stored.schema),
+                operator.schema,
+                now_ms=max(now_ms(), record.now_ms),
+            )
+            for stored, operator in zip(record.operators, query.operators, strict=True)
         )
 
     def _check_is_not_unwanted(self, newest: CompletedCheckpoint) -> None:
@@ -261,11 +325,13 @@ class StateLocation:
             )
 
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
-        if newest.max_parallelism != self._query.definition.max_parallelism:
+        query = self._query
+        if newest.max_parallelism != query.key_groups:
+            each = query.source.max_parallelism
+            stored = newest.max_parallelism // len(query.operators)
             raise CheckpointError(
-                f"{self._query.location} has {newest.max_parallelism} key groups, the query asks "
-                f"for {self._query.definition.max_parallelism}; the number is fixed for the lifetime of "
-                "the state",
+                f"{query.location} has {stored} key groups, the query asks for {each}; the number is "
+                "fixed for the lifetime of the state",
                 reason="max_parallelism",
             )
 

@@ -22,12 +22,13 @@ from pyspark.sql import SparkSession
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
 from statelog.checkpoint.query_files import COMMITS
+from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.source_logs import QueryFiles, files_upto
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.spark.driver.checkpoint_files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
-from statelog.state.reader import StateReader
+from statelog.store import LocationPaths, open_existing_store
 
 Offsets = tuple[str | None, ...]
 
@@ -81,8 +82,8 @@ def spark_checkpoint(
         raise UsageError(f"{path} is not empty: pass a new checkpointLocation")
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
         raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
-    with StateReader.open(stateLocation, checkpointId, store_options=storeOptions) as reader:
-        record = BatchRecord.of(reader.checkpoint)
+    store = open_existing_store(stateLocation, options=storeOptions)
+    record = BatchRecord.of(find_checkpoint(store, LocationPaths(), checkpointId))
     old = checkpoint_files(spark, checkpointLocation)
     offsets, written = new_files(old, record, lambda name, value: spark.conf.get(name, value))
     for name, data in written.items():

@@ -35,6 +35,7 @@ def to_spark(
     checkpointId: int | None = None,
     variables: Sequence[str] | None = None,
     storeOptions: Mapping[str, object] | None = None,
+    operatorId: str | None = None,
 ) -> DataFrame:
     """
     Write the state of a query on statelog as Parquet, one row for each key.
@@ -49,6 +50,7 @@ def to_spark(
         checkpointId: The checkpoint to read; default: the newest one.
         variables: The state variables to write; default: all.  Timers are always written.
         storeOptions: Options of the store's client, as given to the query.
+        operatorId: Name of the operator, where the query has several.
 
     Returns:
         What was written: the key's columns, `statelog_state` (a struct with a field for each
@@ -59,7 +61,8 @@ def to_spark(
 
     Raises:
         CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is damaged.
-        UsageError: There is no such directory, a variable does not exist, or *path* is not empty.
+        UsageError: There is no such directory, a variable or operator does not exist, or *path* is not
+            empty.
         IncompatibleFormatError: A newer statelog wrote the checkpoint.
         StoreError: The store failed.
     """
@@ -68,10 +71,14 @@ def to_spark(
     if checkpoint_files(spark, path).names(""):
         raise UsageError(f"{path} is not empty: to_spark writes a new folder; pass another path")
     options = dict(storeOptions or {})
-    with StateReader.open(stateLocation, checkpointId, store_options=options) as reader:
+    reader = StateReader.open(
+        stateLocation, checkpointId, store_options=options, operator=operatorId
+    )
+    with reader:
         read = _Read(
             os.fspath(stateLocation),
             options,
+            reader.schema.operator_id,
             reader.checkpoint_id,
             None if variables is None else tuple(variables),
             ranges_of(reader.key_groups, spark.sparkContext.defaultParallelism),
@@ -91,13 +98,14 @@ class _Read:
     Reads parts of a checkpoint, in tasks.
 
     Args:
-        location, store_options, checkpoint_id, variables: What to read.
+        location, store_options, operator, checkpoint_id, variables: What to read.
         ranges: The key groups of each part.
         now_ms: What expired by then is left out, in all parts.
     """
 
     location: str
     store_options: dict[str, object]
+    operator: str
     checkpoint_id: int
     variables: tuple[str, ...] | None
     ranges: tuple[KeyGroupRange, ...]
@@ -106,8 +114,13 @@ class _Read:
     def __call__(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the rows of the parts with the given numbers."""
         numbers: list[Any] = [number for part in parts for number in part.column(0).to_pylist()]
-        options = self.store_options
-        with StateReader.open(self.location, self.checkpoint_id, store_options=options) as reader:
+        reader = StateReader.open(
+            self.location,
+            self.checkpoint_id,
+            store_options=self.store_options,
+            operator=self.operator,
+        )
+        with reader:
             rows = KeyRows(reader.schema, self.checkpoint_id, self.variables)
             for number in numbers:
                 for keys in reader.keys(key_groups=self.ranges[number], now_ms=self.now_ms):

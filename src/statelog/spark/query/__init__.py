@@ -6,7 +6,7 @@ Everything about a stateful query that is decided once, before it runs.
     operator_definition  the operator as its call defines it
     settings             the declarations of all settings, each made by `setting`
     resolve              from session, code and writer to `QuerySettings`
-    query                definition, settings and location in one immutable object for the driver
+    query                operators, settings and location in one immutable object for the driver
 
 `delivery`, `modes` and `progress` hold the types that the driver and the user share.
 """

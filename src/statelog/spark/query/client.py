@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,13 @@ class Client:
             session, the settings and the arguments in the code.
         grouping: Returns the keys of what `df.groupBy(...)` returned.
         input_plan: Returns the facts from the plan of a frame.
-        stream: Returns the output of an operator over a stream.
+        apply: Returns the function that applies recorded steps to the rows of a micro-batch, where the
+            engine runs.
+        stream: Returns the output of a stream's last operator.
     """
 
     prepare: Callable[[SparkSession, QuerySettings, Mapping[str, object]], None]
     grouping: Callable[[Any], Grouping]
     input_plan: Callable[[DataFrame], InputPlan]
-    stream: Callable[[OperatorDefinition, StructType], DataFrame]
+    apply: Callable[[Any], Callable[[DataFrame], DataFrame]]
+    stream: Callable[[Sequence[OperatorDefinition], StructType], DataFrame]

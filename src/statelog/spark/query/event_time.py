@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import StructType, TimestampType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from statelog.errors import UsageError
 
@@ -47,3 +47,24 @@ def check_output_column(name: str, output: StructType, *, has_watermark: bool) -
             f"eventTimeColumnName={name!r} is no timestamp column of the output "
             f"({output.simpleString()})"
         )
+
+
+def with_event_time(output: StructType, name: str, source: StructType) -> StructType:
+    """
+    Return *output* with its event time marked, as the column with the watermark of a frame is.
+
+    Args:
+        output: Schema of the output.
+        name: The column with the event time.
+        source: Schema of the input, whose delay is carried over.
+    """
+    delays = [one.metadata[_WATERMARK_KEY] for one in source if _WATERMARK_KEY in one.metadata]
+    mark = {_WATERMARK_KEY: max(delays, default=0)}
+    return StructType(
+        [
+            StructField(one.name, one.dataType, one.nullable, {**one.metadata, **mark})
+            if one.name == name
+            else one
+            for one in output
+        ]
+    )

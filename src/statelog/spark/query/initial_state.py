@@ -38,7 +38,10 @@ class InitialState:
 
 
 def initial_state(
-    grouping: Grouping | None, stream: KeyedFrame, max_parallelism: int
+    grouping: Grouping | None,
+    stream: KeyedFrame,
+    max_parallelism: int,
+    first_key_group: int = 0,
 ) -> InitialState | None:
     """
     Return the initial state for the tasks of a stream.
@@ -50,7 +53,7 @@ def initial_state(
     """
     if grouping is None:
         return None
-    keyed = keyed_frame(grouping, max_parallelism)
+    keyed = keyed_frame(grouping, max_parallelism, first_key_group)
     if keyed.frame.isStreaming:
         raise UsageError("initialState takes df.groupBy(...) of a batch frame; this is a stream")
     types = [field.dataType for field in keyed.key_schema]

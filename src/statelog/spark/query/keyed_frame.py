@@ -17,6 +17,7 @@ from pyspark.sql.functions import lit, pmod, xxhash64
 from pyspark.sql.types import StructField, StructType
 
 from statelog.errors import UsageError
+from statelog.model import KeyGroupRange
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.rows.spark_versions import repartition_by_id
@@ -32,12 +33,14 @@ class KeyedFrame:
     Args:
         frame: Columns: the key group, then the key columns that are computed, then the input's
             columns.
+        columns: The columns of *frame* as expressions over the input, for `select`.
         key_positions: Positions of the key columns.
         first_input: Position of the first column of the input.
         key_schema: Names and types of the key columns.
     """
 
     frame: DataFrame
+    columns: tuple[Column | str, ...]
     key_positions: tuple[int, ...]
     first_input: int
     key_schema: StructType
@@ -59,17 +62,20 @@ class Grouping:
     inputs: Sequence[str | None]
 
 
-def keyed_frame(grouping: Grouping, max_parallelism: int) -> KeyedFrame:
+def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int = 0) -> KeyedFrame:
     """
     Return the rows of a grouped frame with their key group.
 
     Args:
         grouping: The frame and its keys.
-        max_parallelism: Number of key groups.
+        max_parallelism: Number of key groups of the operator.
+        first_key_group: The first of them, above 0 for an operator behind others.
     """
     df, key_columns = grouping.frame, grouping.columns
     keys = df.select(*key_columns)
     key_group = pmod(xxhash64(*key_columns), lit(max_parallelism)).cast("int")
+    if first_key_group:
+        key_group = key_group + lit(first_key_group)
     computed: list[Column] = []
     positions: list[int] = []
     plain: dict[int, int] = {}
@@ -87,15 +93,27 @@ def keyed_frame(grouping: Grouping, max_parallelism: int) -> KeyedFrame:
         else:
             positions.append(position)
             position += 1
-    frame = df.select(key_group.alias(INPUT_KEY_GROUP_COLUMN), *computed, "*")
+    columns: tuple[Column | str, ...] = (key_group.alias(INPUT_KEY_GROUP_COLUMN), *computed, "*")
     fields = [StructField(field.name, field.dataType) for field in keys.schema.fields]
-    return KeyedFrame(frame, tuple(positions), first_input, StructType(fields))
+    return KeyedFrame(
+        df.select(*columns), columns, tuple(positions), first_input, StructType(fields)
+    )
 
 
-def by_task(frame: DataFrame, tasks: int, max_parallelism: int) -> DataFrame:
-    """Return a keyed frame with one partition for each task, in which are the rows it owns."""
+def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:
+    """
+    Return a keyed frame with one partition for each task, in which are the rows it owns.
+
+    Args:
+        frame: See `KeyedFrame`.
+        tasks: Number of tasks.
+        key_groups: The key groups of the operator.
+    """
     # As text, in one call to the JVM; built from columns it would take fifty.
-    task = f"cast({INPUT_KEY_GROUP_COLUMN} * {tasks} div {max_parallelism} as int)"
+    index = INPUT_KEY_GROUP_COLUMN
+    if key_groups.start:
+        index = f"({index} - {key_groups.start})"
+    task = f"cast({index} * {tasks} div {len(key_groups)} as int)"
     return repartition_by_id(frame, tasks, task)
 
 

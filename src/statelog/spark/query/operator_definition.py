@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -36,7 +36,9 @@ class OperatorDefinition:
         initial: Rows that the first micro-batch of an empty state begins with.
         event_time: Position of the column with the event time of rows, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
-        arguments: The settings given in the code.
+        arguments: The settings given in the code, those of the operators before it included.
+        of_upstream: Makes the input with its key groups from the rows of the operator before it;
+            None for the first operator, whose input is that of the query.
     """
 
     frame: DataFrame
@@ -53,3 +55,4 @@ class OperatorDefinition:
     event_time: int | None
     event_time_output: str | None
     arguments: Mapping[str, object]
+    of_upstream: Callable[[DataFrame], DataFrame] | None = None

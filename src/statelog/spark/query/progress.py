@@ -26,6 +26,9 @@ class BatchProgress:
     """
     One micro-batch.
 
+    Of a query with several operators, *rows* are those into the first operator and *output_rows* those
+    out of the last; the other numbers are sums over all operators.
+
     Args:
         batch_id: Spark's id of the micro-batch.
         checkpoint_id: The checkpoint that it made.

@@ -29,6 +29,7 @@ from statelog.spark.query.settings import (
 _log = logging.getLogger("statelog.spark")
 
 _STORE_OPTIONS: Final = "storeoptions."
+_OPERATOR_ID: Final = "operatorid"
 _EFFECTIVE_SECTIONS: Final = ("checkpoint", "snapshot")
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
@@ -70,6 +71,32 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
             f"transform_with_state has no argument {', '.join(sorted(unknown))}; it takes Spark's "
             f"and {names}"
         )
+
+
+def chained_arguments(
+    before: Mapping[str, object], arguments: Mapping[str, object]
+) -> dict[str, object]:
+    """
+    Return the settings of a query with one operator more.
+
+    Args:
+        before: Those given with the operators before it.
+        arguments: Those given with this one; None counts as not given.
+
+    Raises:
+        UsageError: A setting is given twice, with different values: it applies to the whole query.
+    """
+    own = {_plain(name): name for name, value in arguments.items() if value is not None}
+    # Each operator has a name of its own.
+    chained = {name: value for name, value in before.items() if _plain(name) != _OPERATOR_ID}
+    for name, value in chained.items():
+        given = own.get(_plain(name), name)
+        if value is not None and arguments.get(given, value) != value:
+            raise UsageError(
+                f"{given} is {arguments[given]!r} here and {value!r} at an operator before this one; it "
+                "applies to the whole query: give it once"
+            )
+    return chained | {name: arguments[name] for name in own.values()}
 
 
 def resolve_settings(

@@ -18,6 +18,21 @@ def is_connect(each: object) -> bool:
     return any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__)
 
 
+def refuse_connect(entry: str, session: object) -> None:
+    """
+    Reject a session of Spark Connect, for a function that needs the driver's JVM.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if is_connect(session):
+        raise UsageError(
+            f"{entry} does not work on Spark Connect: it needs the JVM of the driver. Call it in a "
+            "classic session, such as one from SparkSession.builder.master(...) without a remote "
+            "address"
+        )
+
+
 def session_of(grouped: object) -> SparkSession:
     """
     Return the session of a grouped frame, classic or of Spark Connect.

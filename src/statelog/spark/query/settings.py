@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
 from statelog.errors import InvalidOptionsError, UsageError
@@ -30,6 +30,7 @@ from statelog.spark.query.setting import (
     setting,
 )
 from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
+from statelog.state.heap.memory import LEAST_BUDGET
 
 CONF_PREFIX: Final = "spark.statelog."
 OPTION_PREFIX: Final = "statelog."
@@ -269,6 +270,12 @@ class QuerySettings:
     def backend(self) -> StateBackendConfig:
         """Where the workers keep the state."""
         return StateBackendConfig(self.state_backend, self.memory_budget, self.local_directory)
+
+    def backend_of_each(self, operators: int) -> StateBackendConfig:
+        """Return where the workers keep the state of each operator; they share the memory."""
+        return replace(
+            self.backend, budget_bytes=max(self.memory_budget // operators, LEAST_BUDGET)
+        )
 
     @property
     def is_beside_checkpoint(self) -> bool:

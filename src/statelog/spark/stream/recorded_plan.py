@@ -35,6 +35,8 @@ STATEFUL = {
 }
 """Operators with state of their own in Spark, or with a watermark for such."""
 
+_MAY_MAKE_ROWS = ("mapInArrow", "mapInPandas")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -71,6 +73,11 @@ class RecordedPlan:
     def shape(self) -> DataFrame:
         """An empty stream with the schema and the columns of the result."""
         return self.steps[-1].shape if self.steps else self.start
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether no rows come out where none go in; a function of the user may make some."""
+        return not any(step.method in _MAY_MAKE_ROWS for step in self.steps)
 
     def then(
         self, method: str, args: tuple[object, ...], kwargs: dict[str, object]
@@ -112,8 +119,8 @@ def refuse_streams(method: str, arguments: Iterable[object]) -> None:
 def needs_state(method: str, what: str) -> UsageError:
     """Return the error for a step that Spark would keep state for."""
     return UsageError(
-        f"{method}: {what} needs state, and a query keeps the state of one stateful "
-        "operator: do it in the processor, or before it, or in a second query over the "
+        f"{method}: {what} needs state of Spark's own, which cannot follow the state of this query: do "
+        "it in a processor, or before the first stateful operator, or in a second query over the "
         "output of this one; within one micro-batch, in foreachBatch"
     )
 

@@ -9,16 +9,17 @@ them, so the steps may change at a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Final, NoReturn
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.rows.spark_versions import offered
+from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.writer import StatefulStreamWriter
 
@@ -65,8 +66,13 @@ SHOWN: Final = [
 """Methods and properties that need no rows."""
 
 _STATE: Final = (
-    "it needs state of its own, and a query keeps the state of one stateful operator: do it in the "
-    "processor, or before it, or in a second query over the output of this one"
+    "it needs state of Spark's own, which cannot follow the state of this query: do it in a processor "
+    "(groupBy(...) and transform_with_state again), or before the first stateful operator, or in a "
+    "second query over the output of this one"
+)
+_WATERMARK: Final = (
+    "a query has the watermark of its input: name the output column with the event time by "
+    "eventTimeColumnName, and the next stateful operator uses it"
 )
 _WHOLE: Final = (
     "it needs all rows, and a stream has no end: do it to the rows of one micro-batch in "
@@ -104,8 +110,9 @@ REFUSED: Final[Mapping[str, str]] = {
     for reason, names in {
         _STATE: (
             "agg cube distinct dropDuplicates dropDuplicatesWithinWatermark drop_duplicates "
-            "groupBy groupby groupingSets limit rollup withWatermark"
+            "groupingSets limit rollup"
         ),
+        _WATERMARK: "withWatermark",
         _WHOLE: (
             "approxQuantile corr cov crosstab describe exceptAll freqItems intersect intersectAll "
             "nearestByJoin offset orderBy randomSplit sample sampleBy sort "
@@ -135,26 +142,26 @@ class StatefulStream(DataFrame):
     The output of a stateful operator over a stream.
 
     Args:
-        operator: The operator.
+        operators: The operator, after the operators before it in the same query.
         plan: The steps applied to its output.
     """
 
-    _operator: OperatorDefinition
+    _operators: tuple[OperatorDefinition, ...]
     _plan: RecordedPlan
 
     def __new__(cls, *args: object, **kwargs: object) -> StatefulStream:
         # DataFrame's own method would make a classic frame of the arguments.
         return object.__new__(cls)
 
-    def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
-        self._operator = operator
+    def __init__(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
+        self._operators = tuple(operators)
         self._plan = plan
         self.is_cached = False
 
     @property
     def sparkSession(self) -> SparkSession:
         """The session of the input."""
-        return self._operator.frame.sparkSession
+        return self._operators[0].frame.sparkSession
 
     @property
     def isStreaming(self) -> bool:
@@ -169,7 +176,19 @@ class StatefulStream(DataFrame):
     @property
     def writeStream(self) -> StatefulStreamWriter:
         """A writer with the methods of Spark's."""
-        return StatefulStreamWriter(self._operator, self._plan)
+        return StatefulStreamWriter(self._operators, self._plan)
+
+    def groupBy(self, *cols: Any) -> GroupedData:
+        """
+        Group the rows for another stateful operator in the same query.
+
+        Args:
+            cols: Columns, as for Spark's `groupBy`.
+        """
+        shape = self._plan.shape.groupBy(*cols)
+        return GroupedStatefulStream(self, self._operators, self._plan, shape)
+
+    groupby = groupBy
 
     def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> DataFrame:
         """Return `func(self, ...)`."""
@@ -214,7 +233,7 @@ class StatefulStream(DataFrame):
 
 def _recorded(name: str) -> Callable[..., StatefulStream]:
     def method(self: StatefulStream, *args: object, **kwargs: object) -> StatefulStream:
-        return type(self)(self._operator, self._plan.then(name, args, kwargs))
+        return type(self)(self._operators, self._plan.then(name, args, kwargs))
 
     return method
 

@@ -8,7 +8,7 @@ Spark's.  The format, table and options of the output are stored here and used f
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -52,16 +52,16 @@ class StatefulStreamWriter(DataStreamWriter):
     Spark's `DataStreamWriter` for a stateful stream; `start` gives a real `StreamingQuery`.
 
     Args:
-        operator: The operator.
-        plan: The steps applied to its output.
+        operators: The operators of the query, in the order of the data.
+        plan: The steps applied to the output of the last.
     """
 
-    def __init__(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
-        super().__init__(operator.frame)
-        self._begin(operator, plan)
+    def __init__(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
+        super().__init__(operators[0].frame)
+        self._begin(operators, plan)
 
-    def _begin(self, operator: OperatorDefinition, plan: RecordedPlan) -> None:
-        self._operator = operator
+    def _begin(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
+        self._operators = tuple(operators)
         self._plan = plan
         self._settings: dict[str, object] = {}
         self._checkpoint: str | None = None
@@ -229,10 +229,10 @@ class StatefulStreamWriter(DataStreamWriter):
         known = self._checkpoint_location(one_time)
         checkpoint = temporary_checkpoint(self._spark) if known is None else known
         query = self._query(checkpoint, is_temporary=known is None)
-        plan, definition = self._plan, query.definition
+        plan = self._plan
         files = checkpoint_files(self._spark, checkpoint)
         sink = function or self._format_sink(query, files)
-        has_source = has_no_data_source(query.settings.no_data_batches, definition, files)
+        has_source = has_no_data_source(query.settings.no_data_batches, query.operators, files)
         running_query = RunningQuery(self._spark, files)
         times = QueryTimes(
             files, has_no_data_source=has_source, log_folders=running_query.log_folders
@@ -240,8 +240,8 @@ class StatefulStreamWriter(DataStreamWriter):
         engine = MicroBatchEngine(query, lambda rows, batch: sink(plan.apply(rows), batch), times)
         engine.open(times.query_id())
         if has_source:
-            stream = NoDataStream(self._spark, definition.time_mode, engine, running_query)
-            self._write_instead(with_no_data_source(definition.frame, stream))
+            stream = NoDataStream(self._spark, query.time_mode, engine, running_query)
+            self._write_instead(with_no_data_source(query.source.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
@@ -263,13 +263,13 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
         """Return everything about the query that does not change while it runs."""
-        definition, session = self._operator, self._spark
+        last, session = self._operators[-1], self._spark
         # The frame has its key groups already, and the session may have changed after that.
-        arguments = {**definition.arguments, "maxParallelism": definition.max_parallelism}
+        arguments = {**last.arguments, "maxParallelism": last.max_parallelism}
         settings = resolve_settings(session.conf.getAll, arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(self._cores())
-        return Query(definition, settings, normalize_url(location), TaskBounds(*bounds))
+        return Query(self._operators, settings, normalize_url(location), TaskBounds(*bounds))
 
     def _cores(self) -> int:
         """Return the number of cores that Spark has."""

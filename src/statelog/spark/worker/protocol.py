@@ -88,6 +88,7 @@ class TaskState:
         epoch: The driver's claim on the location; a new one invalidates cached state.
         schema: JSON of the operator's state schema.
         backend: Where the worker keeps the state.
+        operator: Index of the operator in the query.
     """
 
     location: str
@@ -96,6 +97,7 @@ class TaskState:
     epoch: int
     schema: dict[str, object]
     backend: StateBackendConfig = field(default_factory=StateBackendConfig)
+    operator: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,9 @@ class TaskSpec:
         rows: Input and output.
         state: The state.
         checkpoint_id: The checkpoint being made.
-        base_id: The checkpoint to start from; -1 for the empty state.
+        base_id: The checkpoint to start from; -1 for the empty state.  It is the newest one in which
+            the operator ran: its state is the same in the checkpoints after it.
+        restore_id: The newest checkpoint, from which a task restores what it lacks.
         committed: Ids of the log handles that checkpoint *base_id* added.
         ranges: Key groups of each task, by partition.
         snapshots: Key groups of which to write a snapshot in this micro-batch, by partition.
@@ -123,6 +127,7 @@ class TaskSpec:
     state: TaskState
     checkpoint_id: int
     base_id: int
+    restore_id: int
     committed: tuple[str, ...]
     ranges: tuple[KeyGroupRange, ...]
     snapshots: Mapping[int, KeyGroupRange]

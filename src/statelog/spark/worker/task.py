@@ -67,9 +67,7 @@ class _Worker:
         self.paths = LocationPaths()
         self.ids = RandomIds()
         backend = task_state.backend
-        self.state = KeyedState(
-            codec, backend.limits(), backend.opener(task_state.location, self.ids)
-        )
+        self.state = KeyedState(codec, backend.limits(), backend.opener(_name_of(spec), self.ids))
         self.budget_bytes = backend.budget_bytes
         self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
@@ -91,12 +89,18 @@ _workers: dict[str, _Worker] = {}
 
 
 def _worker(spec: TaskSpec) -> _Worker:
-    worker = _workers.get(spec.state.location)
+    worker = _workers.get(_name_of(spec))
     # A new epoch is a new run of the query, maybe from an older checkpoint: start without cache.
     if worker is None or worker.epoch != spec.state.epoch:
         codec = OperatorCodec(OperatorStateSchema.from_json(spec.state.schema), make_row)
-        worker = _workers[spec.state.location] = _Worker(spec, codec)
+        worker = _workers[_name_of(spec)] = _Worker(spec, codec)
     return worker
+
+
+def _name_of(spec: TaskSpec) -> str:
+    """Return the name of an operator's state on this host."""
+    state = spec.state
+    return f"{state.location}#{state.operator}" if state.operator else state.location
 
 
 def run_task(
@@ -250,7 +254,7 @@ def _load(
     worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
     # Read as a whole: the task most likely needs the change sets inside.
-    stored = read_checkpoint(worker.store, worker.paths, spec.base_id, whole=True)
+    stored = read_checkpoint(worker.store, worker.paths, spec.restore_id, whole=True)
     return worker.store, stored.record.checkpoint.for_range(key_group_range)
 
 

@@ -20,6 +20,7 @@ from statelog.state.kinds import Key
 
 BLOCK: Final = 4
 """Key groups that are rewritten together."""
+LEAST_BUDGET: Final = 64 << 20
 _RECENT_SHARE: Final = 0.3
 _PENDING_SHARE: Final = 0.1
 _INPUT_SHARE: Final = 0.3
@@ -47,9 +48,9 @@ class MemoryLimits:
     dict_rows: int = 50_000
 
     def __post_init__(self) -> None:
-        if self.budget_bytes < 64 << 20 or self.dict_rows < 0:
+        if self.budget_bytes < LEAST_BUDGET or self.dict_rows < 0:
             raise InvalidOptionsError(
-                f"memoryBudget is at least 64 MiB (67108864 bytes); got {self.budget_bytes}"
+                f"memoryBudget is at least 64 MiB ({LEAST_BUDGET} bytes); got {self.budget_bytes}"
             )
 
     @property

@@ -57,10 +57,12 @@ class StateReader:
         store: Where the location is.
         checkpoint: What to read.
         paths: The location in the store; None for its root.
+        operator: Name of the operator; None for the only one.
 
     Raises:
         CheckpointError: The checkpoint was not made by a streaming query (`reason`
             "incompatible").
+        UsageError: The query has several operators and none was named, or has no such operator.
         IncompatibleFormatError: A newer statelog wrote its state schema.
 
     Thread: one at a time.
@@ -72,12 +74,16 @@ class StateReader:
         checkpoint: CompletedCheckpoint,
         *,
         paths: LocationPaths | None = None,
+        operator: str | None = None,
     ) -> None:
         self._store = store
         self._paths = LocationPaths() if paths is None else paths
         self._checkpoint = checkpoint
-        schema = OperatorStateSchema.from_json(BatchRecord.of(checkpoint).schema)
-        self._codec = OperatorCodec(schema)
+        record = BatchRecord.of(checkpoint)
+        index = _index_of(operator, record, store.url)
+        groups = checkpoint.max_parallelism // len(record.operators)
+        self._key_groups = KeyGroupRange(index * groups, (index + 1) * groups - 1)
+        self._codec = OperatorCodec(OperatorStateSchema.from_json(record.operators[index].schema))
         self._cache: CachedStore | None = CachedStore(store, _CACHED_BYTES)
 
     @classmethod
@@ -87,6 +93,7 @@ class StateReader:
         checkpoint_id: int | None = None,
         *,
         store_options: Mapping[str, object] | None = None,
+        operator: str | None = None,
     ) -> StateReader:
         """
         Open a state location as of a checkpoint.
@@ -95,18 +102,20 @@ class StateReader:
             location: Path or URL of the state location.
             checkpoint_id: None for the newest one.
             store_options: Options of the store's client, as for `open_store`.
+            operator: Name of the operator (its operatorId), where the query has several.
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"; the message
                 names those it has), or it is damaged, or not retained any more.
-            UsageError: There is no such directory.
+            UsageError: There is no such directory, or *operator* is needed or unknown.
             IncompatibleFormatError: A newer statelog wrote the checkpoint.
             StoreError: The store failed.
 
         Blocks: On the store.
         """
         store = open_existing_store(location, options=store_options)
-        return cls(store, find_checkpoint(store, LocationPaths(), checkpoint_id))
+        found = find_checkpoint(store, LocationPaths(), checkpoint_id)
+        return cls(store, found, operator=operator)
 
     def __enter__(self) -> StateReader:
         return self
@@ -140,8 +149,8 @@ class StateReader:
 
     @property
     def key_groups(self) -> KeyGroupRange:
-        """All key groups of the job."""
-        return KeyGroupRange(0, self._checkpoint.max_parallelism - 1)
+        """All key groups of the operator."""
+        return self._key_groups
 
     def variables(self) -> tuple[StateDescriptor, ...]:
         """Return the variables that can be read; dropped ones are left out."""
@@ -269,10 +278,10 @@ class StateReader:
         if key_groups is None:
             return self.key_groups
         instance(key_groups, "key_groups", KeyGroupRange, "a KeyGroupRange")
-        if key_groups.end > self.key_groups.end:
+        if key_groups.intersection(self.key_groups) != key_groups:
             raise UsageError(
                 f"key groups {key_groups} are not all in {self.key_groups}, the key groups of "
-                f"{self._store.url}"
+                f"{self.schema.operator_id} in {self._store.url}"
             )
         return key_groups
 
@@ -361,3 +370,13 @@ def _stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
             weights[part.start : part.end + 1] += max(size, 0) / len(part)
     found: list[float] = weights.tolist()
     return found
+
+
+def _index_of(operator: str | None, record: BatchRecord, url: str) -> int:
+    names = [one.operator_id for one in record.operators]
+    if operator is None and len(names) == 1:
+        return 0
+    if operator not in names:
+        missing = "has several operators" if operator is None else f"has no operator {operator!r}"
+        raise UsageError(f"the query of {url} {missing}; name one of {', '.join(names)}")
+    return names.index(operator)

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
+from tests.records import one_operator
 
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
@@ -33,10 +34,10 @@ def due(
         time_mode=time_mode,
         plan=InputPlan(has_watermark=True, is_stateless=is_stateless, sources=1),
     )
-    record: Any = SimpleNamespace(next_due_ms=next_due_ms) if has_record else None
+    record = one_operator(next_due_ms=next_due_ms) if has_record else None
     before = NOTHING_READ if position == NOTHING_READ else "b"
     times = BatchTimes(now_ms=99, watermark_ms=50, position=position, position_before=before)
-    return can_skip_batch(definition, record, times)
+    return can_skip_batch([definition], record, times)
 
 
 def test_a_batch_is_left_out_only_without_input_and_with_can_skip_batch() -> None:

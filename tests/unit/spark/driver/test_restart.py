@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.records import one_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import NOTHING_READ, SourceLog
@@ -35,9 +36,7 @@ def record(**changes: Any) -> BatchRecord:
         "source_logs": [LOG],
         **changes,
     }
-    names = ("operator_id", "schema", "tasks", "delivery", "time_mode", "now_ms", "rows", "keys")
-    names += ("output_rows", "state_entries", "delta_bytes", "output_bytes", "output_files")
-    return BatchRecord(**dict.fromkeys(names), **values)  # type: ignore[arg-type]
+    return one_operator(**values)
 
 
 def follows(

@@ -15,6 +15,7 @@ from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.worker.protocol import TaskAck
 
 GROUPS = 8
+ALL = KeyGroupRange(0, 7)
 LEFT, RIGHT = KeyGroupRange(0, 3), KeyGroupRange(4, 7)
 POLICY = SnapshotPolicy(
     log_to_snapshot_ratio=2.0, min_log_bytes=100, max_log_handles=10, slice_bytes=40, max_slices=8
@@ -170,7 +171,7 @@ def test_each_task_writes_its_part_of_a_slice() -> None:
     planner = Planner()
     planner.snapshots.begin(FULL, 0)
     ranges = [KeyGroupRange(0, 2), KeyGroupRange(3, 3), KeyGroupRange(4, 7)]
-    assert dict(enumerate(ranges)) == planner.snapshots.choose(ranges, 0)
+    assert {one: one for one in ranges} == planner.snapshots.choose(ranges, 0)
     assert (3, 0, 0) == planner.counts()
 
 
@@ -180,7 +181,7 @@ def test_a_task_without_a_part_of_the_slice_writes_nothing() -> None:
     # each key group a slice.
     base = checkpoint(5, [log(0, 3, 5, 10**6)], (snapshot(4, 7, 5, 400),))
     planner.snapshots.begin(base, 80)
-    assert {0: KeyGroupRange(0, 1)} == planner.snapshots.choose([LEFT, RIGHT], 0)
+    assert {LEFT: KeyGroupRange(0, 1)} == planner.snapshots.choose([LEFT, RIGHT], 0)
     assert (1, 0, 0) == planner.counts()
 
 
@@ -189,7 +190,7 @@ def test_of_two_slices_a_task_writes_the_first() -> None:
     planner = Planner()
     base = checkpoint(9, [log(0, 7, 9, 10**6)], (snapshot(3, 4, 8, 10),))
     planner.snapshots.begin(base, 0)
-    assert {0: KeyGroupRange(0, 2)} == planner.snapshots.choose([KeyGroupRange(0, 7)], 0)
+    assert {ALL: KeyGroupRange(0, 2)} == planner.snapshots.choose([ALL], 0)
     assert (1, 0, 0) == planner.counts()
 
 
@@ -199,14 +200,14 @@ def test_the_size_of_an_entry_is_taken_from_the_snapshots_there_are() -> None:
     base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 4, 400),))
     planner.snapshots.begin(base, 80)
     # Slices of 800 / 8 = 100 bytes: one key group each; those without a snapshot come first.
-    assert {0: KeyGroupRange(4, 5)} == planner.snapshots.choose([KeyGroupRange(0, 7)], 0)
+    assert {ALL: KeyGroupRange(4, 5)} == planner.snapshots.choose([ALL], 0)
 
 
 def test_a_snapshot_of_the_first_checkpoint_counts() -> None:
     planner = Planner()
     base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 0, 400),))
     planner.snapshots.begin(base, 80)  # 10 bytes an entry: each key group is a slice
-    assert {0: KeyGroupRange(4, 5)} == planner.snapshots.choose([KeyGroupRange(0, 7)], 0)
+    assert {ALL: KeyGroupRange(4, 5)} == planner.snapshots.choose([ALL], 0)
     assert 10.0 == planner.snapshots._schedule._entry_bytes
 
 
@@ -215,7 +216,7 @@ def test_a_snapshot_of_unknown_size_does_not_count_as_negative() -> None:
     base = checkpoint(5, [log(0, 7, 5, 10**6)], (snapshot(0, 3, 4, -1),))
     planner.snapshots.begin(base, 80)
     # 80 entries of the 32 bytes that are assumed: each key group is a slice.
-    assert {0: KeyGroupRange(4, 5)} == planner.snapshots.choose([KeyGroupRange(0, 7)], 0)
+    assert {ALL: KeyGroupRange(4, 5)} == planner.snapshots.choose([ALL], 0)
 
 
 def test_advancing_takes_the_new_log_into_account() -> None:
@@ -277,7 +278,7 @@ def test_the_entries_of_a_task_count_only_if_there_is_one_for_each_key_group() -
     acks = [ack(0, LEFT, group_entries=[0, 40, 0, 0]), ack(1, RIGHT, group_entries=[40])]
     planner.snapshots.committed({}, acks, 0)
     chosen = planner.snapshots.choose([LEFT, RIGHT], 0)
-    assert {0: KeyGroupRange(0, 1)} == chosen
+    assert {LEFT: KeyGroupRange(0, 1)} == chosen
 
 
 def test_entry_sizes_are_learned_from_what_was_written() -> None:

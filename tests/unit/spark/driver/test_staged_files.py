@@ -11,7 +11,7 @@ import pytest
 from statelog.errors import CheckpointError
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle
-from statelog.spark.driver.delivery import staged
+from statelog.spark.driver import staged_rows
 from statelog.spark.rows.ipc import to_ipc
 from statelog.testing.faulty_store import FaultyStore
 
@@ -31,7 +31,7 @@ class CountingStore(FaultyStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
     store = CountingStore()
-    monkeypatch.setattr(staged, "open_store", lambda *_, **__: store)
+    monkeypatch.setattr(staged_rows, "open_store", lambda *_, **__: store)
     return store
 
 
@@ -45,7 +45,7 @@ def put(store: CountingStore, path: str, numbers: list[int]) -> str:
 
 def delivered(*handles: str) -> list[int]:
     batches = [pa.record_batch([pa.array(handles, pa.string())], names=["handle"])]
-    found = staged._read_output("/state", {}, SCHEMA, batches)
+    found = staged_rows._read_rows("/state", {}, SCHEMA, batches)
     return [row["n"] for batch in found for row in batch.to_pylist()]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.records import one_operator
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import small_checkpoint, started
 
@@ -47,18 +48,7 @@ class CountingStore(DictStore):
 
 
 def record(batch_id: int) -> BatchRecord:
-    names = ("tasks", "now_ms", "rows", "keys", "output_rows", "state_entries")
-    numbers: dict[str, Any] = dict.fromkeys((*names, "delta_bytes", "output_bytes"), 1)
-    return BatchRecord(
-        operator_id="op",
-        schema=SCHEMA.to_json(),
-        query_id="q",
-        batch_id=batch_id,
-        delivery="staged",
-        time_mode="none",
-        output_files=[],
-        **numbers,
-    )
+    return one_operator(schema=SCHEMA.to_json(), batch_id=batch_id)
 
 
 @pytest.fixture
@@ -78,7 +68,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
 def location(restore: int | str = "latest") -> StateLocation:
     definition: Any = SimpleNamespace(schema=SCHEMA, max_parallelism=8, time_mode="none")
     settings = QuerySettings(fsync=False, restore_from=restore)
-    return StateLocation(Query(definition, settings, "dict://", TaskBounds(1, 1)))
+    return StateLocation(Query((definition,), settings, "dict://", TaskBounds(1, 1)))
 
 
 @pytest.mark.parametrize("batch_id", [BATCHES - 1, BATCHES])

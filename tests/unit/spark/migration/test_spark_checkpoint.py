@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.records import one_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import parse_offsets, position_of
@@ -63,22 +64,15 @@ def query() -> Files:
 
 
 def record(**changes: Any) -> BatchRecord:
-    names = ("tasks", "rows", "keys", "output_rows", "state_entries", "delta_bytes", "output_bytes")
     values: dict[str, Any] = {
-        **dict.fromkeys(names, 0),
-        "operator_id": "op",
-        "schema": {},
-        "query_id": "q",
         "batch_id": 5,
-        "delivery": "staged",
         "time_mode": "eventtime",
         "now_ms": 2_000,
         "watermark_ms": 100,
-        "output_files": [],
         "position": position_of([FILES, KAFKA, None]),
         "source_folders": ["0", "1", "2"],
     }
-    return BatchRecord(**{**values, **changes})
+    return one_operator(**{**values, **changes})
 
 
 def own_setting(name: str, value: str) -> str:

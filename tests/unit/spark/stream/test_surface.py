@@ -14,6 +14,8 @@ from statelog.spark.driver.engine import _is_interruption
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
 OWN = {
+    "groupBy": "for another stateful operator",
+    "groupby": "the same",
     "isStreaming": "it is true",
     "na": "goes through fillna, dropna and replace",
     "sparkSession": "the session",
@@ -47,7 +49,7 @@ def test_what_cannot_work_is_refused_by_name(name: str) -> None:
         ("unionByName", "Spark unites no stream with a batch frame"),
         ("exists", "Spark allows no stream in a subquery"),
         ("scalar", "Spark allows no stream in a subquery"),
-        ("limit", "it needs state of its own"),
+        ("limit", "it needs state of Spark's own"),
         ("sort", "it needs all rows"),
     ],
 )

@@ -139,6 +139,7 @@ class Query:
             ),
             checkpoint_id=0,
             base_id=-1,
+            restore_id=-1,
             committed=(),
             ranges=(ALL,),
             snapshots={},

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock
 
 from statelog.changelog.storage import FsStateChangelogStorage
@@ -210,18 +211,8 @@ class History:
         self.now_ms += self.rng.choice([1, TTL_MS // 3, TTL_MS])
 
     def record(self) -> BatchRecord:
-        names = ("batch_id", "tasks", "rows", "keys", "output_rows", "state_entries")
-        numbers: dict[str, Any] = dict.fromkeys((*names, "delta_bytes", "output_bytes"), 0)
-        return BatchRecord(
-            operator_id="op",
-            schema=self.model.schema.to_json(),
-            query_id="q",
-            delivery="staged",
-            time_mode="processingtime",
-            now_ms=self.now_ms,
-            output_files=[],
-            **numbers,
-        )
+        schema = self.model.schema.to_json()
+        return one_operator(schema=schema, time_mode="processingtime", now_ms=self.now_ms)
 
     def task(
         self, codec: OperatorCodec, part: KeyGroupRange, checkpoint_id: int

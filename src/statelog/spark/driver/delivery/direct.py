@@ -50,7 +50,7 @@ class DirectDelivery:
     is_staged = False
 
     def __init__(self, query: Query, sink: Sink) -> None:
-        self._output = query.definition.output
+        self._output = query.output.output
         self._sink = sink
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:

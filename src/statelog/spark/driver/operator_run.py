@@ -1,0 +1,252 @@
+"""
+Run one operator of a query over a micro-batch.
+
+The input of the first operator is the frame that Spark gives, that of each other operator the staged
+rows of the operator before it, with the steps in between.  Rows between operators are those of the
+answers that are committed, because every operator is one Spark job: a task that runs twice cannot
+give its rows of one attempt and its changes of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from statelog.checkpoint.batch_record import OperatorRecord
+from statelog.core.task_count import TaskCount
+from statelog.model import KeyGroupRange, split_key_groups
+from statelog.spark.driver.batch_cost import batch_cost, input_bytes
+from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.no_data_batches import has_due_timer
+from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
+from statelog.spark.driver.state_location import StateLocation
+from statelog.spark.query.initial_state import with_initial_rows
+from statelog.spark.query.keyed_frame import by_task
+from statelog.spark.query.query import Query
+from statelog.spark.rows.late_rows import LateRows
+from statelog.spark.worker.protocol import (
+    NEVER_MS,
+    BatchContext,
+    TaskAck,
+    TaskRows,
+    TaskSpec,
+    TaskState,
+)
+
+_MAX_INLINE_BYTES = 32 * 1024 * 1024
+"""Most bytes that all tasks together send through the driver, for deltas and rows each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """
+    A micro-batch that has begun.
+
+    Args:
+        batch_id: Spark's id of it.
+        checkpoint_id: The checkpoint it makes.
+        times: Its times.
+        ranges: Key groups of each task, by operator.
+        snapshots: Key groups of which to write a snapshot, by the key groups of the task.
+    """
+
+    batch_id: int
+    checkpoint_id: int
+    times: BatchTimes
+    ranges: Sequence[tuple[KeyGroupRange, ...]]
+    snapshots: Mapping[KeyGroupRange, KeyGroupRange]
+
+
+class OperatorRun:
+    """
+    Runs one operator of a query, micro-batch after micro-batch.
+
+    Args:
+        query: The query.
+        index: Which of its operators.
+        location: The state.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(self, query: Query, index: int, location: StateLocation) -> None:
+        self.definition = query.operators[index]
+        self._query = query
+        self._index = index
+        self._location = location
+        self._key_groups = query.key_groups_of(index)
+        self._task_count = TaskCount(query.task_bounds)
+        self._input_bytes: int | None = None
+
+    @property
+    def _starts_empty(self) -> bool:
+        """Whether the micro-batch begins with initial rows."""
+        return self._location.base is None and self.definition.initial is not None
+
+    def ranges(self, frame: DataFrame, times: BatchTimes) -> tuple[KeyGroupRange, ...]:
+        """
+        Choose the tasks of a micro-batch and return their key groups.
+
+        Args:
+            frame: The input of the query.
+            times: The times of the micro-batch.
+        """
+        self._input_bytes = self._size_of(frame, times) if self._index == 0 else None
+        tasks, first = self._task_count.choose(self._input_bytes), self._key_groups.start
+        return tuple(
+            KeyGroupRange(first + one.start, first + one.end)
+            for one in split_key_groups(len(self._key_groups), tasks)
+        )
+
+    def _size_of(self, frame: DataFrame, times: BatchTimes) -> int | None:
+        """Return the size of the input where it is known and needed."""
+        bounds = self._query.task_bounds
+        if bounds.least == bounds.most or self._starts_empty:
+            return None
+        return 0 if times.is_idle and self.definition.plan.is_stateless else input_bytes(frame)
+
+    def reads(self, times: BatchTimes, upstream: Sequence[TaskAck]) -> bool:
+        """
+        Return whether the operator may get rows in a micro-batch.
+
+        Args:
+            times: The times of the micro-batch.
+            upstream: The answers of the operator before it; empty for the first.
+        """
+        if self._starts_empty or not self.definition.plan.is_stateless:
+            return True
+        if self._index == 0:
+            return not times.is_idle
+        return any(ack.output is not None for ack in upstream)
+
+    def can_be_skipped(self, batch: MicroBatch, upstream: Sequence[TaskAck]) -> bool:
+        """Return whether the operator has no rows, no timer that is due, and no snapshot to write."""
+        due_ms = self._location.due_ms[self._index]
+        return not (
+            self.reads(batch.times, upstream)
+            or has_due_timer(self.definition, due_ms, batch.times)
+            or any(one in batch.snapshots for one in batch.ranges[self._index])
+        )
+
+    def input(
+        self, frame: DataFrame, batch: MicroBatch, upstream: Sequence[TaskAck]
+    ) -> tuple[DataFrame, bool]:
+        """
+        Return the input with one partition for each task, and whether it may have rows.
+
+        Args:
+            frame: The input of the query.
+            batch: The micro-batch.
+            upstream: The answers of the operator before it.
+        """
+        tasks, session = len(batch.ranges[self._index]), frame.sparkSession
+        if not self.reads(batch.times, upstream):
+            return session.range(0, tasks, 1, tasks), False
+        definition, query = self.definition, self._query
+        if definition.of_upstream is not None:
+            before = query.operators[self._index - 1]
+            inline, files = inline_rows(upstream), row_files(upstream)
+            frame = definition.of_upstream(frame_of_rows(session, query, before, inline, files))
+        if self._starts_empty and definition.initial is not None:
+            frame = with_initial_rows(frame, definition.initial)
+        if tasks == 1:  # one task gets all rows, without a shuffle
+            return frame.coalesce(1), True
+        return by_task(frame, tasks, self._key_groups), True
+
+    def spec(self, batch: MicroBatch, *, is_read: bool, staged: bool) -> TaskSpec:
+        """
+        Return the instructions for the tasks.
+
+        Args:
+            batch: The micro-batch.
+            is_read: Whether the partitions have input rows.
+            staged: Whether output rows are sent in the answers.
+        """
+        definition, settings, location = self.definition, self._query.settings, self._location
+        times, ranges = batch.times, batch.ranges[self._index]
+        starts_empty = self._starts_empty and definition.initial is not None
+        initial = definition.initial.task_layout if definition.initial and starts_empty else None
+        has_time = definition.time_mode != "none"
+        last, base = location.last_run(self._index), location.base
+        return TaskSpec(
+            context=BatchContext(
+                definition.processor,
+                batch.batch_id,
+                definition.time_mode,
+                times.now_ms if has_time else -1,
+                times.watermark_ms,
+            ),
+            rows=TaskRows(
+                layout=definition.layout,
+                row_format=definition.row_format,
+                output=definition.arrow_output,
+                input_bytes=settings.backend.input_bytes,
+                initial=initial,
+                late=self._late_rows(times, has_initial_rows=initial is not None),
+                event_time_output=definition.event_time_output,
+                is_read=is_read,
+            ),
+            state=TaskState(
+                location=self._query.location,
+                store_options=settings.store_options,
+                fsync=settings.fsync,
+                epoch=location.epoch,
+                schema=location.schemas[self._index].to_json(),
+                backend=settings.backend_of_each(len(self._query.operators)),
+                operator=self._index,
+            ),
+            checkpoint_id=batch.checkpoint_id,
+            base_id=last.checkpoint_id,
+            restore_id=-1 if base is None else base.checkpoint_id,
+            committed=last.handles,
+            ranges=ranges,
+            snapshots={
+                partition: batch.snapshots[one]
+                for partition, one in enumerate(ranges)
+                if one in batch.snapshots
+            },
+            inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // len(ranges)),
+            staged=staged,
+        )
+
+    def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:
+        column = self.definition.event_time
+        if column is None:
+            return None
+        # With initial state a flag is in front of the input's columns.
+        return LateRows(column + has_initial_rows, times.late_ms)
+
+    def ran(self, acks: Sequence[TaskAck]) -> None:
+        """Record the cost of a micro-batch that was committed."""
+        self._task_count.ran(batch_cost(acks, self._input_bytes))
+
+    def record(self, acks: Sequence[TaskAck]) -> OperatorRecord:
+        """
+        Return the record of the operator after a micro-batch.
+
+        Args:
+            acks: The answers of its tasks; none if it was skipped.
+        """
+        schema, before = self._location.schemas[self._index], self._location.record
+        stored = None if before is None else before.operators[self._index]
+        entries, due = sum(ack.entries for ack in acks), self._location.due_ms[self._index]
+        if acks:
+            due = next_due_ms(acks)
+        elif stored is not None:
+            entries = stored.state_entries
+        return OperatorRecord(
+            operator_id=schema.operator_id,
+            schema=schema.to_json(),
+            rows=sum(ack.rows for ack in acks),
+            keys=sum(ack.keys for ack in acks),
+            output_rows=sum(ack.output_rows for ack in acks),
+            state_entries=entries,
+            next_due_ms=due,
+        )
+
+
+def next_due_ms(acks: Sequence[TaskAck]) -> int:
+    """Return when the next timer of an operator is due, by the answers of its tasks."""
+    return min((ack.next_due_ms for ack in acks), default=NEVER_MS)

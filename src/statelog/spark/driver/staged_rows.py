@@ -1,0 +1,111 @@
+"""
+Make a frame of the rows that tasks staged.
+
+The rows of the last operator go to the sink, those of the others to the operator behind them.  Rows
+that are too many for the answers of the tasks are in files of the state location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from statelog.checkpoint.state_stream import read_stream
+from statelog.model.handles import FileStateHandle, stream_handle_from_json
+from statelog.spark.driver.arrow_frame import frame_of_arrow
+from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.query import Query
+from statelog.spark.query.session import is_connect
+from statelog.spark.rows.ipc import from_ipc
+from statelog.spark.worker.failures import reported_to_driver
+from statelog.spark.worker.protocol import TaskAck
+from statelog.store import open_store
+
+_FEW_ROWS = 10_000
+"""Staged rows up to this number are in one partition of the frame."""
+_LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
+"""Spark converts Arrow data below this size to rows in the driver."""
+
+
+def inline_rows(acks: Sequence[TaskAck]) -> list[bytes]:
+    """Return the rows in the answers, as Arrow IPC streams."""
+    return [ack.output for ack in acks if isinstance(ack.output, bytes)]
+
+
+def row_files(acks: Sequence[TaskAck]) -> list[FileStateHandle]:
+    """Return the files with rows that the answers name."""
+    return [handle for ack in acks if isinstance(ack.output, tuple) for handle in ack.output]
+
+
+def frame_of_rows(
+    session: SparkSession,
+    query: Query,
+    operator: OperatorDefinition,
+    inline: Sequence[bytes],
+    files: Sequence[FileStateHandle],
+) -> DataFrame:
+    """
+    Return the staged rows of one operator and micro-batch as a frame.
+
+    Args:
+        session: The session of the micro-batch.
+        query: The query.
+        operator: The operator whose rows they are.
+        inline: Arrow IPC streams.
+        files: Files with such streams.
+    """
+    schema, arrow = operator.output, operator.arrow_output
+    tables = [from_ipc(stream) for stream in inline]
+    table = pa.concat_tables(tables) if tables else arrow.empty_table()
+    if table.num_rows <= _FEW_ROWS:
+        frame = frame_of_arrow(session, table, schema)
+        frame = frame.coalesce(1)  # one task and, in a sink of files, one file
+    else:
+        frame = _frame_of_tasks(session, table, schema)
+    if not files:
+        return frame
+    names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]
+    read = partial(_read_rows, query.location, query.settings.store_options, arrow)
+    spilled = (
+        session.createDataFrame(names, "handle string")
+        .repartition(len(names))
+        .mapInArrow(read, schema)
+    )
+    return frame.unionAll(spilled) if table.num_rows else spilled
+
+
+def _read_rows(
+    location: str,
+    options: Mapping[str, object],
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    with reported_to_driver(location):
+        store = open_store(location, options=dict(options))
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                handle = stream_handle_from_json(msgspec.json.decode(text))
+                data = read_stream(store, handle, what="staged rows")
+                yield from from_ipc(data).cast(schema).to_batches()
+
+
+def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """
+    Return a frame whose tasks convert their rows from Arrow.
+
+    Spark converts less than 48 MB in the driver, to optimize the plan with the values.  Here that
+    has no use, and takes about half of a delivery's time.
+    """
+    if is_connect(session):  # before 4.3 its configuration is that of the user's own session
+        return frame_of_arrow(session, table, schema)
+    before = session.conf.get(_LOCAL_ROWS)
+    session.conf.set(_LOCAL_ROWS, "0")
+    try:
+        return frame_of_arrow(session, table, schema)
+    finally:
+        session.conf.set(_LOCAL_ROWS, str(before))

@@ -1,0 +1,55 @@
+"""Both versions of the record of a micro-batch, as files that must be read for ever."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import CheckpointError, IncompatibleFormatError
+from statelog.model.checkpoint import CompletedCheckpoint
+
+VECTORS = Path(__file__).parent / "vectors"
+
+
+def stored(version: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v{version}.json").read_bytes())
+    return found
+
+
+def read(properties: dict[str, Any]) -> BatchRecord:
+    return BatchRecord.of(
+        CompletedCheckpoint(
+            checkpoint_id=7,
+            parent_id=None,
+            created_at_ms=0,
+            epoch=1,
+            owner_id="o",
+            max_parallelism=256,
+            properties=properties,
+        )
+    )
+
+
+@pytest.mark.parametrize(("version", "operators"), [(1, ["totals"]), (2, ["totals", "regions"])])
+def test_a_record_is_read_and_written_as_it_is_stored(version: int, operators: list[str]) -> None:
+    record = read(stored(version))
+    assert operators == [one.operator_id for one in record.operators]
+    assert [12, 5, 900][: 1 + len(operators)] == [
+        record.rows,
+        *(one.next_due_ms for one in record.operators),
+    ]
+    assert stored(version) == json.loads(json.dumps(record.to_properties()))
+
+
+def test_a_newer_record_is_no_damage() -> None:
+    with pytest.raises(IncompatibleFormatError, match=r"version 3 .* upgrade statelog"):
+        read(stored(2) | {"version": 3})
+
+
+def test_a_version_2_without_operators_is_rejected() -> None:
+    properties = stored(2)
+    del properties["operators"]
+    with pytest.raises(CheckpointError, match="was not made by a streaming query"):
+        read(properties)
