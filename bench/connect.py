@@ -146,7 +146,9 @@ def main() -> int:
     if arguments.json:
         result = {
             "machine": machine(),
-            "arguments": {name: str(value) for name, value in vars(arguments).items()},
+            "arguments": {
+                name: getattr(arguments, name) for name in ("rounds", "batches", "events")
+            },
             "table": table,
             "runs": runs,
         }
