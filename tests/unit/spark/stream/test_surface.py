@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, GroupedData
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state
 from statelog.spark.driver.engine import _is_interruption
+from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
 OWN = {
@@ -28,11 +29,11 @@ def test_every_method_of_a_frame_is_recorded_shown_or_refused() -> None:
     public = {name for name in dir(DataFrame) if not name.startswith("_")}
     classified = {*RECORDED, *SHOWN, *REFUSED, *OWN}
     assert set() == public - classified
-    assert set() == classified - public - {"__arrow_c_stream__"}
+    assert set() == {*offered(DataFrame, classified)} - public - {"__arrow_c_stream__"}
     assert len(RECORDED) + len(SHOWN) + len(REFUSED) == len({*RECORDED, *SHOWN, *REFUSED})
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(offered(DataFrame, REFUSED)))
 def test_what_cannot_work_is_refused_by_name(name: str) -> None:
     stream = object.__new__(StatefulStream)
     with pytest.raises(UsageError, match=f"^{name} cannot follow a stateful operator: .*"):

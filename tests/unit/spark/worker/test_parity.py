@@ -227,7 +227,7 @@ class Times(sparks.StatefulProcessor):
         yield Row(now=now, watermark=watermark)
 
 
-@pytest.mark.parametrize("tester", [TwsTester, ProcessorTester])
+@pytest.mark.parametrize("tester", [pytest.param(TwsTester, marks=TWS_TESTER), ProcessorTester])
 def test_without_a_time_mode_both_times_are_minus_one(tester: Any) -> None:
     assert [Row(now=-1, watermark=-1)] == tester(Times()).test("a", [])
 
