@@ -349,7 +349,7 @@ def test_settings_of_the_output() -> None:
     assert by_position.batch().column(0).to_pylist() == [1, 2]
 
 
-@needs((4, 1), "whole numbers for a column of decimals")
+@needs((4, 2), "whole numbers for a column of decimals")
 def test_whole_numbers_for_a_decimal() -> None:
     decimals = output(replace(SETTINGS, int_to_decimal=True))
     decimals.extend([frame_of(1).assign(dec=[1, 2])])
