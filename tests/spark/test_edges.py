@@ -12,6 +12,8 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
+from statelog.spark import transform_with_state
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -175,3 +177,14 @@ def test_nans_are_one_key_and_both_zeros_are_one_key(spark: "SparkSession", tmp_
         for batch in job.take()
     ]
     assert expected == found
+
+
+def test_a_field_of_a_struct_is_no_column_of_its_name(spark: "SparkSession") -> None:
+    rows = [((1,), 10, 5), ((1,), 20, 7), ((2,), 10, 1)]
+    frame = spark.createDataFrame(rows, "key struct<id: bigint>, id bigint, amount bigint")
+    wanted = [(1, 12, 2), (2, 1, 1)]
+    for grouped in (frame.groupBy("key.id"), frame.alias("f").groupBy("f.key.id")):
+        totals = transform_with_state(grouped, Totals(), TOTALS, tasks=1)
+        assert wanted == sorted(tuple(row) for row in totals.collect())
+    by_column = transform_with_state(frame.alias("f").groupBy("f.id"), Totals(), TOTALS, tasks=1)
+    assert [(10, 6, 2), (20, 7, 1)] == sorted(tuple(row) for row in by_column.collect())

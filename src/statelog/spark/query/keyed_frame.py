@@ -145,7 +145,12 @@ def not_plain(text: str) -> UsageError:
 
 def _input_name(expression: JavaObject) -> str | None:
     """Return the name of the bare input column that a grouping expression is; else None."""
-    if expression.getClass().getSimpleName() not in ("UnresolvedAttribute", "AttributeReference"):
+    kind = expression.getClass().getSimpleName()
+    if kind == "AttributeReference":
+        name: str = expression.name()
+        return name
+    if kind != "UnresolvedAttribute":
         return None
-    name: str = expression.sql().replace("`", "").rsplit(".", 1)[-1]
-    return name
+    # Of several parts, the last is a column of an alias, or a field of a struct.
+    parts = expression.nameParts()
+    return str(parts.apply(0)) if parts.size() == 1 else None

@@ -10,9 +10,11 @@ Source: PySpark's ArrowArrayToPandasConversion, PandasToArrowConversion.
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +25,7 @@ from pyspark.sql.pandas.types import (
 )
 from pyspark.sql.types import DataType
 
-from statelog.spark.rows.spark_versions import known_arguments
+from statelog.spark.rows.spark_versions import known_arguments, takes
 
 _EXTENSIONS: Final = {
     pa.int8(): pd.Int8Dtype(),
@@ -110,6 +112,12 @@ class ColumnConverter:
             error_on_duplicated_field_names=False,
             int_to_decimal_coercion_enabled=int_to_decimal,
         )(kind)
+        # Spark 4.1 does this outside of the converter.
+        self._to_decimal = (
+            int_to_decimal
+            and pa.types.is_decimal(arrow_type)
+            and not takes(_create_converter_from_pandas, "int_to_decimal_coercion_enabled")
+        )
 
     def array_of(self, series: pd.Series) -> pa.Array:
         """
@@ -122,6 +130,8 @@ class ColumnConverter:
         if isinstance(given, pd.CategoricalDtype):
             series = series.astype(given.categories.dtype)
         series = self._prepared(series)
+        if self._to_decimal:
+            series = series.map(_decimal_of).astype(object)
         mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
         kind, safe = self._arrow_type, self._safecheck
         try:
@@ -139,3 +149,8 @@ class ColumnConverter:
             raise type(error)(
                 f"the column {self._name!r} of {given} cannot be converted to {kind}.{advice}"
             ) from error
+
+
+def _decimal_of(value: object) -> object:
+    """Return a whole number as a decimal, and any other value as it is."""
+    return decimal.Decimal(int(value)) if isinstance(value, int | np.integer) else value

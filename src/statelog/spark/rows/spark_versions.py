@@ -39,6 +39,11 @@ def known_arguments(function: Callable[..., Any], **arguments: object) -> Callab
     )
 
 
+def takes(function: Callable[..., Any], argument: str) -> bool:
+    """Return whether *function* has an argument of this name in this version."""
+    return argument in inspect.signature(function).parameters
+
+
 def offered(kind: type, names: Iterable[str]) -> list[str]:
     """Return those of *names* that are attributes of a class of Spark in this version."""
     return [name for name in names if hasattr(kind, name)]

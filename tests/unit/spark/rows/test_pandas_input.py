@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from tests.spark.versions import needs, of_spark
+from tests.spark.versions import of_spark
 
 from statelog.errors import ProcessorError
 from statelog.spark.rows import pandas_input, pandas_output
@@ -349,7 +349,6 @@ def test_settings_of_the_output() -> None:
     assert by_position.batch().column(0).to_pylist() == [1, 2]
 
 
-@needs((4, 2), "whole numbers for a column of decimals")
 def test_whole_numbers_for_a_decimal() -> None:
     decimals = output(replace(SETTINGS, int_to_decimal=True))
     decimals.extend([frame_of(1).assign(dec=[1, 2])])
