@@ -16,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
+import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import workers_get_by_value
+from tests.spark.versions import needs
 
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 
@@ -163,6 +165,11 @@ FLAVOURS = {
     "row": (transform_with_state, Interpreter),
     "pandas": (transform_with_state_in_pandas, InterpreterInPandas),
 }
+BESIDE_SPARK = [
+    "row",
+    pytest.param("pandas", marks=needs((4, 1), "null numbers in the list state of frames")),
+]
+"""The flavours, as parameters of a test that compares with Spark's own operator."""
 
 
 def program(rng: random.Random, has_ttl: bool = True) -> list[list[Any]]:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import Row
-from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
+from tests.differential.programs import (
+    BESIDE_SPARK,
+    FLAVOURS,
+    INPUT,
+    KEYS,
+    OUTPUT,
+    batch_of,
+    by_key,
+)
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.spark.versions import row_operator
 from tests.unit.spark.worker import test_parity
@@ -35,7 +43,7 @@ SNAPSHOTS = SnapshotPolicy(min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_
 SEED = 20_110_109
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", BESIDE_SPARK)
 def test_random_programs_see_the_same_state_as_on_spark(
     flavour: str, spark: "SparkSession", tmp_path: Path
 ) -> None:

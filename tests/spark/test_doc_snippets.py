@@ -12,7 +12,7 @@ from tests.snippets import pages_to_run, run_page
 import statelog.spark
 
 PAGES = pages_to_run(with_spark=True)
-BATCH_TIMEOUT_S = 60
+BATCH_TIMEOUT_S = 120
 
 
 def wait_for_batches(query: StreamingQuery) -> None:

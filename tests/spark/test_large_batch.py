@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.differential.programs import FLAVOURS, INPUT, KEYS, OUTPUT, Interpreter, batch_of, by_key
+from tests.differential.programs import (
+    BESIDE_SPARK,
+    FLAVOURS,
+    INPUT,
+    KEYS,
+    OUTPUT,
+    Interpreter,
+    batch_of,
+    by_key,
+)
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.spark import transform_with_state
@@ -28,7 +37,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", BESIDE_SPARK)
 def test_random_programs_see_in_parts_what_they_see_on_spark(
     flavour: str, delivery: str, spark: "SparkSession", tmp_path: Path, small_parts: None
 ) -> None:

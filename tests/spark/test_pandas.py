@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.spark.versions import needs
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
@@ -102,6 +103,7 @@ BATCHES = [
 INITIAL_ROWS = [("a", 10, "one"), ("z", 20, None), ("a", 30, "two"), ("d", 40, "three")]
 
 
+@needs((4, 2), "frames that are cut by their limit alone")
 def test_frames_and_initial_state_beside_spark(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")

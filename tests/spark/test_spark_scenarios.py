@@ -18,12 +18,14 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import col, struct, to_json
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
-from tests.spark.versions import row_operator
+from tests.spark.versions import needs, row_operator
 
 from statelog.spark import StatefulStream, disable, enable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+INITIAL_FRAMES = needs((4, 1), "frames of initial state with the names of their columns")
 
 workers_get_by_value(__name__)
 
@@ -152,7 +154,7 @@ EVERYTHING = (
 )
 
 
-@pytest.mark.parametrize("pandas", [False, True])
+@pytest.mark.parametrize("pandas", [False, pytest.param(True, marks=INITIAL_FRAMES)])
 def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(
     spark: "SparkSession", tmp_path: Path, pandas: bool
 ) -> None:
@@ -200,7 +202,11 @@ class Chunks(StatefulProcessor):
 
 @pytest.mark.parametrize(
     ("name", "value", "chunks"),
-    [("maxRecordsPerBatch", "1", 3), ("maxRecordsPerBatch", "-1", 1), ("maxBytesPerBatch", "2", 3)],
+    [
+        ("maxRecordsPerBatch", "1", 3),
+        pytest.param("maxRecordsPerBatch", "-1", 1, marks=INITIAL_FRAMES),
+        pytest.param("maxBytesPerBatch", "2", 3, marks=needs((4, 2), "a limit of a frame's bytes")),
+    ],
 )
 def test_limits_of_frames(
     spark: "SparkSession", tmp_path: Path, name: str, value: str, chunks: int

@@ -131,7 +131,10 @@ class Locked:
 STEPS: dict[str, tuple[Callable[[DataFrame], object], str]] = {
     "an aggregation in select": (lambda out: out.select(total_of("total")), "needs state"),
     "agg": (lambda out: out.agg(total_of("total")), "agg cannot follow"),
-    "groupBy": (lambda out: out.groupBy("key"), "groupBy cannot follow"),
+    "groupBy": (
+        lambda out: out.groupBy("key").count(),
+        "cannot be grouped for an operator of Spark",
+    ),
     "limit": (lambda out: out.limit(1), "limit cannot follow"),
     "union": (lambda out: out.union(out), "union cannot follow"),
     "a stream in a join": (lambda out: out.join(out, "key"), "with another stream"),
