@@ -16,6 +16,7 @@ VENV := .venv-spark-$(SPARK)
 CONSTRAINTS := build/constraints-spark-$(SPARK).txt
 PURE_TESTS ?= tests/unit/spark
 endif
+SPARK_TESTS ?= tests
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 EXTRAS := spark,connect,cli,metrics,otel,fsspec,dev
@@ -77,7 +78,7 @@ test-pure: $(READY) ## tests that need no Spark, two at a time
 	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) $(PURE_TESTS)
 
 test-spark: java-ready ## tests on Spark, two files at a time, each process around one session
-	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) tests
+	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) $(SPARK_TESTS)
 
 test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...; about two minutes
 	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) $(SMOKE_TESTS)

@@ -29,12 +29,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("versions", nargs="*", default=VERSIONS, help="which versions to run")
     parser.add_argument("--tests", default="", help="more arguments for pytest, such as files")
+    parser.add_argument(
+        "--failed", action="store_true", help="run only what failed, and put it in its place"
+    )
     parser.add_argument("--count", action="store_true", help="only count what ran before")
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
     if not options.count:
         for version in options.versions:
-            _run(version, options.tests)
+            (_run_failed if options.failed else _run)(version, options.tests)
     counts = {version: _count(version) for version in VERSIONS}
     known = {version: count for version, count in counts.items() if count is not None}
     table = _table(known)
@@ -49,15 +52,43 @@ def _run(version: str, tests: str) -> None:
     for target in TARGETS:
         report = REPORTS / f"{version}-{target}.xml"
         report.unlink(missing_ok=True)
-        subprocess.run(
-            [
-                *("make", "--no-print-directory", target, f"SPARK={version}"),
-                *("PURE_TESTS=tests/unit/spark", f"ARGS=--junitxml={report} {tests}"),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "MAKEFLAGS": ""},
-            check=False,
-        )
+        _make(version, target, f"--junitxml={report} {tests}", {"PURE_TESTS": "tests/unit/spark"})
+
+
+def _run_failed(version: str, tests: str) -> None:
+    """Run the failed tests of a version again, and replace them in its reports."""
+    for target in TARGETS:
+        report, again = (REPORTS / f"{version}-{target}{end}.xml" for end in ("", "-again"))
+        if not report.exists():
+            continue
+        tree = ET.parse(report)
+        failed = {_id(case) for case in tree.iter("testcase") if _outcome(case) == "failed"}
+        if not failed:
+            continue
+        chosen = " ".join(f"'{each}'" for each in sorted(failed))
+        arguments = f"--junitxml={again} {tests}"
+        _make(version, target, arguments, {"PURE_TESTS": chosen, "SPARK_TESTS": chosen})
+        fresh = {_id(case): case for case in ET.parse(again).iter("testcase")}
+        for suite in tree.iter("testsuite"):
+            for case in [each for each in suite.findall("testcase") if _id(each) in failed]:
+                suite.remove(case)
+            suite.extend(fresh.values())
+        tree.write(report)
+
+
+def _id(case: ET.Element) -> str:
+    """Return the name of a test as pytest takes it."""
+    return f"{(case.get('classname') or '').replace('.', '/')}.py::{case.get('name')}"
+
+
+def _make(version: str, target: str, arguments: str, variables: dict[str, str]) -> None:
+    settings = {"SPARK": version, "ARGS": arguments, **variables}
+    subprocess.run(
+        ["make", "--no-print-directory", target, *(f"{k}={v}" for k, v in settings.items())],
+        cwd=ROOT,
+        env={**os.environ, "MAKEFLAGS": ""},
+        check=False,
+    )
 
 
 def _count(version: str) -> Counter[str] | None:
