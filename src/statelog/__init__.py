@@ -81,6 +81,7 @@ from statelog.options import (
     StreamOptions,
     load_options,
 )
+from statelog.state.reader import KeyVersion, LocationState, open
 from statelog.store import ObjectInfo, ObjectStore, open_store
 
 __version__ = "0.2.0"
@@ -117,10 +118,12 @@ __all__ = [
     "InvariantError",
     "KeyGroupOutOfRangeError",
     "KeyGroupRange",
+    "KeyVersion",
     "LocalBackup",
     "LocalChangelogRegistry",
     "LocalRecoveryConfig",
     "LocalRecoveryOptions",
+    "LocationState",
     "MAX_FILE_STATE_THRESHOLD",
     "METADATA_KEY_GROUP",
     "Metrics",
@@ -161,6 +164,7 @@ __all__ = [
     "discard_local_copies",
     "key_group_range_for_operator",
     "load_options",
+    "open",
     "open_store",
     "read_change_batches",
     "read_changes",

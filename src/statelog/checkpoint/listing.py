@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,24 @@ class CheckpointSummary:
     snapshot_count: int = 0
     properties: Mapping[str, Json] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether it can be restored and read."""
+        return self.state is CheckpointState.RETAINED
+
+    @property
+    def batch_id(self) -> int | None:
+        """The micro-batch that made it; None if a query did not, or it cannot be read."""
+        batch_id = self.properties.get("batch_id")
+        return batch_id if isinstance(batch_id, int) else None
+
+    @property
+    def created_at(self) -> dt.datetime | None:
+        """When it was made, in UTC; None if it cannot be read."""
+        if self.created_at_ms is None:
+            return None
+        return dt.datetime.fromtimestamp(self.created_at_ms / 1000, dt.UTC)
 
 
 def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[CheckpointSummary]:

@@ -1,10 +1,14 @@
 """
 State as of a checkpoint, for everything outside the job that wrote it.
 
-    state_reader   a location and a checkpoint in, Arrow tables out, a few key groups at a time
-    rows           the columns of a snapshot as rows: one for each value, element, entry or timer
+    location_state  `statelog.open`: tables, single keys, their history, what changed
+    lookup          one key: its key group, its rows, its state as Python values
+    differences     which keys differ between two checkpoints
+    state_reader    a location and a checkpoint in, Arrow tables out, a few key groups at a time
+    rows            the columns of a snapshot as rows: one for each value, element, entry or timer
 """
 
+from statelog.state.reader.location_state import KeyVersion, LocationState, open
 from statelog.state.reader.state_reader import StateReader
 
-__all__ = ["StateReader"]
+__all__ = ["KeyVersion", "LocationState", "StateReader", "open"]

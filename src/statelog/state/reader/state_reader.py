@@ -31,6 +31,7 @@ from statelog.errors import (
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader.rows import VariableRows
@@ -159,6 +160,16 @@ class StateReader:
     def arrow_schema(self, variable: str) -> pa.Schema:
         """Return the columns of a variable's rows; raises `UsageError` if there is none."""
         return self._rows_of(variable).schema
+
+    def keys_schema(self) -> pa.Schema:
+        """Return the columns of `keys`."""
+        fields = [pa.field(KEY_GROUP_COLUMN, pa.int32())]
+        key = self._codec.key
+        for name, column in zip(key.schema.names, key.encode([]), strict=True):
+            fields.append(pa.field(f"key.{name}", column.type))
+        for state in (self._codec.states[state_id] for state_id in self._codec.live):
+            fields.append(pa.field(state.descriptor.name, state.encode_cells([]).type))
+        return pa.schema(fields)
 
     def table(
         self,

@@ -31,6 +31,7 @@ from statelog.runtime.ids import RandomIds
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
+from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import (
     TIMERS_NAME,
@@ -56,6 +57,14 @@ Rows = dict[int, list[Row]]
 
 def key_of(number: int) -> tuple[int, str | None]:
     return number, None if number % 4 == 0 else f"key {number}"
+
+
+GROUP_OF = {number: key_group_of(key_of(number), KEY, GROUPS) for number in range(KEYS)}
+
+
+def group_of(number: int) -> int:
+    """Return the key group of a key; that of Spark, by which single keys are found."""
+    return GROUP_OF[number]
 
 
 @dataclass
@@ -262,10 +271,10 @@ class History:
             bound[one.descriptor.name] = maker(cursor, state_id, *codecs, one.descriptor.ttl_ms)
         overlays: dict[int, Any] = {}
         for key in range(KEYS):
-            if key % GROUPS not in part or self.rng.random() < 0.6:
+            if group_of(key) not in part or self.rng.random() < 0.6:
                 continue
-            overlay = overlays.setdefault(key % GROUPS, [{} for _ in codec.states])
-            cursor.enter(state.groups[key % GROUPS], overlay)
+            overlay = overlays.setdefault(group_of(key), [{} for _ in codec.states])
+            cursor.enter(state.groups[group_of(key)], overlay)
             cursor.key = key_of(key)
             for _ in range(self.rng.randrange(1, 5)):
                 self.step(codec.schema, bound, key)
@@ -324,7 +333,7 @@ def rows_of(table: pa.Table) -> Rows:
     for row in table.to_pylist():
         number = row["key.k"]
         assert (number, row["key.name"]) == key_of(number)
-        assert row["key_group"] == number % GROUPS
+        assert row["key_group"] == group_of(number)
         place = next((row[name] for name in places), None)
         value = {name.removeprefix("value."): row[name] for name in values} or None
         rows.setdefault(number, []).append((place, value, row.get("expires_at_ms")))

@@ -1,0 +1,360 @@
+"""
+The state of a location in Python: tables, single keys, their history, and what changed.
+
+`LocationState` answers questions about any retained checkpoint with a `StateReader` for each, of
+which it keeps the last ones, because questions about one checkpoint come together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog.arguments import text, whole_number
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.errors import CheckpointError, ClosedError
+from statelog.model import CompletedCheckpoint
+from statelog.state.reader.differences import Differences
+from statelog.state.reader.lookup import StateKey, python_state
+from statelog.state.reader.state_reader import StateReader
+from statelog.state.schema.descriptors import StateDescriptor
+from statelog.store import LocationPaths, ObjectStore, open_existing_store
+
+_READERS: Final = 2
+"""Readers kept open; `changes` needs two."""
+_GONE: Final = ("not_found", "subsumed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVersion:
+    """
+    The state of one key as of one checkpoint.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        batch_id: Number of the micro-batch that made it.
+        as_of_ms: The time for which it is told what has expired, in milliseconds since 1970.
+        value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
+            have the variable.
+    """
+
+    checkpoint_id: int
+    batch_id: int
+    as_of_ms: int
+    value: Any
+
+
+class LocationState:
+    """
+    The state of one operator of a location, as of any retained checkpoint.
+
+    Made by `statelog.open`.  Nothing is claimed, locked or written: a query may write to the
+    location meanwhile, and may delete a checkpoint that is read, which raises `CheckpointError`
+    with `reason` "subsumed".
+
+    A state is what the micro-batch of the checkpoint left behind: what had expired at its time is
+    left out, and nothing else.  `now_ms` asks for another time, in milliseconds since 1970.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store; None for its root.
+        operator: Name of the operator; None for the only one.
+
+    Thread: one at a time.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        paths: LocationPaths | None = None,
+        operator: str | None = None,
+    ) -> None:
+        self._store = store
+        self._paths = LocationPaths() if paths is None else paths
+        self._operator = None if operator is None else text(operator, "operator")
+        self._readers: dict[int, StateReader] | None = {}
+
+    def __enter__(self) -> LocationState:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget what was read; no more can be read.  Further calls do nothing."""
+        readers, self._readers = self._readers or {}, None
+        for reader in readers.values():
+            reader.close()
+
+    def checkpoints(self) -> list[CheckpointSummary]:
+        """
+        Return all checkpoints, ascending by id; those that are `is_retained` can be read.
+
+        Raises:
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store, about two requests for each checkpoint.
+        """
+        self._open_readers()
+        return list_checkpoints(self._store, self._paths)
+
+    def variables(self, checkpoint: int | None = None) -> tuple[StateDescriptor, ...]:
+        """
+        Return the state variables; arguments and errors are those of `reader`.
+
+        Blocks: On the store.
+        """
+        return self.reader(checkpoint).variables()
+
+    def reader(self, checkpoint: int | None = None) -> StateReader:
+        """
+        Return the reader of a checkpoint, which yields batches of rows; this state closes it.
+
+        Args:
+            checkpoint: Its id; None for the newest one.
+
+        Raises:
+            CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
+                damaged, or not retained any more.
+            UsageError: The query has several operators and none was named, or has no such one.
+            IncompatibleFormatError: A newer statelog wrote the checkpoint.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        readers = self._open_readers()
+        found: CompletedCheckpoint | None = None
+        if checkpoint is None:
+            found = find_checkpoint(self._store, self._paths)
+            checkpoint = found.checkpoint_id
+        checkpoint = whole_number(checkpoint, "checkpoint", low=0)
+        reader = readers.pop(checkpoint, None)
+        if reader is None:
+            found = found or find_checkpoint(self._store, self._paths, checkpoint)
+            reader = StateReader(self._store, found, paths=self._paths, operator=self._operator)
+        readers[checkpoint] = reader  # the last one used is at the end
+        while len(readers) > _READERS:
+            readers.pop(next(iter(readers))).close()
+        return reader
+
+    def table(
+        self,
+        variable: str,
+        checkpoint: int | None = None,
+        *,
+        key: object = None,
+        now_ms: int | None = None,
+    ) -> pa.Table:
+        """
+        Return the rows of a variable: values, list elements, map entries or timers.
+
+        Their columns are described in docs/reference/state-variables.md.
+
+        Args:
+            variable: Its name; `$timers` for timers.
+            checkpoint: Id of the checkpoint; None for the newest one.
+            key: Only the rows of this key, see `get`; None for all.
+            now_ms: What expires at or before this time is left out; None is the time of the
+                checkpoint's micro-batch.
+
+        Raises:
+            UsageError: There is no such variable, or *key* is no key of the operator.
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
+
+        Blocks: On the store.
+        """
+        reader = self.reader(checkpoint)
+        now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+        if key is None:
+            return reader.table(variable, now_ms=now_ms)
+        return _rows_of_key(reader, variable, key, now_ms)
+
+    def get(
+        self,
+        variable: str,
+        key: object,
+        checkpoint: int | None = None,
+        *,
+        now_ms: int | None = None,
+    ) -> Any:
+        """
+        Return the state of one key; only its key group is restored.
+
+        A value is a dict of its fields, or None.  A list is a list of dicts.  A map is a dict from
+        map keys to dicts; a map key of several columns is a tuple.  Timers are an ascending list of
+        times in milliseconds.
+
+        Args:
+            variable: Its name; `$timers` for timers.
+            key: The values of the key columns as a tuple; for one column the value alone will do.
+            checkpoint: Id of the checkpoint; None for the newest one.
+            now_ms: As for `table`.
+
+        Raises:
+            UsageError: There is no such variable, *key* has other columns or types, or a column of
+                a type whose key group only Spark computes.
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
+
+        Blocks: On the store.
+        """
+        reader = self.reader(checkpoint)
+        now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+        return _state_of_key(reader, variable, key, now_ms)
+
+    def history(self, variable: str, key: object, *, now_ms: int | None = None) -> list[KeyVersion]:
+        """
+        Return the state of one key as of each retained checkpoint, ascending.
+
+        A checkpoint that the query deletes meanwhile is left out.
+
+        Args:
+            variable: Its name; one checkpoint at least has it.
+            key: As for `get`.
+            now_ms: What expires at or before this time is left out of all; None is the time of
+                each checkpoint's micro-batch.
+
+        Raises:
+            UsageError: As `get`; no retained checkpoint has the variable.
+            CheckpointError: There is no checkpoint, or one that is retained cannot be read.
+            CorruptionError: An object is damaged.
+
+        Blocks: On the store, for each retained checkpoint.
+        """
+        versions: list[KeyVersion] = []
+        known = False
+        for one in self.checkpoints():
+            if not one.is_retained:
+                continue
+            with _unless_gone():
+                reader = self.reader(one.checkpoint_id)
+                time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+                present = _has(reader, variable)
+                value = _state_of_key(reader, variable, key, time_ms) if present else None
+                known = known or present
+                versions.append(
+                    KeyVersion(
+                        checkpoint_id=one.checkpoint_id,
+                        batch_id=BatchRecord.of(reader.checkpoint).batch_id,
+                        as_of_ms=time_ms,
+                        value=value,
+                    )
+                )
+        if not known:
+            self.reader().arrow_schema(variable)  # raises: it names the variables
+        return versions
+
+    def changes(
+        self, before: int, after: int, variable: str | None = None, *, now_ms: int | None = None
+    ) -> pa.Table:
+        """
+        Return the keys whose state differs between two checkpoints.
+
+        One row for each key, with the columns `change` (insert, update or delete), `key_group`,
+        `key.<name>`, then `before.<variable>` and `after.<variable>`: what the key had, nested as
+        in a snapshot, and null for none.  The state of *before* with the keys replaced, deleted and
+        inserted as the rows say is the state of *after*.  A field that is null equals one that the
+        other schema does not have.
+
+        Args:
+            before: Id of the checkpoint to compare with.
+            after: Id of the other checkpoint; it may be the older one.
+            variable: The only variable to compare; None for all.
+            now_ms: What expires at or before this time is left out of both; None is the time of
+                each checkpoint's micro-batch, so that what expired in between is a delete.
+
+        Raises:
+            UsageError: Neither checkpoint has the variable.
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted a checkpoint meanwhile.
+
+        Blocks: On the store.  Both states are read whole; held are the key groups that are restored
+            together, and the rows that differ.
+        """
+        readers = self.reader(before), self.reader(after)
+        if variable is None:
+            names = [one.name for reader in readers for one in reader.variables()]
+        else:
+            if not any(_has(reader, variable) for reader in readers):
+                readers[1].arrow_schema(variable)  # raises: it names the variables
+            names = [variable]
+        times = [as_of_ms(one.checkpoint) if now_ms is None else now_ms for one in readers]
+        return Differences(*readers, list(dict.fromkeys(names))).table(*times)
+
+    def _open_readers(self) -> dict[int, StateReader]:
+        if self._readers is None:
+            raise ClosedError(f"the state of {self._store.url} is closed; open it again")
+        return self._readers
+
+
+def open(
+    location: str | os.PathLike[str],
+    *,
+    operator: str | None = None,
+    store_options: Mapping[str, object] | None = None,
+) -> LocationState:
+    """
+    Open the state of a location, to read it.
+
+    Args:
+        location: Path or URL of the state location.
+        operator: Name of the operator (its operatorId), where the query has several.
+        store_options: Options of the store's client, as for `open_store`.
+
+    Raises:
+        UsageError: There is no such directory.
+        StoreError: The store failed.
+    """
+    store = open_existing_store(location, options=store_options)
+    return LocationState(store, operator=operator)
+
+
+def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
+    """Return the processing time of a checkpoint's micro-batch; without one, its creation."""
+    now_ms = BatchRecord.of(checkpoint).now_ms
+    return now_ms if now_ms >= 0 else checkpoint.created_at_ms
+
+
+def _rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:
+    wanted = StateKey(key, reader.schema.key_schema)
+    schema = reader.arrow_schema(variable)
+    batches = reader.batches(
+        variable, key_groups=wanted.key_groups(reader.key_groups), now_ms=now_ms
+    )
+    return pa.Table.from_batches(map(wanted.select, batches), schema=schema)
+
+
+def _state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> Any:
+    table = _rows_of_key(reader, variable, key, now_ms)
+    return python_state(table, reader.schema.states[reader.schema.state_id(variable)])
+
+
+def _has(reader: StateReader, variable: str) -> bool:
+    return any(one.name == variable for one in reader.variables())
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over a checkpoint that was deleted since it was listed."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.reason not in _GONE:
+            raise

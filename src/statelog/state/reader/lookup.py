@@ -1,0 +1,159 @@
+"""
+One key: its key group, its rows, and its state as Python values.
+
+A caller gives a key as values; they are converted to the types of the key columns first, so that
+`5` finds a key in a column of any whole-number type, and `"5"` is refused there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import UsageError
+from statelog.model import KeyGroupRange
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.kinds import StateKind
+from statelog.state.schema.descriptors import StateDescriptor, schema_text
+
+_REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""What Arrow raises for a value that does not fit a type."""
+
+
+class StateKey:
+    """
+    A key of an operator.
+
+    Args:
+        key: Its values in the order of the key columns; for one column the value alone will do.
+        schema: The operator's key columns.
+
+    Raises:
+        UsageError: The number or the types of the values are not those of the columns.
+    """
+
+    def __init__(self, key: object, schema: pa.Schema) -> None:
+        self._schema = schema
+        values = list(key) if isinstance(key, tuple | list) else [key]
+        if len(values) != len(schema):
+            raise UsageError(
+                f"a key has {len(schema)} columns ({schema_text(schema)}); "
+                f"{len(values)} given: {tuple(values)!r:.100}",
+                fields=("key",),
+            )
+        self.values = tuple(
+            _converted(value, field) for value, field in zip(values, schema, strict=True)
+        )
+
+    def key_groups(self, groups: KeyGroupRange) -> KeyGroupRange:
+        """
+        Return the one key group with the key.
+
+        Args:
+            groups: The key groups of its operator.
+
+        Raises:
+            UsageError: A key column has a type whose hash only Spark computes.
+        """
+        found = groups.start + key_group_of(self.values, self._schema, len(groups))
+        return KeyGroupRange(found, found)
+
+    def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with this key, of rows in the columns of `StateReader`."""
+        for value, field in zip(self.values, self._schema, strict=True):
+            column = batch.column(f"key.{field.name}")
+            if value is None:
+                batch = batch.filter(pc.is_null(column))
+            elif isinstance(value, float) and math.isnan(value):
+                batch = batch.filter(pc.is_nan(column))
+            else:
+                batch = batch.filter(pc.equal(column, pa.scalar(value, field.type)))
+        return batch
+
+
+def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
+    """
+    Return the state of one key as Python values.
+
+    A value is a dict of its fields, or None.  A list is a list of dicts.  A map is a dict from map
+    keys to dicts; a map key of several columns is a tuple.  Timers are an ascending list of times
+    in milliseconds.
+
+    Args:
+        table: The rows of the key, in the columns of `StateReader`.
+        variable: What they are rows of.
+    """
+    if variable.kind is StateKind.TIMER:
+        return sorted(table.column("fires_at_ms").to_pylist())
+    fields = variable.value_schema.names
+    columns = [table.column(f"value.{name}").to_pylist() for name in fields]
+    values = [dict(zip(fields, row, strict=True)) for row in zip(*columns, strict=True)]
+    if variable.kind is StateKind.VALUE:
+        return values[0] if values else None
+    if variable.user_key_schema is None:
+        return values
+    names = variable.user_key_schema.names
+    parts = [table.column(f"user_key.{name}").to_pylist() for name in names]
+    map_keys = [tuple(map(_hashable, row)) for row in zip(*parts, strict=True)]
+    shown = [one[0] for one in map_keys] if len(names) == 1 else map_keys
+    return dict(zip(shown, values, strict=True))
+
+
+def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:
+    """
+    Return the key that text on a command line means.
+
+    Raises:
+        UsageError: There are more or fewer texts than columns, or one is no value of its column.
+    """
+    if len(texts) != len(schema):
+        raise UsageError(
+            f"a key has {len(schema)} columns ({schema_text(schema)}); {len(texts)} given: "
+            f"{' '.join(texts):.100}",
+            fields=("key",),
+        )
+    values = []
+    for text, field in zip(texts, schema, strict=True):
+        try:
+            values.append(pa.scalar(text, pa.string()).cast(field.type).as_py())
+        except _REFUSED as error:
+            raise UsageError(
+                f"key column {field.name!r} takes {field.type}; {text!r:.100} is no such value",
+                fields=("key",),
+            ) from error
+    return tuple(values)
+
+
+def _converted(value: object, field: pa.Field) -> Any:
+    """Return *value* as Arrow returns it from a column of the type of *field*."""
+    kind = field.type
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool) != pa.types.is_boolean(kind) and not pa.types.is_nested(kind):
+            raise TypeError("a switch is no number")
+        if isinstance(value, dt.datetime) and value.tzinfo is None:
+            # As in PySpark, a time without a zone is local.
+            zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+            value = value.astimezone() if zoned else value
+        if pa.types.is_integer(kind):
+            value = operator.index(value)  # type: ignore[arg-type]  # Arrow cuts off fractions
+        return pa.scalar(value, kind).as_py()
+    except _REFUSED as error:
+        raise UsageError(
+            f"key column {field.name!r} takes {kind}, not {type(value).__name__} {value!r:.100}",
+            fields=("key",),
+        ) from error
+
+
+def _hashable(value: Any) -> Any:
+    """Return a part of a map key as a value that a dict takes: structs as tuples."""
+    if isinstance(value, Mapping):
+        return tuple(map(_hashable, value.values()))
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

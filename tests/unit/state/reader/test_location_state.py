@@ -1,0 +1,424 @@
+"""`statelog.open` against the model of a random history, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.state.reader.histories import (
+    GROUPS,
+    KEY,
+    KEYS,
+    NAMES,
+    TTL_MS,
+    History,
+    Model,
+    Row,
+    Rows,
+    group_of,
+    key_of,
+    rows_of,
+)
+
+import statelog as sl
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import CheckpointError, ClosedError, UsageError
+from statelog.model import KeyGroupRange
+from statelog.state.heap.memory import MemoryLimits
+from statelog.state.kinds import StateKind
+from statelog.state.reader import LocationState, StateReader, location_state, state_reader
+from statelog.state.reader.lookup import StateKey, key_from_text
+from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.store import open_store
+from statelog.testing.faulty_store import FaultyStore
+
+
+@dataclass(frozen=True)
+class Tiny(MemoryLimits):
+    """Limits under which state is held in columns from the start."""
+
+    dict_rows: int = 0
+
+    @property
+    def recent_bytes(self) -> int:
+        return 0
+
+    @property
+    def pending_bytes(self) -> int:
+        return 300
+
+
+@pytest.fixture(params=["at once", "in portions", "in columns"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore all key groups together, or few of them; in dictionaries or in columns."""
+    if request.param == "in portions":
+        monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
+        monkeypatch.setattr(state_reader, "_BATCH_ROWS", 2)
+    elif request.param == "in columns":
+        monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
+
+
+def live_names(model: Model) -> list[str]:
+    return [state.name for state in model.schema.states if not state.dropped]
+
+
+def as_python(name: str, rows: list[Row]) -> Any:
+    """Return the model's rows of one key as `get` does."""
+    if name == TIMERS_NAME:
+        return [place for place, _, _ in rows]
+    match NAMES[name]:
+        case StateKind.VALUE:
+            return rows[0][1] if rows else None
+        case StateKind.LIST:
+            return [value for _, value, _ in rows]
+        case _:
+            return {place: value for place, value, _ in rows}
+
+
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("seed", range(3))
+def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
+    history = History(f"open {seed}", FaultyStore(), retained=3)
+    history.run(7)
+    state = LocationState(history.store)
+    retained = list(history.expected)[-3:]
+    assert retained == [one.checkpoint_id for one in state.checkpoints() if one.is_retained]
+    found_anything = 0
+    values: dict[tuple[str, int], dict[int, Any]] = {}
+    for checkpoint_id in retained:
+        model = history.expected[checkpoint_id]
+        taken_at_ms = history.taken_at_ms[checkpoint_id]
+        assert live_names(model) == [one.name for one in state.variables(checkpoint_id)]
+        for name in live_names(model):
+            for now_ms in (None, taken_at_ms + TTL_MS // 2, taken_at_ms + 2 * TTL_MS):
+                rows = model.rows(name, taken_at_ms if now_ms is None else now_ms)
+                assert rows == rows_of(state.table(name, checkpoint_id, now_ms=now_ms))
+                for number in range(KEYS) if now_ms is None else (5, 6):
+                    wanted = as_python(name, rows.get(number, []))
+                    key = key_of(number)
+                    assert wanted == state.get(name, key, checkpoint_id, now_ms=now_ms)
+                    found_anything += bool(wanted)
+                    if now_ms is None:
+                        values.setdefault((name, number), {})[checkpoint_id] = wanted
+    assert found_anything > 20
+    for (name, number), by_checkpoint in values.items():
+        versions = state.history(name, key_of(number))
+        assert retained == [one.checkpoint_id for one in versions]
+        assert [by_checkpoint.get(one) for one in retained] == [one.value for one in versions]
+        assert [history.taken_at_ms[one] for one in retained] == [one.as_of_ms for one in versions]
+
+
+@pytest.mark.usefixtures("mode")
+def test_a_key_is_found_without_the_other_key_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History("one group", FaultyStore())
+    history.run(6)
+    restored: list[KeyGroupRange] = []
+    original = StateReader._restored
+
+    def noted(self: StateReader, key_groups: KeyGroupRange) -> Any:
+        restored.append(key_groups)
+        return original(self, key_groups)
+
+    monkeypatch.setattr(StateReader, "_restored", noted)
+    state = LocationState(history.store)
+    for number in range(KEYS):
+        state.get(TIMERS_NAME, key_of(number))
+    assert [KeyGroupRange(one, one) for one in map(group_of, range(KEYS))] == restored
+    assert len({one.start for one in restored}) == GROUPS
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def entry(value: dict[str, Any] | None, expires_at_ms: int | None) -> dict[str, Any]:
+    """Return an entry of a snapshot without what is null."""
+    found = {**(value or {}), "expires_at_ms": expires_at_ms}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def cell_of_rows(name: str, rows: list[Row]) -> Any:
+    """Return the rows of one key in the nested form of a snapshot, or None."""
+    if not rows:
+        return None
+    if name == TIMERS_NAME:
+        return [place for place, _, _ in rows]
+    entries = [entry(value, expires_at_ms) for _, value, expires_at_ms in rows]
+    match NAMES[name]:
+        case StateKind.VALUE:
+            return entries[0]
+        case StateKind.LIST:
+            return entries
+        case _:
+            return [(place, one) for (place, _, _), one in zip(rows, entries, strict=True)]
+
+
+def cell_of_arrow(name: str, cell: Any) -> Any:
+    """Return a cell of the result in the same form."""
+    if cell is None or name == TIMERS_NAME:
+        return cell or None
+    match NAMES[name]:
+        case StateKind.VALUE:
+            return {field: one for field, one in cell.items() if one is not None}
+        case StateKind.LIST:
+            return [cell_of_arrow("total", one) for one in cell] or None
+        case _:
+            return [(one["key"]["u"], cell_of_arrow("total", one["value"])) for one in cell] or None
+
+
+def cells(history: History, checkpoint_id: int, names: list[str]) -> dict[int, dict[str, Any]]:
+    """Return what each key has in the model, by variable; only keys that have any."""
+    model, now_ms = history.expected[checkpoint_id], history.taken_at_ms[checkpoint_id]
+    found: dict[int, dict[str, Any]] = {}
+    for name in names:
+        rows: Rows = model.rows(name, now_ms) if name in live_names(model) else {}
+        for number, some in rows.items():
+            if some:
+                found.setdefault(number, dict.fromkeys(names))[name] = cell_of_rows(name, some)
+    return found
+
+
+def check_changes(history: History, before: int, after: int, variable: str | None) -> list[str]:
+    """Compare the changes with the model; return their kinds."""
+    table = LocationState(history.store).changes(before, after, variable)
+    models = history.expected[before], history.expected[after]
+    names = [name for model in models for name in live_names(model)]
+    names = list(dict.fromkeys(names)) if variable is None else [variable]
+    olds, news = cells(history, before, names), cells(history, after, names)
+    assert table.column_names == [
+        *("change", "key_group", "key.k", "key.name"),
+        *(f"before.{name}" for name in names),
+        *(f"after.{name}" for name in names),
+    ]
+    applied = dict(olds)
+    groups = table.column("key_group").to_pylist()
+    assert sorted(groups) == groups
+    for row in table.to_pylist():
+        number = row["key.k"]
+        assert (row["key.name"], row["key_group"]) == (key_of(number)[1], group_of(number))
+        old = {name: cell_of_arrow(name, row[f"before.{name}"]) for name in names}
+        new = {name: cell_of_arrow(name, row[f"after.{name}"]) for name in names}
+        assert old != new
+        match row["change"]:
+            case "insert":
+                assert number not in applied
+                assert not any(old.values())
+                applied[number] = new
+            case "update":
+                assert applied[number] == old
+                applied[number] = new
+            case kind:
+                assert (kind, applied.pop(number)) == ("delete", old)
+                assert not any(one is not None for one in new.values())
+    assert news == applied
+    return table.column("change").to_pylist()
+
+
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_applied_to_one_checkpoint_give_the_other(seed: int) -> None:
+    history = History(f"changes {seed}", FaultyStore(), retained=4)
+    history.run(9)
+    retained = list(history.expected)[-4:]
+    kinds: set[str] = set()
+    for before, after in ((0, 0), (0, 1), (1, 0), (1, 2), (0, 3), (3, 0)):
+        changes = check_changes(history, retained[before], retained[after], None)
+        assert bool(changes) <= (before != after)
+        kinds |= set(changes)
+    both = set(live_names(history.expected[retained[0]]))
+    for name in sorted(both | set(live_names(history.model))):
+        check_changes(history, retained[0], retained[3], name)
+    assert kinds == {"insert", "update", "delete"}
+
+
+def test_nan_is_no_change_and_minus_zero_is_one() -> None:
+    from statelog.state.reader.differences import _comparable
+
+    assert _comparable({"a": math.nan, "b": None}) == _comparable({"a": float("nan")})
+    assert _comparable([0.0]) != _comparable([-0.0])
+    assert _comparable({"a": {"b": None}}) != _comparable({"a": None})
+
+
+# --- several operators ----------------------------------------------------------------------------
+
+
+def test_an_operator_of_several_is_read_by_name() -> None:
+    history = History("chain", FaultyStore())
+    history.run(5)
+    latest = history.coordinator.latest
+    assert latest is not None
+    record = BatchRecord.of(latest)
+    second = replace(history.model.schema, operator_id="second").to_json()
+    two = [
+        {"operator_id": name, "schema": schema, "rows": 0, "keys": 0}
+        | {"output_rows": 0, "state_entries": 0}
+        for name, schema in (("op", history.model.schema.to_json()), ("second", second))
+    ]
+    properties = {**record.to_properties(), "version": 2, "operators": two}
+    checkpoint = replace(latest, properties=properties)
+    with pytest.raises(UsageError, match="has several operators; name one of op, second"):
+        StateReader(history.store, checkpoint)
+    half = GROUPS // 2
+    for name, start in (("op", 0), ("second", half)):
+        reader = StateReader(history.store, checkpoint, operator=name)
+        assert reader.key_groups == KeyGroupRange(start, start + half - 1)
+        for number in range(KEYS):
+            key = StateKey(key_of(number), KEY)
+            wanted = start + sl_group(number, half)
+            assert key.key_groups(reader.key_groups) == KeyGroupRange(wanted, wanted)
+
+
+def sl_group(number: int, groups: int) -> int:
+    from statelog.state.keys.key_groups import key_group_of
+
+    return key_group_of(key_of(number), KEY, groups)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+TYPES = pa.schema([("k", pa.int32()), ("t", pa.timestamp("us", "UTC")), ("d", pa.decimal128(9, 2))])
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ((), r"a key has 2 columns \(k int64, name string\); 0 given"),
+        (5, "1 given"),
+        ((5, "key 5", None), "3 given"),
+        (("5", "key 5"), "key column 'k' takes int64, not str '5'"),
+        ((5.5, "key 5"), "key column 'k' takes int64, not float 5.5"),
+        ((True, "key 5"), "key column 'k' takes int64, not bool True"),
+        ((2**70, "key 5"), "key column 'k' takes int64, not int"),
+        ((5, 5), "key column 'name' takes string, not int 5"),
+    ],
+)
+def test_a_key_of_other_columns_is_refused(key: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        StateKey(key, KEY)
+
+
+def test_a_key_in_another_type_of_python_is_the_same_key() -> None:
+    zone = dt.timezone(dt.timedelta(hours=2))
+    time = dt.datetime(2024, 5, 1, 12, tzinfo=zone)
+    key = StateKey((7, time, 3), TYPES).values
+    assert key == (7, dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC), Decimal("3.00"))
+    assert key == StateKey((7, time.astimezone().replace(tzinfo=None), Decimal(3)), TYPES).values
+    assert key == key_from_text(["7", "2024-05-01T10:00:00Z", "3.00"], TYPES)
+
+
+@pytest.mark.parametrize("texts", [["x", "2024-05-01T10:00:00Z", "3"], ["7"], ["7", "noon", "3"]])
+def test_text_that_is_no_key_is_refused(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"key column|a key has 3 columns"):
+        key_from_text(texts, TYPES)
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.0, 1.5, None])
+def test_special_numbers_are_found(value: float | None) -> None:
+    schema = pa.schema([("x", pa.float64())])
+    column = pa.array([1.5, math.nan, 0.0, None], pa.float64())
+    batch = pa.RecordBatch.from_arrays([column], names=["key.x"])
+    (found,) = StateKey(value, schema).select(batch).column(0).to_pylist()
+    assert repr(found) == repr(value).replace("-0.0", "0.0")
+
+
+def test_a_type_that_only_spark_hashes_is_refused_and_says_so() -> None:
+    schema = pa.schema([("s", pa.struct([("a", pa.int64())]))])
+    with pytest.raises(UsageError, match="can be computed by Spark only"):
+        StateKey({"a": 1}, schema).key_groups(KeyGroupRange(0, 5))
+
+
+# --- a location -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, History]:
+    for seed in range(100):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        history = History(f"stored {seed}", open_store(str(folder), fsync=False))
+        history.run(6)
+        if {*NAMES} <= {*live_names(history.model)} and history.model.rows("total", None):
+            return folder, history
+    raise AssertionError("no seed has all variables")
+
+
+def test_a_location_is_opened_and_closed(stored: tuple[Path, History]) -> None:
+    folder, history = stored
+    with sl.open(folder) as state:
+        found = state.checkpoints()[-1]
+        assert (found.checkpoint_id, found.batch_id) == (history.checkpoint_id, 0)
+        assert found.created_at is not None
+        assert found.created_at.timestamp() * 1000 == found.created_at_ms
+        newest = rows_of(state.table("total"))
+        assert history.model.rows("total", history.last_ms) == newest
+        history.micro_batch()
+        assert state.reader().checkpoint_id == history.checkpoint_id
+        number = next(iter(history.model.timers))
+        one = state.table(TIMERS_NAME, key=list(key_of(number)))
+        assert {number} >= set(rows_of(one))
+    state.close()
+    for question in (state.checkpoints, state.variables, lambda: state.get("total", key_of(1))):
+        with pytest.raises(ClosedError, match="open it again"):
+            question()
+
+
+def test_names_that_are_not_there_are_answered_with_those_that_are(
+    stored: tuple[Path, History], tmp_path: Path
+) -> None:
+    folder, history = stored
+    newest = history.checkpoint_id
+    state = sl.open(str(folder))
+    for question in (
+        lambda: state.table("totals"),
+        lambda: state.get("totals", key_of(1)),
+        lambda: state.history("totals", key_of(1)),
+        lambda: state.changes(newest - 1, newest, "totals"),
+    ):
+        with pytest.raises(UsageError, match=r"no state variable 'totals'; it has .*'total'"):
+            question()
+    with pytest.raises(CheckpointError, match="checkpoint 99 does not exist"):
+        state.table("total", 99)
+    with pytest.raises(UsageError, match="checkpoint must be a whole number"):
+        state.table("total", "99")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has no operator 'other'; name one of op"):
+        sl.open(folder, operator="other").variables()
+    with pytest.raises(UsageError, match="no such directory"):
+        sl.open(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    assert sl.open(tmp_path / "empty").checkpoints() == []
+    for question in (
+        lambda: sl.open(tmp_path / "empty").table("total"),
+        lambda: sl.open(tmp_path / "empty").history("total", 1),
+    ):
+        with pytest.raises(CheckpointError, match="has no checkpoint"):
+            question()
+
+
+def test_a_history_passes_over_a_checkpoint_that_is_deleted_meanwhile(
+    stored: tuple[Path, History], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, history = stored
+    state = sl.open(folder)
+    listed = state.checkpoints()
+    ids = [one.checkpoint_id for one in listed if one.is_retained]
+    history.micro_batch()
+    monkeypatch.setattr(location_state, "list_checkpoints", lambda *_: listed)
+    found = [one.checkpoint_id for one in state.history(TIMERS_NAME, key_of(1))]
+    assert ids[1:] == found
+
+
+def test_few_readers_are_kept_open(stored: tuple[Path, History]) -> None:
+    folder, _ = stored
+    state = sl.open(folder)
+    ids = [one.checkpoint_id for one in state.checkpoints() if one.is_retained]
+    assert len(ids) == 3
+    readers = [state.reader(one) for one in ids]
+    assert state.reader(ids[2]) is readers[2]
+    with pytest.raises(ClosedError):
+        readers[0].table("total")
+    assert state.reader(ids[0]) is not readers[0]
