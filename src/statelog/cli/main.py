@@ -3,7 +3,7 @@ The entry point: verbs, exit codes, and errors without tracebacks.
 
 Exit status: 0 success, 1 a finding (damage, an object that could not be deleted, a store that
 failed), 2 a wrong call, 130 interrupted, 141 standard output was closed.
-A verb is a function in its own module, and one line here.
+A verb is a function, in a module of its own or of its subject, and one line here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from statelog.cli.output import (
     print_error,
 )
 from statelog.cli.rewind import rewind
+from statelog.cli.state import diff, get, history, read
 from statelog.cli.verify import verify
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
@@ -43,6 +44,10 @@ verbs = typer.Typer(
 )
 verbs.command()(checkpoints)
 verbs.command()(demo)
+verbs.command()(read)
+verbs.command()(get)
+verbs.command()(history)
+verbs.command()(diff)
 verbs.command()(cat)
 verbs.command()(gc)
 verbs.command()(verify)

@@ -1,0 +1,160 @@
+"""`statelog read`, `get`, `history` and `diff`: state as of a checkpoint, without Spark."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from statelog.cli.output import console, utc
+from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
+from statelog.state.kinds import StateKind
+from statelog.state.reader.location_state import KeyVersion, LocationState, as_of_ms
+from statelog.state.reader.lookup import key_from_text
+
+_Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]
+_Variable = Annotated[str, typer.Argument(help="State variable; $timers for timers.")]
+_Key = Annotated[
+    list[str],
+    typer.Argument(help="Values of the key columns, in their order; -- before a negative number."),
+]
+_Checkpoint = Annotated[
+    int | None, typer.Option(help="Id of the checkpoint; the newest one by default.", min=0)
+]
+_Operator = Annotated[
+    str | None, typer.Option(help="operatorId, where the query has several operators.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+_Limit = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
+    ),
+]
+
+
+def read(
+    location: _Location,
+    variable: Annotated[
+        str | None,
+        typer.Argument(help="State variable; $timers for timers. All by default."),
+    ] = None,
+    *,
+    checkpoint: _Checkpoint = None,
+    operator: _Operator = None,
+    limit: _Limit = None,
+    as_json: _Json = False,
+) -> None:
+    """
+    Print the state as of a checkpoint, one row for each value, list element, map entry or timer.
+
+    What had expired at the time of the checkpoint's micro-batch is left out.
+    """
+    with open_state(location, operator) as state:
+        reader = state.reader(checkpoint)
+        names = [one.name for one in reader.variables()] if variable is None else [variable]
+        time_ms = as_of_ms(reader.checkpoint)
+        for name in names:
+            show_rows(
+                rows_of(reader.batches(name, now_ms=time_ms)),
+                reader.arrow_schema(name).names,
+                limit=row_limit(limit, as_json),
+                as_json=as_json,
+                title=f"{name} as of checkpoint {reader.checkpoint_id}, {utc(time_ms)} UTC",
+                extra={"variable": name},
+            )
+
+
+def get(
+    location: _Location,
+    variable: _Variable,
+    key: _Key,
+    *,
+    checkpoint: _Checkpoint = None,
+    operator: _Operator = None,
+    limit: _Limit = None,
+    as_json: _Json = False,
+) -> None:
+    """Print the state of one key as of a checkpoint; only its key group is read."""
+    with open_state(location, operator) as state:
+        reader = state.reader(checkpoint)
+        values = key_from_text(key, reader.schema.key_schema)
+        table = state.table(variable, reader.checkpoint_id, key=values)
+        show_rows(
+            rows_of(table.to_batches()),
+            table.column_names,
+            limit=row_limit(limit, as_json),
+            as_json=as_json,
+            title=f"{variable} as of checkpoint {reader.checkpoint_id}",
+            extra={"variable": variable},
+        )
+
+
+def history(
+    location: _Location,
+    variable: _Variable,
+    key: _Key,
+    *,
+    operator: _Operator = None,
+    as_json: _Json = False,
+) -> None:
+    """Print the state of one key as of each retained checkpoint, oldest first."""
+    with open_state(location, operator) as state:
+        values = key_from_text(key, state.reader().schema.key_schema)
+        rows = [
+            {
+                "checkpoint_id": one.checkpoint_id,
+                "batch_id": one.batch_id,
+                "as_of_ms": one.as_of_ms,
+                "as of (UTC)": utc(one.as_of_ms),
+                "state": _shown(state, variable, one),
+            }
+            for one in state.history(variable, values)
+        ]
+    hidden = "as of (UTC)" if as_json else "as_of_ms"
+    columns = [name for name in rows[0] if name != hidden] if rows else []
+    show_rows(
+        [{name: row[name] for name in columns} for row in rows],
+        columns,
+        limit=None,
+        as_json=as_json,
+    )
+
+
+def diff(
+    location: _Location,
+    before: Annotated[int, typer.Argument(help="Id of the checkpoint to compare with.", min=0)],
+    after: Annotated[int, typer.Argument(help="Id of the other checkpoint.", min=0)],
+    *,
+    variable: Annotated[
+        str | None, typer.Option(help="The only state variable to compare; all by default.")
+    ] = None,
+    operator: _Operator = None,
+    limit: _Limit = None,
+    as_json: _Json = False,
+) -> None:
+    """
+    Print the keys whose state differs between two checkpoints, with their state in both.
+
+    What expired between the checkpoints counts as a difference.
+    """
+    with open_state(location, operator) as state:
+        table = state.changes(before, after, variable)
+    if not as_json:
+        counts = table.column("change").value_counts().to_pylist()
+        text = ", ".join(f"{one['counts']:,} {one['values']}" for one in counts) or "no difference"
+        console().print(text, markup=False)
+    if as_json or table.num_rows:
+        show_rows(
+            rows_of(table.to_batches()),
+            table.column_names,
+            limit=row_limit(limit, as_json),
+            as_json=as_json,
+        )
+
+
+def _shown(state: LocationState, variable: str, version: KeyVersion) -> object:
+    """Return the state of a version; that of a map as a list of its entries."""
+    found = {one.name: one for one in state.variables(version.checkpoint_id)}.get(variable)
+    is_map = found is not None and found.kind is StateKind.MAP
+    return list(version.value.items()) if is_map else version.value

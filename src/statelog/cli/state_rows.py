@@ -1,0 +1,101 @@
+"""Shared by the verbs that show state: rows as JSON lines, and as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from statelog.cli.output import console, open_location, plural, print_json
+from statelog.errors import UsageError
+from statelog.state.reader import LocationState
+
+ROWS_SHOWN: Final = 20
+"""Rows that people get without `--limit`; JSON has all."""
+
+Row = Mapping[str, Any]
+
+
+def open_state(location: str, operator: str | None) -> LocationState:
+    """
+    Open the state of a location that must be one.
+
+    Raises:
+        UsageError: It is no state location.
+    """
+    return LocationState(open_location(location), operator=operator)
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """Yield rows as mappings."""
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def row_limit(limit: int | None, as_json: bool) -> int | None:
+    """Return how many rows to show; None for all."""
+    if limit is None:
+        return None if as_json else ROWS_SHOWN
+    return limit or None
+
+
+def show_rows(
+    rows: Iterable[Row],
+    columns: Iterable[str],
+    *,
+    limit: int | None,
+    as_json: bool,
+    title: str = "",
+    extra: Row | None = None,
+) -> None:
+    """
+    Print rows.
+
+    Args:
+        rows: Read no further than needed.
+        columns: Their names, in order.
+        limit: How many to show; None for all.
+        as_json: One JSON object a line instead of a table.
+        title: Printed above the table.
+        extra: Members that each JSON object has too.
+    """
+    found = iter(rows)
+    if as_json:
+        for row in islice(found, limit):
+            print_json({**(extra or {}), **row})
+        return
+    shown = list(islice(found, limit))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in columns:
+        table.add_column(Text(name), overflow="fold")
+    for row in shown:
+        table.add_row(*(Text(_cell(row[name])) for name in columns))
+    out = console()
+    if title:
+        out.print(Text(title, style="bold"), soft_wrap=True)
+    out.print(table)
+    more = next(found, None) is not None
+    last = f"the first {plural(len(shown), 'row')}; --limit 0 shows all" if more else None
+    out.print(last or plural(len(shown), "row"), markup=False, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as people read it; what is nested as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict | list | tuple):
+        try:
+            return msgspec.json.encode(value).decode()
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"a value cannot be shown: {error}") from error
+    return str(value)

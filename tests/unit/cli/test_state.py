@@ -1,0 +1,144 @@
+"""`statelog read`, `get`, `history` and `diff` on a location with a known model."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.unit.checkpoint.helpers import small_checkpoint, started
+from tests.unit.state.reader.histories import History, key_of
+
+from statelog.cli.main import run
+from statelog.store import open_store
+
+
+class Stored(NamedTuple):
+    location: str
+    history: History
+    number: int
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Return a location with all variables, and a key that has a value and a map."""
+    for seed in range(100):
+        folder = tmp_path_factory.mktemp("state")
+        history = History(f"cli {seed}", open_store(str(folder), fsync=False))
+        history.run(6)
+        names = {one.name for one in history.model.schema.states if not one.dropped}
+        if not names >= {"total", "counts"}:
+            continue
+        totals = history.model.rows("total", history.last_ms)
+        counts = history.model.rows("counts", history.last_ms)
+        for number in totals.keys() & counts.keys():
+            if key_of(number)[1] is not None:
+                return Stored(str(folder), history, number)
+    raise AssertionError("no seed has such a key")
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*arguments: str, status: int = 0) -> str:
+        found = run(arguments)
+        said = capsys.readouterr()
+        assert found == status, said
+        assert "Traceback" not in said.err
+        return said.out if status == 0 else said.out + said.err
+
+    return call
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def key_texts(number: int) -> list[str]:
+    return [str(part) for part in key_of(number)]
+
+
+def test_all_variables_are_read_for_programs(call, stored):
+    found = lines(call("read", stored.location, "--json"))
+    model = stored.history.model
+    for name in ("total", "counts", "$timers"):
+        rows = model.rows(name, stored.history.last_ms)
+        mine = [row for row in found if row["variable"] == name]
+        assert sum(map(len, rows.values())) == len(mine)
+        assert set(rows) == {row["key.k"] for row in mine}
+
+
+def test_a_variable_of_an_older_checkpoint_is_read(call, stored):
+    older = stored.history.checkpoint_id - 1
+    rows = stored.history.expected[older].rows("$timers", None)
+    found = lines(call("read", stored.location, "$timers", "--checkpoint", str(older), "--json"))
+    assert {(key, row[0]) for key, some in rows.items() for row in some} == {
+        (row["key.k"], row["fires_at_ms"]) for row in found
+    }
+    assert len(lines(call("read", stored.location, "$timers", "--json", "--limit", "2"))) == 2
+
+
+def test_state_is_read_for_people(call, stored):
+    text = call("read", stored.location, "$timers", "--limit", "1")
+    assert "the first 1 row; --limit 0 shows all" in text
+    assert f"$timers as of checkpoint {stored.history.checkpoint_id}, " in text
+    count = sum(map(len, stored.history.model.rows("$timers", None).values()))
+    assert f"{count} rows" in call("read", stored.location, "$timers", "--limit", "0")
+
+
+def test_one_key_is_read(call, stored):
+    for name in ("total", "counts"):
+        wanted = stored.history.model.rows(name, stored.history.last_ms)[stored.number]
+        found = lines(call("get", stored.location, name, *key_texts(stored.number), "--json"))
+        assert [row[1] for row in wanted] == [
+            {part.removeprefix("value."): one for part, one in row.items() if "value." in part}
+            for row in found
+        ]
+    text = call("get", stored.location, "total", *key_texts(stored.number))
+    assert key_of(stored.number)[1] in text
+    assert lines(call("get", stored.location, "total", "1", "no such", "--json")) == []
+
+
+def test_the_history_of_a_key_is_printed(call, stored):
+    found = lines(call("history", stored.location, "counts", *key_texts(stored.number), "--json"))
+    ids = list(stored.history.expected)[-3:]
+    assert ids == [row["checkpoint_id"] for row in found]
+    wanted = stored.history.model.rows("counts", stored.history.last_ms)[stored.number]
+    assert [[place, value] for place, value, _ in wanted] == found[-1]["state"]
+    text = call("history", stored.location, "counts", *key_texts(stored.number))
+    assert "as of (UTC)" in text
+    assert "3 rows" in text
+
+
+def test_the_difference_of_two_checkpoints_is_printed(call, stored):
+    older, newer = (str(one) for one in list(stored.history.expected)[-2:])
+    found = lines(call("diff", stored.location, older, newer, "--variable", "$timers", "--json"))
+    olds = stored.history.expected[int(older)].rows("$timers", None)
+    news = stored.history.expected[int(newer)].rows("$timers", None)
+    wanted = {key: (olds.get(key), news.get(key)) for key in {**olds, **news}}
+    assert {key for key, (old, new) in wanted.items() if old != new} == {
+        row["key.k"] for row in found
+    }
+    for row in found:
+        old, new = wanted[row["key.k"]]
+        kind = "insert" if old is None else "delete" if new is None else "update"
+        assert row["change"] == kind
+    assert found, "a history in which something changes"
+    text = call("diff", stored.location, older, newer)
+    assert "change" in text
+    assert call("diff", stored.location, newer, newer) == "no difference\n"
+    assert call("diff", stored.location, newer, newer, "--json") == ""
+
+
+def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
+    location = stored.location
+    assert "it has 'total'" in call("read", location, "totals", status=2)
+    assert "a key has 2 columns" in call("get", location, "total", "1", status=2)
+    assert "takes int64" in call("history", location, "total", "one", "x", status=2)
+    assert "does not exist" in call("read", location, "--checkpoint", "99", status=1)
+    assert "no operator 'x'" in call("read", location, "--operator", "x", status=2)
+    for verb in ("read", "get", "history", "diff"):
+        more = {"read": [], "diff": ["0", "1"]}.get(verb, ["total", "1"])
+        assert "is not a state location" in call(verb, str(tmp_path), *more, status=2)
+        assert "no such directory" in call(verb, str(tmp_path / "nope"), *more, status=2)
+    other = tmp_path / "other"
+    small_checkpoint(started(open_store(str(other))), 0)
+    assert "not made by a streaming query" in call("read", str(other), status=1)
