@@ -89,8 +89,11 @@ def _cell(value: Any) -> str:
     """Return a value as people read it; what is nested as JSON."""
     if value is None:
         return ""
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str):  # what a terminal would obey is escaped
+        return "".join(
+            one if one.isprintable() else one.encode("unicode_escape").decode("ascii")
+            for one in value
+        )
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict | list | tuple):

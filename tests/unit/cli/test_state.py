@@ -9,6 +9,7 @@ from tests.unit.checkpoint.helpers import small_checkpoint, started
 from tests.unit.state.reader.histories import History, key_of
 
 from statelog.cli.main import run
+from statelog.cli.state_rows import show_rows
 from statelog.store import open_store
 
 
@@ -84,6 +85,16 @@ def test_state_is_read_for_people(call, stored):
     assert f"{count} rows" in call("read", stored.location, "$timers", "--limit", "0")
 
 
+def test_text_cannot_control_the_terminal(capsys):
+    rows = [{"a": "\x1b[2Jé\n", "b": ["\x1b"], "c": b"\xff"}]
+    show_rows(rows, ["a", "b", "c"], limit=None, as_json=False)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert r"\x1b[2Jé\n" in text
+    assert '["\\u001b"]' in text
+    assert " ff " in text
+
+
 def test_one_key_is_read(call, stored):
     for name in ("total", "counts"):
         wanted = stored.history.model.rows(name, stored.history.last_ms)[stored.number]
@@ -131,7 +142,9 @@ def test_the_difference_of_two_checkpoints_is_printed(call, stored):
 def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     location = stored.location
     assert "it has 'total'" in call("read", location, "totals", status=2)
-    assert "a key has 2 columns" in call("get", location, "total", "1", status=2)
+    assert "a key needs a value for each of (k int64, name string); 1 given" in call(
+        "get", location, "total", "1", status=2
+    )
     assert "takes int64" in call("history", location, "total", "one", "x", status=2)
     assert "does not exist" in call("read", location, "--checkpoint", "99", status=1)
     assert "no operator 'x'" in call("read", location, "--operator", "x", status=2)

@@ -123,7 +123,9 @@ class LocationState:
 
     def reader(self, checkpoint: int | None = None) -> StateReader:
         """
-        Return the reader of a checkpoint, which yields batches of rows; this state closes it.
+        Return the reader of a checkpoint, which yields batches of rows.
+
+        It is closed with this state, or when two other checkpoints were asked for.
 
         Args:
             checkpoint: Its id; None for the newest one.

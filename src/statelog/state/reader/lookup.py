@@ -43,8 +43,8 @@ class StateKey:
         values = list(key) if isinstance(key, tuple | list) else [key]
         if len(values) != len(schema):
             raise UsageError(
-                f"a key has {len(schema)} columns ({schema_text(schema)}); "
-                f"{len(values)} given: {tuple(values)!r:.100}",
+                f"a key needs a value for each of ({schema_text(schema)}); {len(values)} given: "
+                f"{tuple(values)!r:.100}",
                 fields=("key",),
             )
         self.values = tuple(
@@ -114,7 +114,7 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
     """
     if len(texts) != len(schema):
         raise UsageError(
-            f"a key has {len(schema)} columns ({schema_text(schema)}); {len(texts)} given: "
+            f"a key needs a value for each of ({schema_text(schema)}); {len(texts)} given: "
             f"{' '.join(texts):.100}",
             fields=("key",),
         )
