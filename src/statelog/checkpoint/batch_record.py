@@ -8,6 +8,7 @@ has a list of operators.  Format: docs/reference/formats/checkpoint_metadata.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -16,7 +17,7 @@ from statelog.core.source_position import SourceLog
 from statelog.errors import CheckpointError, IncompatibleFormatError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
-from statelog.model.json_types import JsonObject
+from statelog.model.json_types import Json, JsonObject
 
 _SEVERAL: Final = 2
 """Version of the record of a query with several operators."""
@@ -119,27 +120,32 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, checkpoint: CompletedCheckpoint) -> BatchRecord:
+        """Return the record in a checkpoint; errors are those of `of_properties`."""
+        return cls.of_properties(checkpoint.properties, checkpoint.checkpoint_id)
+
+    @classmethod
+    def of_properties(cls, stored: Mapping[str, Json], checkpoint_id: int) -> BatchRecord:
         """
-        Return the record in a checkpoint.
+        Return the record in the properties of a checkpoint.
 
         Raises:
             CheckpointError: The checkpoint was not made by this engine.
             IncompatibleFormatError: A newer statelog made it.
         """
-        properties: JsonObject = dict(checkpoint.properties)
+        properties: JsonObject = dict(stored)
         version = properties.get("version", 1)
         if isinstance(version, int) and version > _SEVERAL:
             raise IncompatibleFormatError(
-                f"checkpoint {checkpoint.checkpoint_id} has version {version} of the record of a "
+                f"checkpoint {checkpoint_id} has version {version} of the record of a "
                 f"micro-batch; this statelog reads versions up to {_SEVERAL}: upgrade statelog"
             )
         if version == 1:
-            properties["operators"] = [dict(checkpoint.properties)]
+            properties["operators"] = [dict(stored)]
         try:
             return msgspec.convert(properties, cls)
         except msgspec.ValidationError as error:
             raise CheckpointError(
-                f"checkpoint {checkpoint.checkpoint_id} was not made by a streaming query: {error}",
+                f"checkpoint {checkpoint_id} was not made by a streaming query: {error}",
                 reason="incompatible",
             ) from error
 

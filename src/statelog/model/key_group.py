@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from statelog.arguments import whole_number
 from statelog.errors import UsageError
@@ -73,6 +74,13 @@ class KeyGroupRange:
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
         """Return the key groups in both ranges."""
         return KeyGroupRange.of(max(self.start, other.start), min(self.end, other.end))
+
+    def split(self, parts: int) -> tuple[KeyGroupRange, ...]:
+        """Return *parts* ranges of about the same size, or one for each key group."""
+        count = len(self)
+        parts = max(1, min(parts, count))
+        bounds = [self.start + count * part // parts for part in range(parts + 1)]
+        return tuple(KeyGroupRange(start, stop - 1) for start, stop in pairwise(bounds))
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.end}]"

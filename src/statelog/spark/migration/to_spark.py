@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -81,7 +80,7 @@ def to_spark(
             reader.schema.operator_id,
             reader.checkpoint_id,
             None if variables is None else tuple(variables),
-            ranges_of(reader.key_groups, spark.sparkContext.defaultParallelism),
+            reader.key_groups.split(spark.sparkContext.defaultParallelism),
             int(wall_clock_seconds() * 1000),
         )
         columns = KeyRows(reader.schema, reader.checkpoint_id, read.variables).schema()
@@ -125,11 +124,3 @@ class _Read:
             for number in numbers:
                 for keys in reader.keys(key_groups=self.ranges[number], now_ms=self.now_ms):
                     yield rows.of(keys)
-
-
-def ranges_of(key_groups: KeyGroupRange, parts: int) -> tuple[KeyGroupRange, ...]:
-    """Return *parts* ranges of about the same size, or one for each key group."""
-    count = len(key_groups)
-    parts = max(1, min(parts, count))
-    bounds = [key_groups.start + count * part // parts for part in range(parts + 1)]
-    return tuple(KeyGroupRange(start, stop - 1) for start, stop in pairwise(bounds))

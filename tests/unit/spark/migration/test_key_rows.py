@@ -18,7 +18,6 @@ from statelog.spark.migration.columns import (
     TIMERS_COLUMN,
 )
 from statelog.spark.migration.key_rows import KeyRows
-from statelog.spark.migration.to_spark import ranges_of
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
 from statelog.state.schema.descriptors import (
@@ -147,7 +146,7 @@ def test_timers_alone_are_state_too() -> None:
 @given(start=st.integers(0, 50), count=st.integers(1, 300), parts=st.integers(1, 400))
 def test_parts_share_all_key_groups(start: int, count: int, parts: int) -> None:
     whole = KeyGroupRange(start, start + count - 1)
-    found = ranges_of(whole, parts)
+    found = whole.split(parts)
     assert [each for part in found for each in part] == list(whole)
     assert len(found) == min(parts, count)
     assert max(map(len, found)) - min(map(len, found)) <= 1

@@ -1,0 +1,52 @@
+"""
+Make `spark.read.format("statelog")` known to Spark.
+
+Spark imports every package `pyspark_<name>` that it finds when a query first names a format that is
+not its own, and an error then would fail the formats of others too.  So this module imports little;
+what reads state is imported when a query asks for it: `statelog.spark.source`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+    from statelog.spark.source import StateSource
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """
+    The state of a query on statelog, as a frame that Spark reads.
+
+    The options are those of `statelog.spark.source.options.SourceOptions`.
+    """
+
+    _source: StateSource | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "statelog"
+
+    def schema(self) -> StructType:
+        """Return the columns; this is where the checkpoint is chosen."""
+        return self._opened().schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads rows with these columns."""
+        return self._opened().reader(schema)
+
+    def _opened(self) -> StateSource:
+        # Spark pickles this object after `schema`, so all that follows has the same checkpoint.
+        if self._source is None:
+            from statelog.spark.source import StateSource
+
+            self._source = StateSource(dict(self.options))
+        return self._source

@@ -1,0 +1,56 @@
+"""
+Flat columns of state as Spark's structs.
+
+A reader of state names its columns `key.<name>`, `user_key.<name>` and `value.<name>`.  Here each
+of these prefixes is one struct, so that `frame.select("key.customer")` has the same meaning.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from statelog.spark.rows.spark_versions import known_arguments
+
+
+def nested_schema(flat: pa.Schema) -> StructType:
+    """Return the columns of *flat*, those with a common prefix as one struct."""
+    fields: dict[str, pa.Field] = {}
+    for name, members in _members(flat).items():
+        if "." in flat.field(members[0]).name:
+            inner = [flat.field(at).with_name(_split(flat.field(at).name)[1]) for at in members]
+            fields[name] = pa.field(name, pa.struct(inner))
+        else:
+            fields[name] = flat.field(members[0])
+    # The Arrow types have the names for a timestamp without a zone only if asked to.
+    converted = known_arguments(from_arrow_schema, prefer_timestamp_ntz=True)
+    schema: StructType = converted(pa.schema(list(fields.values())))
+    return schema
+
+
+def nested_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """Return *flat* in the columns of `nested_schema`, with the exact types of *target*."""
+    columns = []
+    for name, members in _members(flat.schema).items():
+        wanted = target.field(name).type
+        if "." in flat.schema.field(members[0]).name:
+            inner = list(wanted)
+            cast = [flat.column(at).cast(one.type) for at, one in zip(members, inner, strict=True)]
+            columns.append(pa.StructArray.from_arrays(cast, fields=inner))
+        else:
+            columns.append(flat.column(members[0]).cast(wanted))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _members(flat: pa.Schema) -> dict[str, list[int]]:
+    """Return the positions of the columns of each prefix, in their order."""
+    found: dict[str, list[int]] = {}
+    for at, name in enumerate(flat.names):
+        found.setdefault(_split(name)[0], []).append(at)
+    return found
+
+
+def _split(name: str) -> tuple[str, str]:
+    prefix, _, rest = name.partition(".")
+    return prefix, rest

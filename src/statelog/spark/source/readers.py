@@ -1,0 +1,151 @@
+"""The parts of a read, which tasks read each on its own."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.model import KeyGroupRange
+from statelog.spark.source.columns import nested_batch
+from statelog.state.reader import StateReader
+from statelog.store import LocationPaths, open_existing_store
+
+CHECKPOINT_COLUMNS: pa.Schema = pa.schema(
+    [
+        ("checkpoint_id", pa.int64()),
+        ("state", pa.string()),
+        ("created_at", pa.timestamp("us", "UTC")),
+        ("parent_id", pa.int64()),
+        ("epoch", pa.int64()),
+        ("owner_id", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("log_length", pa.int64()),
+        ("log_size_bytes", pa.int64()),
+        ("snapshot_count", pa.int64()),
+        ("query_id", pa.string()),
+        ("batch_id", pa.int64()),
+        ("rows", pa.int64()),
+        ("keys", pa.int64()),
+        ("output_rows", pa.int64()),
+        ("delta_bytes", pa.int64()),
+        ("tasks", pa.int64()),
+        ("operators", pa.list_(pa.string())),
+        ("problem", pa.string()),
+    ]
+)
+"""Columns of the view "checkpoints"."""
+
+_SUMMARY_COLUMNS = CHECKPOINT_COLUMNS.names[3:10]
+_BATCH_COLUMNS = CHECKPOINT_COLUMNS.names[10:17]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRead:
+    """
+    What a read of state reads, chosen once.
+
+    Args:
+        location, store: Where the state lies.
+        checkpoint_id, operator, variable: Which state.
+        ranges: The key groups of each partition.
+        now_ms: What expired by then is left out, in all partitions.
+    """
+
+    location: str
+    store: Mapping[str, object]
+    checkpoint_id: int
+    operator: str
+    variable: str
+    ranges: Sequence[KeyGroupRange]
+    now_ms: int
+
+
+class KeyGroups(InputPartition):
+    """The key groups that one task reads."""
+
+    def __init__(self, key_groups: KeyGroupRange) -> None:
+        super().__init__(key_groups)
+        self.key_groups = key_groups
+
+
+class StateRows(DataSourceReader):
+    """
+    Reads the rows of a state variable.
+
+    Args:
+        read: What to read.
+        target: The columns, in the types that Spark takes.
+    """
+
+    def __init__(self, read: StateRead, target: pa.Schema) -> None:
+        self._read = read
+        self._target = target
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition for each range of key groups."""
+        return [KeyGroups(key_groups) for key_groups in self._read.ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition."""
+        read = self._read
+        reader = StateReader.open(
+            read.location, read.checkpoint_id, store_options=read.store, operator=read.operator
+        )
+        with reader:
+            key_groups: KeyGroupRange = partition.value
+            for batch in reader.batches(read.variable, key_groups=key_groups, now_ms=read.now_ms):
+                yield nested_batch(batch, self._target)
+
+
+class CheckpointRows(DataSourceReader):
+    """
+    Reads one row for each checkpoint of a location.
+
+    Args:
+        location, store: Where the state lies.
+        target: The columns, in the types that Spark takes.
+    """
+
+    def __init__(self, location: str, store: Mapping[str, object], target: pa.Schema) -> None:
+        self._location = location
+        self._store = store
+        self._target = target
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition: a listing is small."""
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all checkpoints."""
+        store = open_existing_store(self._location, options=self._store)
+        rows = [_row(one) for one in list_checkpoints(store, LocationPaths())]
+        yield nested_batch(
+            pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target
+        )
+
+
+def _row(one: CheckpointSummary) -> dict[str, object]:
+    row = {name: getattr(one, name) for name in _SUMMARY_COLUMNS}
+    row |= {
+        "checkpoint_id": one.checkpoint_id,
+        "state": one.state.value,
+        "created_at": _time(one.created_at_ms),
+        "problem": one.problem or None,
+    }
+    if one.state in (CheckpointState.RETAINED, CheckpointState.SUBSUMED):
+        record = BatchRecord.of_properties(one.properties, one.checkpoint_id)
+        row |= {name: getattr(record, name) for name in _BATCH_COLUMNS}
+        row["operators"] = [each.operator_id for each in record.operators]
+    return row
+
+
+def _time(milliseconds: int | None) -> dt.datetime | None:
+    if milliseconds is None:
+        return None
+    return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=milliseconds)
