@@ -2,21 +2,28 @@
 
 import datetime as dt
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.spark import processors
+from tests.spark.processors import INPUT as TOTALS_INPUT
+from tests.spark.processors import TOTALS, Totals
+from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 from tests.spark.versions import ROWS
 
-from statelog.checkpoint.listing import CheckpointState, list_checkpoints
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.spark import transform_with_state
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_store
 
 workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
 pytestmark = ROWS
 
 HOUR = 3_600_000
@@ -88,9 +95,22 @@ def flat(frame: DataFrame) -> list[dict[str, Any]]:
         one: dict[str, Any] = {}
         for name, value in row.items():
             nested = name in ("key", "user_key", "value")
-            one |= {f"{name}.{part}": each for part, each in value.items()} if nested else {name: value}
+            one |= (
+                {f"{name}.{part}": each for part, each in value.items()}
+                if nested
+                else {name: value}
+            )
         rows.append(one)
     return sorted(rows, key=repr)
+
+
+def summaries(location: Path) -> list[CheckpointSummary]:
+    return list_checkpoints(open_store(location), LocationPaths())
+
+
+def retained(location: Path) -> list[int]:
+    is_retained = CheckpointState.RETAINED
+    return [one.checkpoint_id for one in summaries(location) if one.state is is_retained]
 
 
 def expected(table: pa.Table) -> list[dict[str, Any]]:
@@ -102,23 +122,158 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
 ) -> None:
     run = job(spark, tmp_path)
     run.run()
-    store = open_store(run.state)
-    ids = [
-        one.checkpoint_id
-        for one in list_checkpoints(store, LocationPaths())
-        if one.state is CheckpointState.RETAINED
-    ]
+    ids = retained(run.state)
     assert len(ids) == 3
-    sizes = set()
+    counts = []
     for checkpoint_id in ids:
         with StateReader.open(run.state, checkpoint_id) as reader:
-            names = [one.name for one in reader.variables()]
-            assert set(VARIABLES) < set(names)
-            for name in names:
-                frame = read(spark, run.state, stateVarName=name, checkpointId=checkpoint_id, partitions=3)
-                print(name, frame.schema.simpleString())
+            found = [one.name for one in reader.variables()]
+            assert {*VARIABLES, "$timers"} == set(found)
+            # The older ones differ by their rows only.
+            for name in found if checkpoint_id == ids[-1] else ["items"]:
+                options = {"stateVarName": name, "checkpointId": checkpoint_id, "partitions": 2}
                 wanted = expected(reader.table(name))
-                assert flat(frame) == wanted, name
-                assert bool(wanted) == (name != "gone")
-                sizes.add((name, len(wanted)))
-    assert len({size for name, size in sizes if name == "items"}) == 3
+                assert flat(read(spark, run.state, **options)) == wanted, name
+                assert bool(wanted) == (name != "gone"), "expired values are left out"
+                counts += [len(wanted)] * (name == "items")
+    assert counts == [20, 30, 40]
+    latest = read(spark, run.state, stateVarName="by_day", checkpointId="latest")
+    assert latest.schema.simpleString() == (
+        "struct<key_group:int,key:struct<customer:string>,user_key:struct<day:date,n:int>,"
+        "value:struct<counts:map<string,bigint>,ats:array<timestamp>>>"
+    )
+    assert latest.select("key.customer", "user_key.day").where("value.ats[0] is not null").count()
+
+
+def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
+    run = job(spark, tmp_path)
+    run.run()
+    frame = read(spark, run.state, view="checkpoints")
+    rows = frame.where("state = 'retained'").orderBy("checkpoint_id").collect()
+    listed = {one.checkpoint_id: one for one in summaries(run.state)}
+    assert [row.checkpoint_id for row in rows] == retained(run.state)
+    assert [(row.batch_id, row.rows, row.keys) for row in rows] == [(n, 10, 7) for n in (1, 2, 3)]
+    for row in rows:
+        one = listed[row.checkpoint_id]
+        assert row.created_at.timestamp() * 1000 == one.created_at_ms
+        assert (row.size_bytes, row.parent_id) == (one.size_bytes, one.parent_id)
+        assert (row.operators, row.problem) == (["transform_with_state"], None)
+    (damaged,) = (tmp_path / "state").rglob(f"chk-{rows[0].checkpoint_id}/_metadata")
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    bad = {row.checkpoint_id: row for row in frame.collect()}[rows[0].checkpoint_id]
+    assert (bad.state, bad.batch_id, bad.operators) == ("damaged", None, None)
+    assert bad.problem
+
+
+def test_a_frame_keeps_its_checkpoint_while_the_query_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = job(spark, tmp_path, retainedCheckpoints=2)
+    seen: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
+    frames: list[DataFrame] = []
+
+    def sink(_: DataFrame, batch: int) -> None:
+        frames.append(read(spark, run.state, stateVarName="items"))
+        if batch == 1:
+            with StateReader.open(run.state) as reader:
+                seen.append((flat(frames[1]), expected(reader.table("items"))))
+        if batch == 2:
+            seen.append((flat(frames[1]), seen[0][1]))
+            seen.append((flat(frames[2])[:1], seen[0][1][:1]))
+            assert frames[2].count() == 30
+
+    run.run(sink)
+    assert len(frames) == 4
+    assert [len(found) for found, _ in seen] == [20, 20, 1]
+    assert seen[0][0] == seen[0][1] == seen[1][0]
+    # The checkpoint of the first frame is deleted by now; no other is read in its place.
+    with pytest.raises(PySparkException, match=r"CheckpointError.*retain"):
+        frames[0].collect()
+
+
+def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", TOTALS_INPUT)
+    source.add([(key, key) for key in range(20)])
+    state = tmp_path / "state"
+    first = transform_with_state(
+        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), operatorId="a"
+    )
+    steps = first.selectExpr("key % 3 as key", "total as value")
+    second = transform_with_state(steps.groupBy("key"), Totals(), TOTALS, operatorId="b")
+    writer = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    wait(writer.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
+    with pytest.raises(PySparkException, match="has several operators; name one of a, b"):
+        read(spark, state)
+    for operator, rows in (("a", 20), ("b", 3)):
+        with StateReader.open(state, operator=operator) as reader:
+            wanted = expected(reader.table("total"))
+        frame = read(spark, state, operatorId=operator)  # its only variable
+        assert flat(frame) == wanted
+        assert len(wanted) == rows
+        one = wanted[0]
+        pushed = read(spark, state, operatorId=operator, partitions=8, filterPushdown=True)
+        with filter_pushdown(spark):
+            assert flat(pushed.where(f"key.key = {one['key.key']}")) == [one]
+    (row,) = read(spark, state, view="checkpoints").collect()
+    assert (row.operators, row.rows, row.keys) == (["a", "b"], 20, 23)
+
+
+@contextmanager
+def filter_pushdown(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        yield
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    run = job(spark, tmp_path)
+    run.run()
+    with StateReader.open(run.state) as reader:
+        wanted = expected(reader.table("total"))
+    some = read(spark, run.state, stateVarName="total", keyGroups="0-3", partitions=99)
+    assert some.rdd.getNumPartitions() == 4
+    assert flat(some) == [row for row in wanted if row["key_group"] <= 3]
+    assert 0 < some.count() < 7
+    pushed = read(spark, run.state, stateVarName="total", partitions=8, filterPushdown=True)
+    with filter_pushdown(spark):
+        assert pushed.rdd.getNumPartitions() == 8
+        for row in wanted:
+            one = pushed.where(f"key.customer = '{row['key.customer']}'")
+            assert one.rdd.getNumPartitions() == 1
+            assert flat(one) == [row]
+        none = pushed.where("key.customer = 'c1' and key_group = 99")
+        assert (none.rdd.getNumPartitions(), none.count()) == (1, 0)
+        assert pushed.where("key.customer > 'c1'").count() == 5
+    plain = read(spark, run.state, stateVarName="total", partitions=8)
+    assert plain.where("key.customer = 'c1'").rdd.getNumPartitions() == 8
+    assert plain.where("key.customer = 'c1'").count() == 1
+
+
+def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
+    run = job(spark, tmp_path)
+    with pytest.raises(PySparkException, match="no such directory|does not exist"):
+        read(spark, run.state)
+    run.run()
+    spark.sql(
+        "create temporary view totals using statelog options "
+        f"(path '{run.state}', stateVarName 'total')"
+    )
+    try:
+        assert spark.sql("select sum(value.n) from totals").collect() == [(40,)]
+    finally:
+        spark.sql("drop view totals")
+    for options, message in (
+        ({}, "has the state variables total, seen, items, recent, by_day, gone"),
+        ({"stateVarName": "other"}, "has no state variable 'other'; it has 'total'"),
+        ({"stateVarName": "total", "checkpointId": 99}, "checkpoint 99"),
+        ({"stateVarName": "total", "operatorId": "x"}, "has no operator 'x'"),
+        ({"stateVarName": "total", "keyGroups": 8}, "is not inside"),
+        ({"variable": "total"}, "has no option variable; it has path, view, stateVarName"),
+    ):
+        with pytest.raises(PySparkException, match=message):
+            read(spark, run.state, **options)
+    own = spark.read.format("statelog").option("stateVarName", "total").schema("n int")
+    with pytest.raises(PySparkException, match="leave the schema out"):
+        own.load(str(run.state)).collect()

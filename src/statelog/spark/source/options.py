@@ -15,7 +15,14 @@ CHECKPOINTS_VIEW: Final = "checkpoints"
 _VIEWS: Final = (STATE_VIEW, CHECKPOINTS_VIEW)
 _LATEST: Final = "latest"
 _STORE_PREFIX: Final = "store."
-_OF_STATE: Final = ("stateVarName", "checkpointId", "operatorId", "keyGroups", "partitions")
+_OF_STATE: Final = (
+    "stateVarName",
+    "checkpointId",
+    "operatorId",
+    "keyGroups",
+    "partitions",
+    "filterPushdown",
+)
 _NAMES: Final = ("path", "view", *_OF_STATE)
 _RANGE: Final = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
@@ -33,6 +40,8 @@ class SourceOptions:
         operatorId: The operator; None for the only one.
         keyGroups: The key groups to read, as "3" or "0-15"; None for all.
         partitions: Number of partitions; None for one per 32 MiB of stored bytes.
+        filterPushdown: Read only the key groups that filters on the key leave; needs Spark's setting
+            spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).
         store: Options of the store's client, given as `store.<name>`.
     """
 
@@ -43,6 +52,7 @@ class SourceOptions:
     operatorId: str | None = None
     keyGroups: KeyGroupRange | None = None
     partitions: int | None = None
+    filterPushdown: bool = False
     store: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -92,6 +102,7 @@ class SourceOptions:
             operatorId=known["operatorId"],
             keyGroups=_key_groups(known["keyGroups"]),
             partitions=_partitions(known["partitions"]),
+            filterPushdown=_switch(known["filterPushdown"]),
             store=store,
         )
 
@@ -122,3 +133,9 @@ def _partitions(value: str | None) -> int | None:
     if not re.fullmatch(r"[1-9]\d*", value.strip(), re.ASCII):
         raise InvalidOptionsError(f"partitions must be a number of 1 or more, not {value!r}")
     return int(value)
+
+
+def _switch(value: str | None) -> bool:
+    if value is None or value.strip().lower() in ("true", "false"):
+        return value is not None and value.strip().lower() == "true"
+    raise InvalidOptionsError(f"filterPushdown must be true or false, not {value!r}")

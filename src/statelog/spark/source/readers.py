@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -13,8 +14,12 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.model import KeyGroupRange
 from statelog.spark.source.columns import nested_batch
+from statelog.spark.source.filters import key_groups_left
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_existing_store
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter  # from Spark 4.1 on
 
 CHECKPOINT_COLUMNS: pa.Schema = pa.schema(
     [
@@ -53,6 +58,8 @@ class StateRead:
     Args:
         location, store: Where the state lies.
         checkpoint_id, operator, variable: Which state.
+        key: The columns of the operator's key.
+        operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
         now_ms: What expired by then is left out, in all partitions.
     """
@@ -62,6 +69,8 @@ class StateRead:
     checkpoint_id: int
     operator: str
     variable: str
+    key: pa.Schema
+    operator_key_groups: KeyGroupRange
     ranges: Sequence[KeyGroupRange]
     now_ms: int
 
@@ -86,21 +95,40 @@ class StateRows(DataSourceReader):
     def __init__(self, read: StateRead, target: pa.Schema) -> None:
         self._read = read
         self._target = target
+        self._left = read.operator_key_groups
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
-        return [KeyGroups(key_groups) for key_groups in self._read.ranges]
+        left = [one.intersection(self._left) for one in self._read.ranges]
+        # Spark takes no partitions for one without a value.
+        return [KeyGroups(one) for one in left if len(one)] or [KeyGroups(KeyGroupRange.empty())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""
         read = self._read
+        key_groups: KeyGroupRange = partition.value
+        if not len(key_groups):
+            return
         reader = StateReader.open(
             read.location, read.checkpoint_id, store_options=read.store, operator=read.operator
         )
         with reader:
-            key_groups: KeyGroupRange = partition.value
             for batch in reader.batches(read.variable, key_groups=key_groups, now_ms=read.now_ms):
                 yield nested_batch(batch, self._target)
+
+
+class FilteredStateRows(StateRows):
+    """
+    Reads only the key groups that the filters of the query leave.
+
+    A class of its own, because Spark fails a reader with `pushFilters` while its setting
+    spark.sql.python.filterPushdown.enabled is false, which is the default.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Choose key groups by *filters*; return them all, for Spark to apply."""
+        self._left = key_groups_left(filters, self._read.key, self._read.operator_key_groups)
+        return filters
 
 
 class CheckpointRows(DataSourceReader):

@@ -17,6 +17,7 @@ from statelog.spark.source.options import CHECKPOINTS_VIEW, SourceOptions
 from statelog.spark.source.readers import (
     CHECKPOINT_COLUMNS,
     CheckpointRows,
+    FilteredStateRows,
     StateRead,
     StateRows,
 )
@@ -82,7 +83,8 @@ class StateSource:
         target = arrow_schema(schema)
         if self._read is None:
             return CheckpointRows(self._location, self._options.store, target)
-        return StateRows(self._read, target)
+        kind = FilteredStateRows if self._options.filterPushdown else StateRows
+        return kind(self._read, target)
 
 
 def _state(options: SourceOptions, location: str) -> tuple[StateRead, pa.Schema]:
@@ -111,6 +113,8 @@ def _state(options: SourceOptions, location: str) -> tuple[StateRead, pa.Schema]
             checkpoint_id=reader.checkpoint_id,
             operator=reader.schema.operator_id,
             variable=variable,
+            key=reader.schema.key_schema,
+            operator_key_groups=reader.key_groups,
             ranges=key_groups.split(parts),
             now_ms=int(wall_clock_seconds() * 1000),
         )

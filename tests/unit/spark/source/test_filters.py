@@ -1,0 +1,56 @@
+"""Which key groups the filters of a query leave."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statelog.model import KeyGroupRange
+from statelog.spark.source.filters import key_groups_left
+from statelog.state.keys.key_groups import key_group_of
+
+ALL = KeyGroupRange(128, 255)
+KEY = pa.schema([("customer", pa.string()), ("day", pa.int32())])
+
+
+@dataclass(frozen=True)
+class EqualTo:
+    attribute: tuple[str, ...]
+    value: Any
+
+
+@dataclass(frozen=True)
+class GreaterThan(EqualTo):
+    pass
+
+
+A, ONE = EqualTo(("key", "customer"), "a"), EqualTo(("key", "day"), 1)
+FOUND = 128 + key_group_of(("a", 1), KEY, 128)
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        ([], ALL),
+        ([A], ALL),
+        ([A, GreaterThan(("key", "day"), 1)], ALL),
+        ([A, EqualTo(("value", "day"), 1)], ALL),
+        ([A, EqualTo(("key", "day"), None)], ALL),
+        ([A, EqualTo(("key", "day"), "no int")], ALL),
+        ([ONE, A], KeyGroupRange(FOUND, FOUND)),
+        ([EqualTo(("key_group",), 130)], KeyGroupRange(130, 130)),
+        ([EqualTo(("key_group",), 3)], KeyGroupRange.empty()),
+        ([EqualTo(("key_group",), -3)], ALL),
+        ([EqualTo(("key_group",), 255 + 128 - FOUND), A, ONE], KeyGroupRange.empty()),
+    ],
+)
+def test_key_groups_are_left_out_only_for_a_whole_key(
+    filters: list[EqualTo], left: KeyGroupRange
+) -> None:
+    assert left == key_groups_left(filters, KEY, ALL)
+
+
+def test_a_key_that_only_spark_hashes_leaves_all() -> None:
+    key = pa.schema([("pair", pa.struct([("a", pa.int64())]))])
+    assert ALL == key_groups_left([EqualTo(("key", "pair"), {"a": 1})], key, ALL)

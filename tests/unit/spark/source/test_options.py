@@ -1,0 +1,75 @@
+"""The options of `spark.read.format("statelog")`."""
+
+import pytest
+
+from statelog.errors import InvalidOptionsError
+from statelog.model import KeyGroupRange
+from statelog.spark.source import SourceOptions
+
+
+def test_the_names_are_taken_in_any_case() -> None:
+    found = SourceOptions.parse(
+        {
+            "PATH": "/state",
+            "statevarname": "total",
+            "CheckpointId": "7",
+            "operatorid": "op",
+            "keygroups": " 0 - 15 ",
+            "partitions": "3",
+            "filterpushdown": "TRUE",
+            "store.region": "eu",
+        }
+    )
+    assert found == SourceOptions(
+        path="/state",
+        stateVarName="total",
+        checkpointId=7,
+        operatorId="op",
+        keyGroups=KeyGroupRange(0, 15),
+        partitions=3,
+        filterPushdown=True,
+        store={"region": "eu"},
+    )
+
+
+def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
+    found = SourceOptions.parse({"path": "/state"})
+    assert found == SourceOptions.parse(
+        {"path": "/state", "view": "State", "checkpointId": "Latest", "filterPushdown": "false"}
+    )
+    assert (found.view, found.checkpointId, found.keyGroups) == ("state", None, None)
+    assert SourceOptions.parse({"path": "/s", "keyGroups": "3"}).keyGroups == KeyGroupRange(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "/s", "variable": "x", "a": "y"}, "has no option a, variable; it has path, view"),
+        ({}, r"needs a state location: spark.read.format\(\"statelog\"\).load"),
+        ({"path": ""}, "needs a state location"),
+        ({"path": "/s", "view": "keys"}, "view must be state or checkpoints, not 'keys'"),
+        ({"path": "/s", "checkpointId": "newest"}, "a number or latest, not 'newest'"),
+        ({"path": "/s", "checkpointId": "-1"}, "a number or latest, not '-1'"),
+        ({"path": "/s", "keyGroups": "5-3"}, "or a range such as 0-15, not '5-3'"),
+        ({"path": "/s", "keyGroups": "1,2"}, "or a range such as 0-15, not '1,2'"),
+        ({"path": "/s", "partitions": "0"}, "a number of 1 or more, not '0'"),
+        ({"path": "/s", "filterPushdown": "on"}, "true or false, not 'on'"),
+        (
+            {"path": "/s", "view": "checkpoints", "keyGroups": "1", "stateVarName": "x"},
+            "the view checkpoints takes no stateVarName, keyGroups",
+        ),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOptionsError, match=message):
+        SourceOptions.parse(options)
+
+
+def test_no_message_and_no_text_shows_a_secret() -> None:
+    secret = "hush-hush"
+    with pytest.raises(InvalidOptionsError) as raised:
+        SourceOptions.parse({"path": "s3://bucket", "secret_access_key": secret})
+    assert secret not in str(raised.value)
+    found = SourceOptions.parse({"path": "s3://bucket", "store.secret_access_key": secret})
+    assert secret not in repr(found)
+    assert found.store == {"secret_access_key": secret}
