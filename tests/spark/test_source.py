@@ -15,7 +15,7 @@ from tests.spark import processors
 from tests.spark.processors import INPUT as TOTALS_INPUT
 from tests.spark.processors import TOTALS, Totals
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
-from tests.spark.versions import ROWS
+from tests.spark.versions import needs
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.spark import transform_with_state
@@ -24,7 +24,6 @@ from statelog.store import LocationPaths, open_store
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
-pytestmark = ROWS
 
 HOUR = 3_600_000
 INPUT = "customer string, item string, n int, at timestamp"
@@ -198,7 +197,7 @@ def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> N
     first = transform_with_state(
         source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), operatorId="a"
     )
-    steps = first.selectExpr("key % 3 as key", "total as value")
+    steps = first.selectExpr("key % 3 as key", "total as amount")
     second = transform_with_state(steps.groupBy("key"), Totals(), TOTALS, operatorId="b")
     writer = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
     wait(writer.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
@@ -227,6 +226,7 @@ def filter_pushdown(spark: SparkSession) -> Iterator[None]:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+@needs((4, 1), "filters for Python data sources")
 def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_path: Path) -> None:
     run = job(spark, tmp_path)
     run.run()
@@ -239,7 +239,7 @@ def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_pat
     pushed = read(spark, run.state, stateVarName="total", partitions=8, filterPushdown=True)
     with filter_pushdown(spark):
         assert pushed.rdd.getNumPartitions() == 8
-        for row in wanted:
+        for row in wanted[:3]:
             one = pushed.where(f"key.customer = '{row['key.customer']}'")
             assert one.rdd.getNumPartitions() == 1
             assert flat(one) == [row]
@@ -253,7 +253,7 @@ def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_pat
 
 def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
     run = job(spark, tmp_path)
-    with pytest.raises(PySparkException, match="no such directory|does not exist"):
+    with pytest.raises(PySparkException, match=r"no such directory|does not exist"):
         read(spark, run.state)
     run.run()
     spark.sql(

@@ -14,7 +14,7 @@ STATE_VIEW: Final = "state"
 CHECKPOINTS_VIEW: Final = "checkpoints"
 _VIEWS: Final = (STATE_VIEW, CHECKPOINTS_VIEW)
 _LATEST: Final = "latest"
-_STORE_PREFIX: Final = "store."
+_STORE_PREFIX: Final = "storeOptions."
 _OF_STATE: Final = (
     "stateVarName",
     "checkpointId",
@@ -42,7 +42,7 @@ class SourceOptions:
         partitions: Number of partitions; None for one per 32 MiB of stored bytes.
         filterPushdown: Read only the key groups that filters on the key leave; needs Spark's setting
             spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).
-        store: Options of the store's client, given as `store.<name>`.
+        store: Options of the store's client, given as `storeOptions.<name>`.
     """
 
     path: str
@@ -68,9 +68,9 @@ class SourceOptions:
         """
         options = {name.lower(): value for name, value in given.items()}
         store = {
-            name.removeprefix(_STORE_PREFIX): options.pop(name)
+            name[len(_STORE_PREFIX) :]: options.pop(name)
             for name in list(options)
-            if name.startswith(_STORE_PREFIX)
+            if name.startswith(_STORE_PREFIX.lower())
         }
         known = {name: options.pop(name.lower(), None) for name in _NAMES}
         if options:

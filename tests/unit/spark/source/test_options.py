@@ -17,7 +17,7 @@ def test_the_names_are_taken_in_any_case() -> None:
             "keygroups": " 0 - 15 ",
             "partitions": "3",
             "filterpushdown": "TRUE",
-            "store.region": "eu",
+            "storeoptions.region": "eu",
         }
     )
     assert found == SourceOptions(
@@ -70,6 +70,6 @@ def test_no_message_and_no_text_shows_a_secret() -> None:
     with pytest.raises(InvalidOptionsError) as raised:
         SourceOptions.parse({"path": "s3://bucket", "secret_access_key": secret})
     assert secret not in str(raised.value)
-    found = SourceOptions.parse({"path": "s3://bucket", "store.secret_access_key": secret})
+    found = SourceOptions.parse({"path": "s3://bucket", "storeOptions.secret_access_key": secret})
     assert secret not in repr(found)
     assert found.store == {"secret_access_key": secret}
