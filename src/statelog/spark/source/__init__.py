@@ -7,7 +7,7 @@ The data source `spark.read.format("statelog")`: state and checkpoints as rows.
     filters      the key groups that the filters of a query leave
     columns      flat columns of state as Spark's structs
 
-Spark finds it by the package `pyspark_statelog`.  docs/how-to/read-state.md has examples.
+Spark finds it by the package `pyspark_statelog`.  docs/how-to/read-state-on-spark.md has examples.
 """
 
 from statelog.spark.source.options import SourceOptions
