@@ -23,7 +23,7 @@ from tests.differential.programs import (
     by_key,
 )
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.spark.versions import row_operator
+from tests.spark.versions import needs, row_operator
 from tests.unit.spark.worker import test_parity
 from tests.unit.spark.worker.test_parity import Waking
 
@@ -64,6 +64,7 @@ def test_random_programs_see_the_same_state_as_on_spark(
         assert by_key(expected) == by_key(actual), f"batch {batch}"
 
 
+@needs((4, 2), "timers of keys with a struct")
 def test_keys_of_timers_are_those_that_spark_shows(spark: "SparkSession") -> None:
     at = dt.datetime(2011, 12, 9, 12, 50, 0, 1, dt.UTC)
     keys = [

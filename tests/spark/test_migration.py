@@ -46,7 +46,7 @@ class Totals(StatefulProcessor):
             self.recent.appendValue((row.item,))
             (count, tags) = self.by_day.getValue((row.day,)) or (0, [])
             self.by_day.updateValue((row.day,), (count + 1, [*tags, row.item]))
-            self.seen.update((row.at, Row(item=row.item, n=n)))
+            self.seen.update((row.at, (row.item, n)))
         self.total.update((n, total))
         self.gone.update((n,))
         if not list(self.handle.listTimers()):

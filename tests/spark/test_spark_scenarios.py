@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 INITIAL_FRAMES = needs((4, 1), "frames of initial state with the names of their columns")
+NO_LIMIT = needs((4, 2), "frames without a limit beside initial state")
 
 workers_get_by_value(__name__)
 
@@ -204,7 +205,7 @@ class Chunks(StatefulProcessor):
     ("name", "value", "chunks"),
     [
         ("maxRecordsPerBatch", "1", 3),
-        pytest.param("maxRecordsPerBatch", "-1", 1, marks=INITIAL_FRAMES),
+        pytest.param("maxRecordsPerBatch", "-1", 1, marks=NO_LIMIT),
         pytest.param("maxBytesPerBatch", "2", 3, marks=needs((4, 2), "a limit of a frame's bytes")),
     ],
 )

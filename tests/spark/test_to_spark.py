@@ -38,8 +38,8 @@ START = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
 """In an hour that many zones have twice."""
 
 
-TAGS = [None, 2**60 + 1] if SPARK > (4, 0) else [7]
-"""Elements of an array in list state; Spark 4.0 reads arrays there as floats."""
+TAGS = [None, 2**60 + 1] if SPARK > (4, 1) else [7]
+"""Elements of an array in list state; before 4.2 arrays with nulls are floats in frames."""
 
 
 class Everything(StatefulProcessor):

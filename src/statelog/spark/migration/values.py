@@ -9,6 +9,7 @@ and the version of Spark; what they are is known from the declared type only.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -16,6 +17,9 @@ import numpy as np
 from pyspark.sql import types as T  # noqa: N812
 
 from statelog.errors import UsageError
+
+_EXACT = 2**53
+"""Floats hold each whole number below this."""
 
 Plain: TypeAlias = Callable[[Any], Any]
 """Converts a value that is not null."""
@@ -67,6 +71,8 @@ def _plain(kind: T.DataType, is_utc: bool) -> Plain:
             return _time
         case T.BinaryType():
             return bytes
+        case T.IntegralType():
+            return _whole
         case _:
             return _scalar
 
@@ -83,6 +89,29 @@ def _scalar(value: Any) -> Any:
         if hasattr(value, name):
             return getattr(value, name)()
     return value
+
+
+def _whole(value: Any) -> int | None:
+    """
+    Return a whole number, also of a float.
+
+    In frames of Spark before 4.2 an array of whole numbers with a null is an array of floats.
+
+    Raises:
+        UsageError: It is so large that the float may be another number.
+    """
+    if not isinstance(value, float | np.floating):
+        return int(value)
+    number = float(value)
+    if math.isnan(number):
+        return None
+    if abs(number) >= _EXACT:
+        raise UsageError(
+            f"the initial state has {number!r} in an array with nulls, where this version of Spark gives "
+            "frames floats, which do not hold such numbers exactly. Use a processor of Rows, or Spark "
+            "4.2 or later"
+        )
+    return int(number)
 
 
 def _time(value: Any) -> Any:

@@ -127,3 +127,12 @@ def test_statelog_takes_the_structs_too() -> None:
     )
     local = UTC_MOMENT.astimezone().replace(tzinfo=None)
     assert tester.test("a", [Row(key="a")]) == [Row(item="pen", at=local, n=7)]
+
+
+def test_whole_numbers_come_back_from_floats_or_are_refused() -> None:
+    schema = T.StructType([T.StructField("tags", T.ArrayType(T.LongType()))])
+    convert = plain_struct(schema, is_utc=False)
+    assert ([1, None, 2**53 - 1],) == convert((np.array([1, np.nan, 2**53 - 1]),))
+    assert ([2**60 + 1],) == convert((np.array([2**60 + 1]),))
+    with pytest.raises(UsageError, match=r"1\.152\d+e\+18.* in an array with nulls"):
+        convert((np.array([2**60 + 1, np.nan]),))
