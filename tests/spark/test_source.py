@@ -257,13 +257,13 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
         read(spark, run.state)
     run.run()
     spark.sql(
-        "create temporary view totals using statelog options "
+        "create temporary view state_of_totals using statelog options "
         f"(path '{run.state}', stateVarName 'total')"
     )
     try:
-        assert spark.sql("select sum(value.n) from totals").collect() == [(40,)]
+        assert spark.sql("select sum(value.n) from state_of_totals").collect() == [(40,)]
     finally:
-        spark.sql("drop view totals")
+        spark.sql("drop view state_of_totals")
     for options, message in (
         ({}, "has the state variables total, seen, items, recent, by_day, gone"),
         ({"stateVarName": "other"}, "has no state variable 'other'; it has 'total'"),

@@ -37,23 +37,33 @@ class Rows(StatefulProcessor):
 
 
 class Progresses(StreamingQueryListener):
-    """Keeps the progress of each micro-batch that Spark reports."""
+    """Keeps the progress of each micro-batch that Spark reports, of all queries of the session."""
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
-        self.ended = threading.Event()
+        self._seen: list[Any] = []
+        self._ended: set[str] = set()
+        self._changed = threading.Condition()
+
+    def of(self, query: Any) -> list[Any]:
+        """Wait for the end of a query, and return its progress."""
+        with self._changed:
+            ended = self._changed.wait_for(lambda: query.runId in self._ended, TIMEOUT_SECONDS)
+        assert ended, "no event says that the query has ended"
+        return [one for one in self._seen if str(one.runId) == query.runId]
 
     def onQueryStarted(self, event: Any) -> None:
         pass
 
     def onQueryProgress(self, event: Any) -> None:
-        self.seen.append(event.progress)
+        self._seen.append(event.progress)
 
     def onQueryIdle(self, event: Any) -> None:
         pass
 
     def onQueryTerminated(self, event: Any) -> None:
-        self.ended.set()
+        with self._changed:
+            self._ended.add(str(event.runId))
+            self._changed.notify_all()
 
 
 @pytest.fixture
@@ -95,8 +105,7 @@ def test_the_progress_of_a_query_has_the_figures_of_each_batch(
     assert ours == [figures(one) for one in recent]
     assert [0, 1] == [one["batchId"] for one in recent]
     assert [[], []] == [one["stateOperators"] for one in recent]
-    assert listener.ended.wait(TIMEOUT_SECONDS)
-    heard = [dict(one.sources[-1].metrics) for one in listener.seen]
+    heard = [dict(one.sources[-1].metrics) for one in listener.of(query)]
     assert ours == [one for one in heard if one]
 
 
