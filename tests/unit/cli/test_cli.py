@@ -46,18 +46,6 @@ def location(tmp_path) -> str:
     return str(tmp_path / "job")
 
 
-@pytest.fixture
-def call(capsys):
-    def call(*arguments: str, status: int = 0) -> str:
-        found = run(arguments)
-        said = capsys.readouterr()
-        assert found == status, said
-        assert "Traceback" not in said.err
-        return said.out if status == 0 else said.out + said.err
-
-    return call
-
-
 def lines(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 

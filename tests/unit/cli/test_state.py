@@ -8,7 +8,6 @@ import pytest
 from tests.unit.checkpoint.helpers import small_checkpoint, started
 from tests.unit.state.reader.histories import History, key_of
 
-from statelog.cli.main import run
 from statelog.cli.state_rows import show_rows
 from statelog.store import open_store
 
@@ -35,18 +34,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
             if key_of(number)[1] is not None:
                 return Stored(str(folder), history, number)
     raise AssertionError("no seed has such a key")
-
-
-@pytest.fixture
-def call(capsys):
-    def call(*arguments: str, status: int = 0) -> str:
-        found = run(arguments)
-        said = capsys.readouterr()
-        assert found == status, said
-        assert "Traceback" not in said.err
-        return said.out if status == 0 else said.out + said.err
-
-    return call
 
 
 def lines(text: str) -> list[dict]:

@@ -30,6 +30,7 @@ from statelog.model.checkpoint import MaterializedHandle
 from statelog.runtime.ids import RandomIds
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.memory import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
@@ -338,3 +339,18 @@ def rows_of(table: pa.Table) -> Rows:
         value = {name.removeprefix("value."): row[name] for name in values} or None
         rows.setdefault(number, []).append((place, value, row.get("expires_at_ms")))
     return rows
+
+
+@dataclass(frozen=True)
+class Tiny(MemoryLimits):
+    """Limits under which state is held in columns from the start."""
+
+    dict_rows: int = 0
+
+    @property
+    def recent_bytes(self) -> int:
+        return 0
+
+    @property
+    def pending_bytes(self) -> int:
+        return 300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tests.unit.state.reader.histories import (
     Model,
     Row,
     Rows,
+    Tiny,
     group_of,
     key_of,
     rows_of,
@@ -30,28 +31,12 @@ import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, ClosedError, UsageError
 from statelog.model import KeyGroupRange
-from statelog.state.heap.memory import MemoryLimits
 from statelog.state.kinds import StateKind
 from statelog.state.reader import LocationState, StateReader, location_state, state_reader
 from statelog.state.reader.lookup import StateKey, key_from_text
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultyStore
-
-
-@dataclass(frozen=True)
-class Tiny(MemoryLimits):
-    """Limits under which state is held in columns from the start."""
-
-    dict_rows: int = 0
-
-    @property
-    def recent_bytes(self) -> int:
-        return 0
-
-    @property
-    def pending_bytes(self) -> int:
-        return 300
 
 
 @pytest.fixture(params=["at once", "in portions", "in columns"])

@@ -6,7 +6,6 @@ import itertools
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from tests.unit.state.reader.histories import (
     TTL_MS,
     History,
     Rows,
+    Tiny,
     rows_of,
 )
 
@@ -35,28 +35,12 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.model import KeyGroupRange
-from statelog.state.heap.memory import MemoryLimits
 from statelog.state.reader import StateReader, state_reader
 from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import LocationPaths, ObjectStore, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore, OddError
 
 PATHS = LocationPaths()
-
-
-@dataclass(frozen=True)
-class Tiny(MemoryLimits):
-    """Limits under which state is held in columns from the start."""
-
-    dict_rows: int = 0
-
-    @property
-    def recent_bytes(self) -> int:
-        return 0
-
-    @property
-    def pending_bytes(self) -> int:
-        return 300
 
 
 @pytest.fixture(params=["at once", "in portions", "in columns"])
