@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from statelog.arguments import whole_number
 from statelog.errors import UsageError
@@ -76,11 +75,13 @@ class KeyGroupRange:
         return KeyGroupRange.of(max(self.start, other.start), min(self.end, other.end))
 
     def split(self, parts: int) -> tuple[KeyGroupRange, ...]:
-        """Return *parts* ranges of about the same size, or one for each key group."""
-        count = len(self)
-        parts = max(1, min(parts, count))
-        bounds = [self.start + count * part // parts for part in range(parts + 1)]
-        return tuple(KeyGroupRange(start, stop - 1) for start, stop in pairwise(bounds))
+        """Return the ranges of *parts* tasks that share these key groups, or one for each key group."""
+        if not len(self):
+            return (self,)
+        return tuple(
+            KeyGroupRange(self.start + one.start, self.start + one.end)
+            for one in split_key_groups(len(self), max(1, min(parts, len(self))))
+        )
 
     def __str__(self) -> str:
         return f"[{self.start}, {self.end}]"

@@ -16,13 +16,13 @@ from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import TaskCount
-from statelog.model import KeyGroupRange, split_key_groups
+from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import has_due_timer
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation
-from statelog.spark.query.initial_state import with_initial_rows
+from statelog.spark.query.initial_state import InitialState, with_initial_rows
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.query import Query
 from statelog.spark.rows.late_rows import LateRows
@@ -81,9 +81,9 @@ class OperatorRun:
         self._input_bytes: int | None = None
 
     @property
-    def _starts_empty(self) -> bool:
-        """Whether the micro-batch begins with initial rows."""
-        return self._location.base is None and self.definition.initial is not None
+    def _initial(self) -> InitialState | None:
+        """The initial rows of the micro-batch, if it begins with them."""
+        return self.definition.initial if self._location.base is None else None
 
     def ranges(self, frame: DataFrame, times: BatchTimes) -> tuple[KeyGroupRange, ...]:
         """
@@ -94,16 +94,12 @@ class OperatorRun:
             times: The times of the micro-batch.
         """
         self._input_bytes = self._size_of(frame, times) if self._index == 0 else None
-        tasks, first = self._task_count.choose(self._input_bytes), self._key_groups.start
-        return tuple(
-            KeyGroupRange(first + one.start, first + one.end)
-            for one in split_key_groups(len(self._key_groups), tasks)
-        )
+        return self._key_groups.split(self._task_count.choose(self._input_bytes))
 
     def _size_of(self, frame: DataFrame, times: BatchTimes) -> int | None:
         """Return the size of the input where it is known and needed."""
         bounds = self._query.task_bounds
-        if bounds.least == bounds.most or self._starts_empty:
+        if bounds.least == bounds.most or self._initial is not None:
             return None
         return 0 if times.is_idle and self.definition.plan.is_stateless else input_bytes(frame)
 
@@ -115,7 +111,7 @@ class OperatorRun:
             times: The times of the micro-batch.
             upstream: The answers of the operator before it; empty for the first.
         """
-        if self._starts_empty or not self.definition.plan.is_stateless:
+        if self._initial is not None or not self.definition.plan.is_stateless:
             return True
         if self._index == 0:
             return not times.is_idle
@@ -149,8 +145,8 @@ class OperatorRun:
             before = query.operators[self._index - 1]
             inline, files = inline_rows(upstream), row_files(upstream)
             frame = definition.of_upstream(frame_of_rows(session, query, before, inline, files))
-        if self._starts_empty and definition.initial is not None:
-            frame = with_initial_rows(frame, definition.initial)
+        if self._initial is not None:
+            frame = with_initial_rows(frame, self._initial)
         if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1), True
         return by_task(frame, tasks, self._key_groups), True
@@ -166,8 +162,7 @@ class OperatorRun:
         """
         definition, settings, location = self.definition, self._query.settings, self._location
         times, ranges = batch.times, batch.ranges[self._index]
-        starts_empty = self._starts_empty and definition.initial is not None
-        initial = definition.initial.task_layout if definition.initial and starts_empty else None
+        initial = None if self._initial is None else self._initial.task_layout
         has_time = definition.time_mode != "none"
         last, base = location.last_run(self._index), location.base
         return TaskSpec(

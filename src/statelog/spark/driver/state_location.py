@@ -95,7 +95,7 @@ class StateLocation:
         self.due_ms: list[int | None] = [NEVER_MS] * len(query.operators)
         """When the next timer of each operator is due, in the time of the time mode; None if
         unknown."""
-        self._progress = [_EMPTY] * len(query.operators)
+        self._last_runs = [_EMPTY] * len(query.operators)
         self.epoch = 0
         self._known: KnownCheckpoints = {}
 
@@ -164,7 +164,7 @@ class StateLocation:
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
             self.due_ms = [one.next_due_ms for one in record.operators]
-            self._progress = [_last_run(self.base)] * len(query.operators)
+            self._last_runs = [_last_run(self.base)] * len(query.operators)
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.rewound = record.rewound
             self.snapshots.begin(self.base, record.state_entries)
@@ -248,14 +248,15 @@ class StateLocation:
         self.base, self.record = completed, record
         self.due_ms = [one.next_due_ms for one in record.operators]
         last = _last_run(completed)
-        self._progress = [
-            last if has_run else before for has_run, before in zip(ran, self._progress, strict=True)
+        self._last_runs = [
+            last if has_run else before
+            for has_run, before in zip(ran, self._last_runs, strict=True)
         ]
         self.snapshots.advance(completed)
 
     def last_run(self, operator: int) -> LastRun:
         """Return the newest checkpoint in which an operator ran."""
-        return self._progress[operator]
+        return self._last_runs[operator]
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects that no checkpoint names, or log the failure."""
