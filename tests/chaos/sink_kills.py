@@ -36,7 +36,7 @@ from tests.chaos.sink_targets import Rows, Target
 from tests.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.processes import kill_session, start_session
+from statelog.demo.processes import kill_session, start_program
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KEYS: Final = 5
@@ -250,7 +250,7 @@ class SinkCampaign:
         log.unlink(missing_ok=True)
         plan = Plan(list(self.queries), self.catalog, self.chance.choice((1, 2, 3)), stops)
         program = [sys.executable, "-m", "tests.chaos.sink_job", str(self.folder), plan.to_json()]
-        return start_session(program, log=log, environment=self._environment()), log
+        return start_program(program, log=log, environment=self._environment()), log
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -14,7 +14,7 @@ import pytest
 from tests.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.processes import kill_session, start_session
+from statelog.demo.processes import kill_session, start_program
 
 ROOT = Path(__file__).parents[2]
 # In a worker, when everything is written and before it is acknowledged: the first attempt of one
@@ -63,7 +63,7 @@ def run_scenario(
     """Run the scenario to its end and return what it printed."""
     log = folder / "scenario.log"
     program = str(Path(__file__).with_name("scenario.py"))
-    process = start_session(
+    process = start_program(
         [sys.executable, program, master, str(folder), *deliveries], log=log, environment=variables
     )
     try:
@@ -111,7 +111,7 @@ def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     local = ["--host", "127.0.0.1", "--webui-port", "0"]
     log = tmp_path / "master.log"
     started = [
-        start_session(
+        start_program(
             [spark_class, f"{deploy}.master.Master", *local, "--port", "0"],
             log=log,
             environment=variables,
@@ -123,7 +123,7 @@ def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             host = ["--host", f"127.0.0.{index + 1}", "--webui-port", "0"]
             work = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"w{index}")]
             started.append(
-                start_session(
+                start_program(
                     [spark_class, f"{deploy}.worker.Worker", *host, *work, url],
                     log=tmp_path / f"worker-{index}.log",
                     environment=variables,

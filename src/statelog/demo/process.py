@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from statelog.demo.job import JobConfig
-from statelog.demo.processes import ProcessInfo, kill_session, start_session
+from statelog.demo.processes import ProcessInfo, kill_session, start_program
 from statelog.errors import StatelogError
 
 PROGRAM = ("-m", "statelog.demo.program")
@@ -48,7 +48,7 @@ class JobProcess:
         self._log = log
         self._pipe, theirs = os.pipe()
         try:
-            self._process: subprocess.Popen[bytes] = start_session(
+            self._process: subprocess.Popen[bytes] = start_program(
                 [sys.executable, *program, msgspec.json.encode(config).decode(), str(theirs)],
                 log=log,
                 environment={**os.environ, **(environment or {})},

@@ -38,17 +38,6 @@ class ProcessInfo:
     name: str
 
 
-def start_session(
-    arguments: Sequence[str],
-    *,
-    log: Path,
-    environment: Mapping[str, str],
-    pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, see `start_program`."""
-    return start_program(arguments, log=log, environment=environment, pass_fds=pass_fds)
-
-
 def start_program(
     arguments: Sequence[str],
     *,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statelog.demo import processes
-from statelog.demo.processes import kill_session, processes_of_session, start_session
+from statelog.demo.processes import kill_session, processes_of_session, start_program
 
 # A child in a process group of its own, and a grandchild whose parent is gone.
 FAMILY = """
@@ -34,7 +34,7 @@ def wait_for(count: int, leader: int) -> None:
 
 def test_all_processes_of_a_session_are_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    leader = start_session([sys.executable, "-c", FAMILY], log=log, environment=os.environ)
+    leader = start_program([sys.executable, "-c", FAMILY], log=log, environment=os.environ)
     wait_for(3, leader.pid)
     assert leader.pid in {process.pid for process in processes_of_session(leader.pid)}
     killed = kill_session(leader)
@@ -46,7 +46,7 @@ def test_all_processes_of_a_session_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_session_that_is_over_is_ended_without_a_fuss(tmp_path: Path) -> None:
-    leader = start_session(
+    leader = start_program(
         [sys.executable, "-c", "pass"], log=tmp_path / "log", environment=os.environ
     )
     leader.wait()
@@ -56,7 +56,7 @@ def test_a_session_that_is_over_is_ended_without_a_fuss(tmp_path: Path) -> None:
 
 def test_standard_input_ends_with_the_parent(tmp_path: Path) -> None:
     program = "import sys; sys.stdin.read(); print('ended')"
-    leader = start_session(
+    leader = start_program(
         [sys.executable, "-c", program], log=tmp_path / "log", environment=os.environ
     )
     assert leader.stdin is not None

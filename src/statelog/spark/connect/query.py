@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +12,7 @@ from statelog.errors import UnavailableError
 from statelog.spark.connect.worker import figures_key
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.stream.stateful_query import message_first
 
 _CRASHED: Final = "Python worker exited unexpectedly"
 
@@ -52,12 +51,12 @@ class ConnectQuery(StreamingQuery):
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """See Spark's `StreamingQuery.awaitTermination`."""
-        with self._message_first():
+        with message_first(_begin_with_message):
             return super().awaitTermination(timeout)
 
     def processAllAvailable(self) -> None:
         """See Spark's `StreamingQuery.processAllAvailable`."""
-        with self._message_first():
+        with message_first(_begin_with_message):
             super().processAllAvailable()
 
     def exception(self) -> StreamingQueryException | None:
@@ -66,14 +65,6 @@ class ConnectQuery(StreamingQuery):
         if error is not None:
             _begin_with_message(error)
         return error
-
-    @contextlib.contextmanager
-    def _message_first(self) -> Iterator[None]:
-        try:
-            yield
-        except StreamingQueryException as error:
-            _begin_with_message(error)
-            raise
 
 
 def _begin_with_message(error: Any) -> None:

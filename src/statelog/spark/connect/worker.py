@@ -159,7 +159,7 @@ class ConnectEngine:
         text = msgspec.json.encode(progress.to_json()).decode()
         try:
             self._root.conf.set(figures_key(query_id, progress.batch_id), text)
-        except Exception as error:  # the client's session may have ended; the query goes on
+        except Exception as error:  # the client's session may have ended; the query continues
             _log.debug("the figures of batch %d are not stored: %s", progress.batch_id, error)
 
 

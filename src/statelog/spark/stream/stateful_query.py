@@ -46,6 +46,16 @@ class Failures:
             raise BatchFailed(f"batch {batch_id} failed") from self.last
 
 
+@contextlib.contextmanager
+def message_first(begin: Callable[[StreamingQueryException], None]) -> Iterator[None]:
+    """Call *begin* with the error that ended a query, to put its cause in front, and raise it."""
+    try:
+        yield
+    except StreamingQueryException as error:
+        begin(error)
+        raise
+
+
 class StatefulQuery(StreamingQuery):
     """
     Spark's `StreamingQuery`, whose errors begin with statelog's message.
@@ -61,12 +71,12 @@ class StatefulQuery(StreamingQuery):
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """See Spark's `StreamingQuery.awaitTermination`."""
-        with self._message_first():
+        with message_first(self._begin_with_message):
             return super().awaitTermination(timeout)
 
     def processAllAvailable(self) -> None:
         """See Spark's `StreamingQuery.processAllAvailable`."""
-        with self._message_first():
+        with message_first(self._begin_with_message):
             super().processAllAvailable()
 
     def exception(self) -> StreamingQueryException | None:
@@ -75,14 +85,6 @@ class StatefulQuery(StreamingQuery):
         if error is not None:
             self._begin_with_message(error)
         return error
-
-    @contextlib.contextmanager
-    def _message_first(self) -> Iterator[None]:
-        try:
-            yield
-        except StreamingQueryException as error:
-            self._begin_with_message(error)
-            raise
 
     def _begin_with_message(self, error: Any) -> None:
         last = self._failures.last
