@@ -1,5 +1,6 @@
 """statelog: durable, log-structured keyed state."""
 
+import importlib
 import warnings
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,6 @@ from statelog.options import (
     StreamOptions,
     load_options,
 )
-from statelog.state.reader import KeyVersion, LocationState, open
 from statelog.store import ObjectInfo, ObjectStore, open_store
 
 __version__ = "0.2.0"
@@ -172,11 +172,16 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from statelog.state.reader import KeyVersion, LocationState, open
+
     MaterializationOptions = SnapshotPolicy
 else:
 
-    def __getattr__(name: str) -> type[SnapshotPolicy]:
-        """Return a public class by its former name, with a warning."""
+    def __getattr__(name: str) -> object:
+        """Return what reads state, imported on first use, or a class by its former name."""
+        if name in ("KeyVersion", "LocationState", "open"):
+            # A program that only writes a changelog does not need the tables of state.
+            return getattr(importlib.import_module("statelog.state.reader"), name)
         if name == "MaterializationOptions":
             warnings.warn(
                 "statelog.MaterializationOptions is now statelog.SnapshotPolicy",
