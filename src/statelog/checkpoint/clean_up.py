@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import newest_epoch
+from statelog.checkpoint.restore import kept_checkpoint
+from statelog.checkpoint.tags import retained_ids
+from statelog.core.checkpoint_events import RetainedCheckpoint
+from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
 from statelog.store import LocationPaths, ObjectInfo, ObjectStore
 from statelog.store.paths import (
@@ -100,18 +104,37 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     return _report(waiting, deleted, reason if failed else "")
 
 
-def delete_checkpoints(
-    store: ObjectStore, paths: LocationPaths, checkpoint_ids: Sequence[int]
-) -> tuple[CleanUpReport, tuple[int, ...]]:
+def give_up(
+    store: ObjectStore, paths: LocationPaths, checkpoint_ids: Sequence[int], pins: Iterable[Pin]
+) -> tuple[CleanUpReport, tuple[RetainedCheckpoint, ...], tuple[int, ...]]:
     """
-    Delete the metadata of checkpoints, newest first; return the report and the remaining ids.
+    Delete the metadata of checkpoints that a restore gave up, newest first, but pinned ones.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        checkpoint_ids: The checkpoints, ascending.
+        pins: The pins of the location.
+
+    Returns:
+        The report, the pinned checkpoints, and those that could not be deleted.
+
+    Raises:
+        StoreError: A pinned checkpoint could not be read; nothing was deleted.
 
     Blocks: On the store.
     """
-    named = {paths.metadata(one): one for one in reversed(checkpoint_ids)}
-    report = delete_objects(store, named)
-    gone = {named[path] for path in report.deleted}
-    return report, tuple(one for one in checkpoint_ids if one not in gone)
+    ids = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
+    found = (kept_checkpoint(store, paths, one) for one in sorted(ids))
+    held = tuple(one for one in found if one is not None)
+    if any(one.objects is None for one in held):  # it cannot be read, so its needs are unknown
+        return CleanUpReport(), held, ()
+    # The metadata of a checkpoint may hold change sets that a later one needs.
+    needed = {path for one in held for path in one.objects or ()}
+    named = {paths.metadata(one): one for one in reversed(checkpoint_ids) if one not in ids}
+    report = delete_objects(store, [path for path in named if path not in needed])
+    remaining = sorted(named[path] for path in report.failed)
+    return report, held, tuple(remaining)
 
 
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
@@ -193,11 +216,12 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
 
     Blocks: On the store.
     """
-    newest = find_newest(store, paths).newest
+    ids = present_ids(store, paths)
+    newest = find_newest(store, paths, ids=ids).newest
     if newest is None:
         return frozenset() if newest_epoch(store, paths) else None
     marked: set[str] = set()
-    for checkpoint_id in newest.retained:
+    for checkpoint_id in retained_ids(store, paths, newest, ids):
         path = paths.metadata(checkpoint_id)
         try:
             checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
@@ -228,7 +252,8 @@ def _is_ours(paths: LocationPaths, path: str) -> bool:
 
 
 def _count_unknown(paths: LocationPaths, listed: Iterable[ObjectInfo]) -> int:
-    claims = paths.owners + "/"
+    never_garbage = tuple(f"{one}/" for one in (paths.owners, paths.tags, paths.parents))
     return sum(
-        not _is_ours(paths, info.path) and not info.path.startswith(claims) for info in listed
+        not _is_ours(paths, info.path) and not info.path.startswith(never_garbage)
+        for info in listed
     )

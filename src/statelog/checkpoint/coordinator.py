@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from statelog.checkpoint.clean_up import CleanUpReport, delete_checkpoints, delete_objects
+from statelog.checkpoint.clean_up import (
+    CleanUpReport,
+    delete_objects,
+    give_up,
+)
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.history import (
     KnownCheckpoints,
     StoredCheckpoint,
-    find_newest,
     load_checkpoint,
     load_section,
 )
@@ -28,6 +31,7 @@ from statelog.checkpoint.restore import (
     find_restore_point,
     objects_of,
 )
+from statelog.checkpoint.tags import read_pins, retained_checkpoints
 from statelog.core.checkpoint_events import (
     Acknowledged,
     CleanUpRequested,
@@ -38,6 +42,7 @@ from statelog.core.checkpoint_events import (
     DeleteObjects,
     Fenced,
     Restored,
+    RetainedCheckpoint,
     Triggered,
     WriteMetadata,
 )
@@ -63,8 +68,8 @@ class CheckpointCoordinator:
     Args:
         store: The store of the location.
         paths: The location in the store.
-        owner_id: Name of this owner, stored in claims and checkpoints.
-        max_parallelism: Number of key groups of the job, which never changes.
+        owner_id: Name of this owner.
+        max_parallelism: Number of key groups of the job.
         options: Retention and compression.
         clock_ms: Milliseconds since 1970 (UTC).
         recorder: Records completed checkpoints; None disables it.
@@ -87,10 +92,8 @@ class CheckpointCoordinator:
     ) -> None:
         self._recorder, self._pause = recorder, pause
         self._store, self._paths = store, paths
-        self._owner_id = owner_id
-        self._max_parallelism = max_parallelism
-        self._options = options
-        self._clock_ms = clock_ms
+        self._owner_id, self._max_parallelism = owner_id, max_parallelism
+        self._options, self._clock_ms = options, clock_ms
         self._ledger = self._new_ledger()
         self._epoch: int | None = None
         self._restored = False
@@ -102,8 +105,8 @@ class CheckpointCoordinator:
         """Kept until the first `trigger`: its sections may be asked for, to deliver them again."""
 
     def _new_ledger(self) -> CheckpointLedger:
-        groups, retained = self._max_parallelism, self._options.retained
-        return CheckpointLedger(max_parallelism=groups, retained=retained)
+        retained = self._options.retained
+        return CheckpointLedger(max_parallelism=self._max_parallelism, retained=retained)
 
     def _now_ns(self) -> int:
         return self._clock_ms() * _NS_PER_MS
@@ -140,9 +143,9 @@ class CheckpointCoordinator:
         Raises:
             StoreError: The store failed; the claim may be repeated.  Or the store ignores the
                 condition of put-if-absent (`reason` "put_if_absent"), so no commit is possible.
-            CheckpointError: Too many other owners claim the location (`reason` "contended").
+            CheckpointError: Other owners keep claiming the location (`reason` "contended").
 
-        Blocks: On the store (one listing, one put; a probe of a remote store before the first).   Thread: the driver's.
+        Blocks: On the store (a listing, a put; before the first a probe).   Thread: the driver's.
         """
         verify_put_if_absent(self._store, self._paths, self._pause)
         self._epoch = claim_epoch(
@@ -183,7 +186,8 @@ class CheckpointCoordinator:
         found = point.checkpoint
         if found is not None:
             check_key_groups(self._store.url, found, self._max_parallelism)
-        self._ledger.handle(Restored(found, point.retained, point.leftovers), self._now_ns())
+        restored = Restored(found, point.retained, point.leftovers, point.pins)
+        self._ledger.handle(restored, self._now_ns())
         self._abandoned = point.abandoned
         newest = -1 if found is None else found.checkpoint_id
         self._next_id = max(newest, *self._abandoned, -1) + 1
@@ -223,8 +227,7 @@ class CheckpointCoordinator:
         Record what one task has made durable; for one range the last call counts.
 
         Raises:
-            CheckpointError: `reason` "unknown", "declined", "unknown_range", "committing",
-                "foreign_key_groups" or "snapshot_too_new".
+            CheckpointError: It does not fit the checkpoint under way (`reason`).
             FencedError: Another owner has taken over.
 
         Thread: the driver's.
@@ -266,10 +269,9 @@ class CheckpointCoordinator:
             The checkpoint; inline change sets are now stored in its metadata object.
 
         Raises:
-            CheckpointError: `reason` "incomplete" names the `missing` ranges; or it is not under
-                way, or was declined.
+            CheckpointError: "incomplete" names the `missing` ranges; or it is not under way.
             FencedError: Another owner has taken over, or has committed this id.  This owner must
-                stop; if its object was put, the new owner may or may not have read it.
+                stop; the new owner may have read its object.
             StoreError: The store failed; call again.
             UsageError: A property is not JSON, or a tag is reserved.
 
@@ -330,22 +332,17 @@ class CheckpointCoordinator:
         Return the ids of the checkpoints that can be restored, ascending.
 
         Raises:
-            CheckpointError: `restore` was not called, and the newest checkpoint is damaged.
+            CheckpointError: Not restored yet, and the newest checkpoint is damaged.
 
         Blocks: On the store, before the first `restore`.   Thread: the driver's.
         """
-        if self._restored:
-            return list(self._ledger.retained)
-        newest = find_newest(self._store, self._paths).newest
-        return list(newest.retained) if newest else []
+        if not self._restored:
+            return list(retained_checkpoints(self._store, self._paths))
+        return list(self._ledger.retained)
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
         """
-        Read a checkpoint without restoring it.
-
-        Raises:
-            CheckpointError: `reason` "not_found" or "damaged".
-            IncompatibleFormatError: A newer statelog wrote it.
+        Read a checkpoint without restoring it; raises as `load_checkpoint`.
 
         Blocks: On the store.   Thread: any.
         """
@@ -355,11 +352,7 @@ class CheckpointCoordinator:
 
     def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
         """
-        Return a caller's section of a checkpoint, or None if it has none.
-
-        Raises:
-            CheckpointError: `reason` "not_found" or "damaged".
-            IncompatibleFormatError: A newer statelog wrote it.
+        Return a caller's section of a checkpoint, or None; raises as `load_section`.
 
         Blocks: On the store.   Thread: any.
         """
@@ -370,31 +363,34 @@ class CheckpointCoordinator:
 
     def clean_up(self) -> CleanUpReport:
         """
-        Delete unneeded objects and given-up checkpoints, without a listing.
+        Delete unneeded objects and given-up checkpoints; list nothing but the tags.
 
         An object that cannot be deleted is in the report, and the next call tries again.
 
         Raises:
             FencedError: Another owner has taken over the location.
-            StoreError: The claims could not be read; nothing was deleted.
+            StoreError: The claims or the tags could not be read; nothing was deleted.
 
-        Blocks: On the store, one request for each object and one more, if there are any.   Thread: the driver's.
+        Blocks: On the store, one request for each object and two more, if there are any.   Thread: the driver's.
         """
-        report = self._clean_up_abandoned()
-        for action in self._ledger.handle(CleanUpRequested(), self._now_ns()):
+        report, pins = CleanUpReport(), None
+        held: tuple[RetainedCheckpoint, ...] = ()
+        if self._ledger.needs_pins or self._abandoned:
+            # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
+            pins = read_pins(self._store, self._paths)
+        if self._abandoned:
+            latest = self._ledger.latest
+            if latest is None or latest.checkpoint_id < self._abandoned[-1]:
+                return report  # what is given up with the next commit may be pinned until then
+            self._check_ownership()
+            report, held, self._abandoned = give_up(
+                self._store, self._paths, self._abandoned, pins or ()
+            )
+        for action in self._ledger.handle(CleanUpRequested(pins, held), self._now_ns()):
             if isinstance(action, DeleteObjects):
                 # A new owner may have restored a checkpoint that this one calls garbage.
                 self._check_ownership()
                 done = delete_objects(self._store, action.paths)
                 self._ledger.handle(Deleted(done.deleted), self._now_ns())
                 report = report.merged(done)
-        return report
-
-    def _clean_up_abandoned(self) -> CleanUpReport:
-        """Delete the checkpoints that `restore` gave up, once a higher one is committed."""
-        latest = self._ledger.latest
-        if not self._abandoned or latest is None or latest.checkpoint_id < self._abandoned[-1]:
-            return CleanUpReport()
-        self._check_ownership()
-        report, self._abandoned = delete_checkpoints(self._store, self._paths, self._abandoned)
         return report

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statelog.checkpoint.history import StoredCheckpoint, find_newest, present_ids, read_checkpoint
+from statelog.checkpoint.tags import retained_ids
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -130,7 +131,7 @@ def _retained_ids(
     except (CheckpointError, IncompatibleFormatError):
         readable = [one for one in found.values() if isinstance(one, StoredCheckpoint)]
         newest = readable[-1].checkpoint if readable else None
-    return newest.retained if newest else ()
+    return retained_ids(store, paths, newest, list(found)) if newest else ()
 
 
 def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:

@@ -19,7 +19,9 @@ from statelog.checkpoint.history import (
     read_checkpoint,
     read_whole,
 )
+from statelog.checkpoint.tags import read_pins, retained_ids
 from statelog.core.checkpoint_events import RetainedCheckpoint
+from statelog.core.pins import Pin, pinned
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -42,12 +44,14 @@ class RestorePoint:
         retained: It and the older ones that can be restored, ascending.
         leftovers: Checkpoints it subsumed, whose clean-up may not have been finished.
         abandoned: Ids of newer checkpoints that are given up with the first commit, ascending.
+        pins: The pins of the location.
     """
 
     stored: StoredCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
     leftovers: tuple[RetainedCheckpoint, ...] = ()
     abandoned: tuple[int, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
     @property
     def checkpoint(self) -> CompletedCheckpoint | None:
@@ -89,10 +93,18 @@ def find_restore_point(
         stored, kept = _asked_for(store, paths, checkpoint_id, ids, known)
         abandoned = tuple(one for one in ids if one > checkpoint_id)
     found = stored.checkpoint
+    pins = read_pins(store, paths)
+    pinned_ids = pinned(pins, ids, ids[-1])
     own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
-    older = (_retained(store, paths, one) for one in kept if one != found.checkpoint_id)
-    retained = (*(one for one in older if one is not None), own)
-    return RestorePoint(stored, retained, _leftovers(store, paths, found), abandoned)
+    wanted = sorted({*kept, *(one for one in pinned_ids if one < found.checkpoint_id)})
+    older = [kept_checkpoint(store, paths, one) for one in wanted if one != found.checkpoint_id]
+    return RestorePoint(
+        stored,
+        (*(one for one in older if one is not None), own),
+        _leftovers(store, paths, found, pinned_ids),
+        abandoned,
+        pins,
+    )
 
 
 def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
@@ -191,11 +203,18 @@ def _asked_for(
         newest = find_newest(store, paths, ids=ids, known=known).newest
     except (CheckpointError, IncompatibleFormatError):
         newest = None  # unreadable, which is the reason to restore an older one
-    if newest is not None and checkpoint_id not in newest.retained:
+    if newest is None:
+        retained: tuple[int, ...] = ()
+    elif checkpoint_id in newest.retained:
+        retained = newest.retained
+    else:
+        retained = retained_ids(store, paths, newest, ids)
+    if newest is not None and checkpoint_id not in retained:
         raise CheckpointError(
             f"checkpoint {checkpoint_id} is no longer retained (retained: "
-            f"{', '.join(map(str, newest.retained))}); its objects may have been deleted; restore "
-            "a retained one",
+            f"{', '.join(map(str, retained))}); its objects may have been deleted; restore "
+            "a retained one. A query keeps more of them with retainedCheckpoints, and `statelog tag` "
+            "keeps one",
             reason="subsumed",
             checkpoint_id=checkpoint_id,
             path=path,
@@ -211,7 +230,7 @@ def _asked_for(
             path=path,
         )
     if newest is not None:  # the others are subsumed, and may be deleted at any time
-        return stored, tuple(one for one in found.retained if one in newest.retained)
+        return stored, tuple(one for one in found.retained if one in retained)
     return stored, _whole(store, paths, found)
 
 
@@ -228,7 +247,7 @@ def _whole(store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint)
     return (*whole, found.checkpoint_id)
 
 
-def _retained(
+def kept_checkpoint(
     store: ObjectStore, paths: LocationPaths, checkpoint_id: int
 ) -> RetainedCheckpoint | None:
     """Return the ledger's view of a checkpoint; None if it does not exist."""
@@ -242,7 +261,7 @@ def _retained(
 
 
 def _leftovers(
-    store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint
+    store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint, pinned_ids: frozenset[int]
 ) -> tuple[RetainedCheckpoint, ...]:
     """Return checkpoints that *found* subsumed and whose clean-up may be unfinished."""
     if found.parent_id is None:
@@ -251,6 +270,7 @@ def _leftovers(
         parent = read_checkpoint(store, paths, found.parent_id).checkpoint
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
         return ()
-    subsumed = [one for one in parent.retained if one not in found.retained]
-    leftovers = (_retained(store, paths, one) for one in subsumed)
+    gone = (one for one in parent.retained if one not in found.retained)
+    subsumed = [one for one in gone if one not in pinned_ids]
+    leftovers = (kept_checkpoint(store, paths, one) for one in subsumed)
     return tuple(one for one in leftovers if one is not None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.state_stream import read_materialized
+from statelog.checkpoint.tags import retained_ids
 from statelog.errors import (
     CorruptionError,
     IncompatibleFormatError,
@@ -109,7 +110,8 @@ def _checkpoints(
 ) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
     """Yield the retained checkpoints, newest first; None for one that cannot be read."""
     wanted: set[int] | None = None
-    for checkpoint_id in reversed(present_ids(store, paths)):
+    ids = present_ids(store, paths)
+    for checkpoint_id in reversed(ids):
         if wanted is not None and checkpoint_id not in wanted:
             continue
         path = paths.metadata(checkpoint_id)
@@ -123,7 +125,7 @@ def _checkpoints(
             yield VerifiedObject(path, "checkpoint", problem=_first_line(error)), None
             continue
         if wanted is None:
-            wanted = set(checkpoint.retained)
+            wanted = set(retained_ids(store, paths, checkpoint, ids))
         wanted.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
     for checkpoint_id in sorted(wanted or ()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from statelog.core.pins import Pin
 from statelog.model import (
     ChangelogStateHandle,
     CompletedCheckpoint,
@@ -44,11 +45,13 @@ class Restored:
         latest: The checkpoint to continue from; None for an empty location.
         retained: Retained checkpoints, ascending, *latest* last.
         leftovers: Checkpoints no longer retained whose clean-up may not have been finished.
+        pins: The pins of the location.
     """
 
     latest: CompletedCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
     leftovers: tuple[RetainedCheckpoint, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,17 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class CleanUpRequested:
-    """The engine runs the clean-up."""
+    """
+    The engine runs the clean-up.
+
+    Args:
+        pins: The pins of the location, read after the last commit; None if they were not read, which
+            is allowed while no checkpoint was subsumed since.
+        held: Checkpoints that a restore gave up, older than the latest one by now, and pinned.
+    """
+
+    pins: tuple[Pin, ...] | None = None
+    held: tuple[RetainedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

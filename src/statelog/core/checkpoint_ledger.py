@@ -32,6 +32,7 @@ from statelog.core.checkpoint_events import (
     Triggered,
     WriteMetadata,
 )
+from statelog.core.pins import Pin, pinned, retained_ids
 from statelog.errors import CheckpointError, FencedError, UsageError, check
 from statelog.model import (
     CompletedCheckpoint,
@@ -61,15 +62,15 @@ class CheckpointLedger:
     The checkpoints of one owner.
 
     Invariants:
-        1. The references to an object are the retained checkpoints that name it.
-        2. No garbage is named by a retained checkpoint.
+        1. The references to an object are the retained and subsumed checkpoints that name it.
+        2. No garbage is named by one of them.
         3. The pending checkpoint is newer than the latest one.
         4. Retained ids ascend and end with the latest one.
         5. A pending checkpoint holds snapshots of its own ranges only, and these are disjoint.
 
     Args:
         max_parallelism: Number of key groups of the job.
-        retained: How many checkpoints to keep, >= 1.
+        retained: How many checkpoints to keep, >= 1; pinned ones are kept beside them.
     """
 
     def __init__(self, *, max_parallelism: int, retained: int) -> None:
@@ -77,6 +78,9 @@ class CheckpointLedger:
         self._retained_max = retained
         self._latest: CompletedCheckpoint | None = None
         self._retained: dict[int, tuple[str, ...] | None] = {}
+        self._subsumed: dict[int, tuple[str, ...] | None] = {}
+        """Checkpoints no longer retained; the next clean-up knows whether a pin holds them."""
+        self._pins: tuple[Pin, ...] = ()
         self._references: dict[str, int] = {}
         self._garbage: dict[str, None] = {}
         self._pending: _Pending | None = None
@@ -92,6 +96,11 @@ class CheckpointLedger:
     def retained(self) -> tuple[int, ...]:
         """Checkpoints that can be restored, ascending."""
         return tuple(self._retained)
+
+    @property
+    def needs_pins(self) -> bool:
+        """Whether the next clean-up needs the pins of the location."""
+        return bool(self._subsumed)
 
     @property
     def pending_id(self) -> int | None:
@@ -130,7 +139,7 @@ class CheckpointLedger:
                 self._fenced = event.reason
                 self._pending = None
             case CleanUpRequested():
-                return self._clean_up()
+                return self._clean_up(event)
             case Deleted():
                 for path in event.paths:
                     self._garbage.pop(path, None)
@@ -146,8 +155,11 @@ class CheckpointLedger:
         self._garbage.clear()
         self._references.clear()
         self._retained.clear()
+        self._subsumed.clear()
+        self._pins = event.pins
         for checkpoint in event.retained:
-            self._retain(checkpoint)
+            self._refer(checkpoint)
+            self._retained[checkpoint.checkpoint_id] = checkpoint.objects
         for leftover in event.leftovers:
             self._discard(leftover.objects)
 
@@ -279,25 +291,20 @@ class CheckpointLedger:
             latest.checkpoint_id if latest else None,
             materialized,
             log,
-            (*self._retained, event.checkpoint_id)[-self._retained_max :],
+            retained_ids((*self._retained, event.checkpoint_id), self._retained_max, self._pins),
         )
 
     def _commit(self, event: Committed) -> None:
         self._pending_for(event.checkpoint.checkpoint_id)
         self._pending = None
         self._latest = event.checkpoint
-        self._retain(RetainedCheckpoint(event.checkpoint.checkpoint_id, event.objects))
+        self._refer(RetainedCheckpoint(event.checkpoint.checkpoint_id, event.objects))
+        self._retained[event.checkpoint.checkpoint_id] = event.objects
         for checkpoint_id in list(self._retained):
             if checkpoint_id not in event.checkpoint.retained:
-                objects = self._retained.pop(checkpoint_id)
-                for path in objects or ():
-                    self._references[path] -= 1
-                    if not self._references[path]:
-                        del self._references[path]
-                self._discard(objects)
+                self._subsumed[checkpoint_id] = self._retained.pop(checkpoint_id)
 
-    def _retain(self, checkpoint: RetainedCheckpoint) -> None:
-        self._retained[checkpoint.checkpoint_id] = checkpoint.objects
+    def _refer(self, checkpoint: RetainedCheckpoint) -> None:
         for path in checkpoint.objects or ():
             self._references[path] = self._references.get(path, 0) + 1
             self._garbage.pop(path, None)
@@ -307,12 +314,37 @@ class CheckpointLedger:
             if path not in self._references:
                 self._garbage[path] = None
 
-    def _clean_up(self) -> list[Action]:
-        if any(objects is None for objects in self._retained.values()):
+    def _clean_up(self, event: CleanUpRequested) -> list[Action]:
+        self._settle_subsumed(event)
+        kept = (*self._retained.values(), *self._subsumed.values())
+        if any(objects is None for objects in kept):
             return []  # the needs of the unreadable one are unknown, so every object may be needed
         awaited = self._named_by_pending()
         paths = tuple(path for path in self._garbage if path not in awaited)
         return [DeleteObjects(paths)] if paths else []
+
+    def _settle_subsumed(self, event: CleanUpRequested) -> None:
+        """Retain the subsumed checkpoints that a pin holds; the objects of the others are garbage."""
+        latest = -1 if self._latest is None else self._latest.checkpoint_id
+        if event.pins is None:
+            check(not self._subsumed, "a clean-up after a commit needs the pins of the location")
+            return
+        self._pins = event.pins
+        for checkpoint in event.held:
+            self._refer(checkpoint)
+            self._retained[checkpoint.checkpoint_id] = checkpoint.objects
+        held = pinned(event.pins, self._subsumed, latest)
+        for checkpoint_id, objects in list(self._subsumed.items()):
+            del self._subsumed[checkpoint_id]
+            if checkpoint_id in held:
+                self._retained[checkpoint_id] = objects
+                continue
+            for path in objects or ():
+                self._references[path] -= 1
+                if not self._references[path]:
+                    del self._references[path]
+            self._discard(objects)
+        self._retained = dict(sorted(self._retained.items()))
 
     def _named_by_pending(self) -> frozenset[str]:
         if self._pending is None:
@@ -333,10 +365,10 @@ class CheckpointLedger:
     def check_invariants(self) -> None:
         """Raise `InvariantError` if a numbered invariant does not hold."""
         counted: dict[str, int] = {}
-        for objects in self._retained.values():
+        for objects in (*self._retained.values(), *self._subsumed.values()):
             for path in objects or ():
                 counted[path] = counted.get(path, 0) + 1
-        check(counted == self._references, "1: references are not what retained checkpoints name")
+        check(counted == self._references, "1: references are not what kept checkpoints name")
         check(not any(path in counted for path in self._garbage), "2: garbage is still named")
         ids = tuple(self._retained)
         latest = None if self._latest is None else self._latest.checkpoint_id

@@ -18,6 +18,10 @@ TEMPORARY_FOLDER = "tmp"
 _CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
 _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
 _OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
+_TAGS_FOLDER = "tags"
+_TAG = re.compile(
+    r"(?:^|/)tags/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]*)/(0|[1-9][0-9]*)(?:\+([1-9][0-9]*))?-[0-9a-f]{16}$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,34 @@ class LocationPaths:
         """Folder of all claims."""
         return self._join("owner")
 
+    @property
+    def tags(self) -> str:
+        """Folder of all tags."""
+        return self._join(_TAGS_FOLDER)
+
+    def tag(self, kind: str, name: str, checkpoint_id: int, newest: int, attempt: str) -> str:
+        """
+        Return the name of the object that pins a checkpoint.
+
+        Args:
+            kind: What pins it, in lower-case letters.
+            name: Name of the tag.
+            checkpoint_id: The pinned checkpoint.
+            newest: See `statelog.core.pins.Pin`.
+            attempt: 16 hexadecimal digits, so that the name is never used again.
+        """
+        pin = f"{checkpoint_id}+{newest}" if newest else str(checkpoint_id)
+        return self._join(_TAGS_FOLDER, kind, name, f"{pin}-{attempt}")
+
+    @property
+    def parents(self) -> str:
+        """Folder of the references to the parents of a fork."""
+        return self._join("parents")
+
+    def parent(self, fork_id: str) -> str:
+        """Return the name of the object that says where a parent of a fork is."""
+        return self._join("parents", fork_id)
+
     def checkpoint(self, checkpoint_id: int) -> str:
         """Return the exclusive folder of a checkpoint; raises `UsageError` for a negative id."""
         whole_number(checkpoint_id, "a checkpoint id", low=0)
@@ -92,6 +124,12 @@ def parse_checkpoint_metadata(path: str) -> int | None:
     """Return N if *path* is `chk-N/_metadata`, else None."""
     match = _CHECKPOINT_METADATA.search(path)
     return int(match[1]) if match else None
+
+
+def parse_tag(path: str) -> tuple[str, str, int, int] | None:
+    """Return kind, name, checkpoint and number of newest ones if *path* is a tag, else None."""
+    match = _TAG.search(path)
+    return (match[1], match[2], int(match[3]), int(match[4] or 0)) if match else None
 
 
 def parse_owner(path: str) -> int | None:

@@ -136,7 +136,7 @@ def test_log_handles_get_the_id_of_their_checkpoint():
 def test_after_fencing_nothing_goes_but_a_restart():
     ledger = ledger_with(1)
     ledger.handle(Fenced("epoch 2 is claimed"), 0)
-    for event in (Triggered(1, (ALL,)), CommitRequested(1), CleanUpRequested(), Deleted(())):
+    for event in (Triggered(1, (ALL,)), CommitRequested(1), CleanUpRequested(()), Deleted(())):
         with pytest.raises(FencedError, match="epoch 2"):
             ledger.handle(event, 0)
     ledger.handle(Restored(None), 0)
@@ -149,11 +149,11 @@ def test_an_unreadable_retained_checkpoint_holds_the_clean_up():
     unreadable = RetainedCheckpoint(0, None)
     leftover = RetainedCheckpoint(-1, ("old",))
     ledger.handle(Restored(latest, (unreadable, RetainedCheckpoint(1, ("a",))), (leftover,)), 0)
-    assert ledger.handle(CleanUpRequested(), 0) == []
+    assert ledger.handle(CleanUpRequested(()), 0) == []
     ledger.handle(Triggered(2, (ALL,)), 0)
     ledger.handle(Acknowledged(2, TaskStateSnapshot(ALL, None)), 0)
     commit(ledger, 2)
-    assert ledger.handle(CleanUpRequested(), 0) == [DeleteObjects(("old",))]
+    assert ledger.handle(CleanUpRequested(()), 0) == [DeleteObjects(("old",))]
 
 
 def test_what_a_pending_acknowledgement_names_is_not_deleted():
@@ -167,9 +167,9 @@ def test_what_a_pending_acknowledgement_names_is_not_deleted():
     commit(ledger, 1)
     ledger.handle(Triggered(2, (ALL,)), 0)
     ledger.handle(Acknowledged(2, TaskStateSnapshot(ALL, log_handle(2, 1, ALL))), 0)
-    assert ledger.handle(CleanUpRequested(), 0) == [DeleteObjects(("m0",))]
+    assert ledger.handle(CleanUpRequested(()), 0) == [DeleteObjects(("m0",))]
     ledger.handle(Declined(2, "no"), 0)
-    assert ledger.handle(CleanUpRequested(), 0) == [DeleteObjects(("f1", "m0"))]
+    assert ledger.handle(CleanUpRequested(()), 0) == [DeleteObjects(("f1", "m0"))]
 
 
 def random_event(dice: random.Random, ledger: CheckpointLedger, step: int):
@@ -193,7 +193,7 @@ def random_event(dice: random.Random, ledger: CheckpointLedger, step: int):
             *[Triggered(checkpoint_id, ranges)] * (6 if pending is None else 1),
             *[Acknowledged(checkpoint_id, TaskStateSnapshot(own, log, materialized))] * 6,
             *[CommitRequested(checkpoint_id)] * 4,
-            CleanUpRequested(),
+            CleanUpRequested(()),
             Declined(checkpoint_id, "dice"),
         ]
     )

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from statelog.arguments import instance
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.tags import retained_checkpoints
 from statelog.errors import (
     CheckpointError,
     ClosedError,
@@ -346,16 +346,17 @@ class StateReader:
     def _fail_gone(self, error: ObjectNotFoundError) -> NoReturn:
         """Raise the error for an object of the checkpoint that does not exist."""
         try:
-            newest = find_newest(self._store, self._paths).newest
+            retained_now = retained_checkpoints(self._store, self._paths)
         except StatelogError:
-            newest = None
+            retained_now = ()
         facts = {"checkpoint_id": self.checkpoint_id, "path": error.facts.get("path", "")}
-        if newest is not None and self.checkpoint_id not in newest.retained:
-            retained = ", ".join(map(str, newest.retained))
+        if retained_now and self.checkpoint_id not in retained_now:
+            retained = ", ".join(map(str, retained_now))
             raise CheckpointError(
                 f"checkpoint {self.checkpoint_id} of {self._store.url} was deleted while it was "
                 f"read: the query that writes there retains {retained} now. Open the newest one, or "
-                "let the query retain more checkpoints",
+                "let the query retain more checkpoints (retainedCheckpoints), or keep one by "
+                "`statelog tag`",
                 reason="subsumed",
                 **facts,
             ) from error

@@ -1,0 +1,344 @@
+"""
+Tags: checkpoints that stay readable and restorable although newer ones subsume them.
+
+A tag is one object, `tags/<kind>/<name>/<checkpoint>-<attempt>`.  Its name alone pins the checkpoint, so
+one listing tells a clean-up what it must keep; its content is for people and for `fork`.
+
+A tag is safe beside a running query without a lock.  The query lists the tags after each commit and
+before it deletes what that commit subsumed.  A new tag is put first, and then counts only if the newest
+checkpoint still retains the tagged one: every later clean-up sees the tag.
+Format: docs/reference/formats/tags.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statelog.arguments import text, whole_number
+from statelog.checkpoint.history import find_newest, present_ids
+from statelog.core.pins import Pin, pinned
+from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.model import CompletedCheckpoint, Json, JsonObject
+from statelog.store import LocationPaths, ObjectStore
+from statelog.store.paths import parse_tag
+
+_TAG_SECTION: Final = b"TAGS"
+_FILES_SECTION: Final = b"FILE"
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class TagKind(enum.Enum):
+    """What pins a checkpoint."""
+
+    TAG = "tag"
+    """A name that a person gave."""
+    FORK = "fork"
+    """A fork, which reads objects of the checkpoint."""
+    READER = "reader"
+    """The position of a reader that follows the location."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tag:
+    """
+    One tag.
+
+    Args:
+        kind: What pins the checkpoint.
+        name: Its name, unique among the tags of its kind.
+        checkpoint_id: The pinned checkpoint.
+        newest: See `statelog.core.pins.Pin`; 0 but for readers.
+        path: Its object.
+    """
+
+    kind: TagKind
+    name: str
+    checkpoint_id: int
+    newest: int = 0
+    path: str = ""
+
+    @property
+    def pin(self) -> Pin:
+        """What it pins."""
+        return Pin(self.checkpoint_id, self.newest)
+
+
+class TagContent(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The content of a tag.
+
+    Args:
+        created_at_ms: Milliseconds since 1970 (UTC).
+        facts: For people: the location of a fork, a comment.
+        files: Files of the query's checkpointLocation that hold the source position, by name.
+    """
+
+    created_at_ms: int
+    facts: JsonObject = {}
+    files: dict[str, bytes] = {}
+
+
+class _Stored(msgspec.Struct):
+    version: int
+    created_at_ms: int
+    facts: JsonObject
+
+
+def list_tags(store: ObjectStore, paths: LocationPaths) -> list[Tag]:
+    """
+    Return all tags, by kind and name.
+
+    Objects of a kind that a newer statelog made are not returned; they pin nothing.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store, one listing.
+    """
+    kinds = {kind.value: kind for kind in TagKind}
+    found = []
+    for info in store.list(paths.tags):
+        parsed = parse_tag(info.path)
+        if parsed is not None and parsed[0] in kinds:
+            kind, name, checkpoint_id, newest = parsed
+            found.append(
+                Tag(
+                    kind=kinds[kind],
+                    name=name,
+                    checkpoint_id=checkpoint_id,
+                    newest=newest,
+                    path=info.path,
+                )
+            )
+    return sorted(found, key=lambda one: (one.kind.value, one.name, one.checkpoint_id))
+
+
+def read_pins(store: ObjectStore, paths: LocationPaths) -> tuple[Pin, ...]:
+    """
+    Return what the tags of a location pin.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store, one listing.
+    """
+    return tuple(tag.pin for tag in list_tags(store, paths))
+
+
+def retained_ids(
+    store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint, ids: Sequence[int]
+) -> tuple[int, ...]:
+    """
+    Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        newest: The newest checkpoint.
+        ids: The checkpoints whose folder exists.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store, one listing.
+    """
+    held = pinned(read_pins(store, paths), ids, newest.checkpoint_id)
+    return tuple(sorted({*newest.retained, *held}))
+
+
+def retained_checkpoints(store: ObjectStore, paths: LocationPaths) -> tuple[int, ...]:
+    """
+    Return the checkpoints of a location that can be restored, ascending.
+
+    Raises:
+        CheckpointError: The newest one is damaged (`reason` "damaged").
+        IncompatibleFormatError: A newer statelog wrote it.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    ids = present_ids(store, paths)
+    newest = find_newest(store, paths, ids=ids).newest
+    return () if newest is None else retained_ids(store, paths, newest, ids)
+
+
+def put_tag(
+    store: ObjectStore,
+    paths: LocationPaths,
+    tag: Tag,
+    *,
+    clock_ms: Callable[[], int],
+    facts: Mapping[str, Json] | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> Tag:
+    """
+    Pin a checkpoint; a reader replaces its position by a second tag and deletes the first.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        tag: Kind, name and checkpoint; `path` is ignored.
+        clock_ms: Milliseconds since 1970 (UTC).
+        facts: See `TagContent`.
+        files: See `TagContent`.
+
+    Returns:
+        The tag with its path.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist (`reason` "not_found"), or is not retained any
+            more ("subsumed"); nothing is pinned.
+        UsageError: The name is taken, or has other characters than letters, digits, ".", "_", "-".
+        StoreError: The store failed.  The tag may exist; `delete_tag` removes it.
+
+    Blocks: On the store.
+    """
+    check_name(tag.name)
+    whole_number(tag.checkpoint_id, "checkpoint", low=0)
+    if tag.kind is not TagKind.READER:
+        _check_free(store, paths, tag)
+    attempt = os.urandom(8).hex()
+    path = paths.tag(tag.kind.value, tag.name, tag.checkpoint_id, tag.newest, attempt)
+    content = TagContent(created_at_ms=clock_ms(), facts=dict(facts or {}), files=dict(files or {}))
+    store.put_if_absent(path, _encoded(content))
+    made = Tag(
+        kind=tag.kind,
+        name=tag.name,
+        checkpoint_id=tag.checkpoint_id,
+        newest=tag.newest,
+        path=path,
+    )
+    try:
+        if tag.kind is not TagKind.READER:
+            _check_free(store, paths, made)
+        _check_retained(store, paths, made)
+    except (CheckpointError, UsageError):
+        delete_tag(store, made)
+        raise
+    return made
+
+
+def delete_tag(store: ObjectStore, tag: Tag) -> None:
+    """
+    Unpin a checkpoint; the next clean-up of the query, or a garbage collection, deletes it.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    store.delete([tag.path])
+
+
+def find_tag(store: ObjectStore, paths: LocationPaths, name: str, kind: TagKind) -> Tag:
+    """
+    Return the tag of a name.
+
+    Raises:
+        CheckpointError: There is none (`reason` "not_found"); the message names those there are.
+        StoreError: The store failed.
+
+    Blocks: On the store, one listing.
+    """
+    tags = [one for one in list_tags(store, paths) if one.kind is kind]
+    for one in tags:
+        if one.name == name:
+            return one
+    names = ", ".join(one.name for one in tags) or "none"
+    raise CheckpointError(
+        f"{store.url} has no {kind.value} {name!r} (it has: {names}); `statelog tag LOCATION` lists "
+        "them",
+        reason="not_found",
+    )
+
+
+def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
+    """
+    Return the content of a tag.
+
+    Raises:
+        ObjectNotFoundError: It was deleted meanwhile.
+        CorruptionError: It is damaged.
+        IncompatibleFormatError: A newer statelog wrote it.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    trailer = parse_segment(store.get(tag.path), where=tag.path).trailer
+    sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
+    try:
+        stored = msgspec.json.decode(sections[_TAG_SECTION], type=_Stored)
+        files = msgspec.msgpack.decode(sections[_FILES_SECTION], type=dict[str, bytes])
+    except (KeyError, msgspec.DecodeError) as error:
+        raise CorruptionError(
+            f"damaged tag {tag.path}: it has no content of a tag", path=tag.path
+        ) from error
+    if stored.version > _VERSION:
+        raise IncompatibleFormatError(
+            f"{tag.path} has version {stored.version} of a tag; this statelog reads up to "
+            f"{_VERSION}: upgrade statelog",
+            path=tag.path,
+        )
+    return TagContent(created_at_ms=stored.created_at_ms, facts=stored.facts, files=files)
+
+
+def check_name(name: str) -> str:
+    """
+    Return the name of a tag if it can be one.
+
+    Raises:
+        UsageError: It has other characters than letters, digits, ".", "_" and "-", or more than 100.
+    """
+    if not _NAME.fullmatch(text(name, "name")):
+        raise UsageError(
+            f"{name!r} cannot be the name of a tag: use up to 100 letters, digits, '.', '_' and '-', a "
+            "letter or digit first"
+        )
+    return name
+
+
+def _encoded(content: TagContent) -> bytes:
+    stored = _Stored(_VERSION, content.created_at_ms, content.facts)
+    sections = {
+        _TAG_SECTION: msgspec.json.encode(stored),
+        _FILES_SECTION: msgspec.msgpack.encode(content.files),
+    }
+    return b"".join(SegmentWriter().finish(sections))
+
+
+def _check_free(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
+    """Check that no other object has the kind and the name of *tag*."""
+    for other in list_tags(store, paths):
+        if (other.kind, other.name) == (tag.kind, tag.name) and other.path != tag.path:
+            raise UsageError(
+                f"{store.url} has a {tag.kind.value} {tag.name!r} already, of checkpoint "
+                f"{other.checkpoint_id}; use another name, or `statelog untag` it first"
+            )
+
+
+def _check_retained(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
+    ids = present_ids(store, paths)
+    newest = find_newest(store, paths, ids=ids).newest
+    others = [one.pin for one in list_tags(store, paths) if one.path != tag.path]
+    latest = -1 if newest is None else newest.checkpoint_id
+    retained = () if newest is None else newest.retained
+    if tag.checkpoint_id in retained or tag.checkpoint_id in pinned(others, ids, latest):
+        return
+    shown = ", ".join(map(str, retained)) or "none"
+    exists = tag.checkpoint_id in ids
+    what = "is no longer retained" if exists else "does not exist"
+    raise CheckpointError(
+        f"checkpoint {tag.checkpoint_id} of {store.url} {what} (retained: {shown}), so it cannot be "
+        "pinned; choose a retained one. A query keeps more of them with retainedCheckpoints",
+        reason="subsumed" if exists else "not_found",
+        checkpoint_id=tag.checkpoint_id,
+    )

@@ -1,0 +1,232 @@
+"""Tags: what is pinned stays whole, in any order of commits, clean-ups, restarts and sweeps."""
+
+import datetime as dt
+import random
+
+import pytest
+from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import (
+    ManualClock,
+    log_in_file,
+    read_log,
+    run_checkpoint,
+    small_checkpoint,
+    started,
+)
+
+from statelog.checkpoint import collect_garbage, list_checkpoints, verify_location
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.tags import (
+    Tag,
+    TagKind,
+    delete_tag,
+    find_tag,
+    list_tags,
+    put_tag,
+    read_tag,
+)
+from statelog.core.pins import Pin
+from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
+from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.store import LocationPaths
+
+ALL = KeyGroupRange(0, 7)
+PATHS = LocationPaths()
+NAMED = {"facts": {"comment": "before the release"}, "files": {"offsets/7": b"v1\n{}\n3\n"}}
+
+
+def tag(store, checkpoint_id, name="t", kind=TagKind.TAG, newest=0, **more):
+    wanted = Tag(kind=kind, name=name, checkpoint_id=checkpoint_id, newest=newest)
+    return put_tag(store, PATHS, wanted, clock_ms=ManualClock(), **more)
+
+
+def sweep(store):
+    later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+    return collect_garbage(store, PATHS, min_age=dt.timedelta(0), dry_run=False, now=later)
+
+
+def values_of(store, checkpoint_id):
+    """Return the values in the log of a checkpoint, read as a restoring task would."""
+    log = find_checkpoint(store, PATHS, checkpoint_id).log
+    return [bytes(change.value) for change in read_log(store, log)]
+
+
+def test_a_tagged_checkpoint_outlives_the_retention():
+    store = DictStore()
+    one = started(store, retained=1)
+    for checkpoint_id in range(6):
+        log = (
+            log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
+            if checkpoint_id
+            else None
+        )
+        # Each checkpoint begins anew with a snapshot, so that it needs its own file alone.
+        store.put(f"taskowned/s{checkpoint_id}", b"state")
+        handle = FileStateHandle(f"taskowned/s{checkpoint_id}", 5)
+        snapshot = MaterializedHandle(ALL, max(0, checkpoint_id - 1), handle)
+        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
+        one.clean_up()
+        if checkpoint_id == 2:
+            tag(store, 2)
+    assert one.checkpoints() == [2, 5]
+    assert values_of(store, 2) == [b"v2"]
+    assert [c.checkpoint_id for c in list_checkpoints(store, PATHS) if c.is_retained] == [2, 5]
+    assert not sweep(store).deleted
+    assert not [
+        found
+        for found in verify_location(store, PATHS)
+        if found.kind == "checkpoint" and found.problem
+    ]
+
+    delete_tag(store, find_tag(store, PATHS, "t", TagKind.TAG))
+    small_checkpoint(one, 6)
+    one.clean_up()
+    small_checkpoint(one, 7)
+    one.clean_up()
+    assert one.checkpoints() == [7]
+    assert "taskowned/s2" not in store.objects
+    with pytest.raises(CheckpointError):
+        find_checkpoint(store, PATHS, 2)
+
+
+def test_the_content_of_a_tag_is_read_back_and_verified():
+    store = DictStore()
+    small_checkpoint(started(store), 0)
+    made = tag(store, 0, "v1.2", **NAMED)
+    assert list_tags(store, PATHS) == [made]
+    content = read_tag(store, made)
+    assert (content.facts, content.files) == (NAMED["facts"], NAMED["files"])
+    data, when = store.objects[made.path]
+    for position in range(1, len(data)):
+        flipped = (*data[:position], data[position] ^ 1, *data[position + 1 :])
+        store.objects[made.path] = bytes(flipped), when
+        with pytest.raises((CorruptionError, IncompatibleFormatError)):
+            read_tag(store, made)
+
+
+def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
+    store = DictStore()
+    one = started(store, retained=1)
+    small_checkpoint(one, 0)
+    small_checkpoint(one, 1)  # checkpoint 0 is subsumed, and not yet deleted
+    with pytest.raises(CheckpointError, match="no longer retained") as raised:
+        tag(store, 0)
+    assert raised.value.reason == "subsumed"
+    assert list_tags(store, PATHS) == []
+    with pytest.raises(CheckpointError, match="does not exist"):
+        tag(store, 9)
+
+
+def test_a_tag_between_commit_and_clean_up_holds():
+    store = DictStore()
+    one = started(store, retained=1)
+    small_checkpoint(one, 0)
+    made = tag(store, 0)
+    small_checkpoint(one, 1)
+    assert find_checkpoint(store, PATHS, 0).checkpoint_id == 0  # retained by the tag alone
+    one.clean_up()
+    assert small_checkpoint(one, 2).retained == (0, 2)
+    # A second tag may hold what only the first one retains.
+    tag(store, 0, "second")
+    delete_tag(store, made)
+    one.clean_up()
+    assert small_checkpoint(one, 3).retained == (0, 3)
+
+
+def test_names_are_unique_and_plain():
+    store = DictStore()
+    small_checkpoint(started(store), 0)
+    tag(store, 0)
+    with pytest.raises(UsageError, match="already"):
+        tag(store, 0)
+    tag(store, 0, kind=TagKind.FORK)
+    for name in ("", "a/b", "../x", "ä", "a b", ".x", "x" * 101):
+        with pytest.raises(UsageError):
+            tag(store, 0, name)
+    with pytest.raises(CheckpointError, match="it has: t"):
+        find_tag(store, PATHS, "other", TagKind.TAG)
+
+
+def test_a_pinned_checkpoint_that_was_given_up_is_kept():
+    store = DictStore()
+    one = started(store, retained=4)
+    for checkpoint_id in range(5):
+        small_checkpoint(one, checkpoint_id)
+        one.clean_up()
+    tag(store, 4)
+    other = started(store, "b", retained=2)
+    other.restore(2)
+    assert other.next_checkpoint_id == 5
+    small_checkpoint(other, 5)
+    other.clean_up()
+    assert "chk-3/_metadata" in store.objects  # changes of checkpoint 4 are in it
+    assert small_checkpoint(other, 6).retained == (4, 5, 6)
+    other.clean_up()
+    assert values_of(store, 4)[-1] == b"4/7"
+    assert values_of(store, 6)[-3:] == [b"6/0", b"6/3", b"6/7"]
+
+
+def test_a_reader_pins_what_follows_up_to_its_bound():
+    assert [i for i in range(10) if Pin(3, 4).holds(i, 9)] == [6, 7, 8, 9]
+    assert [i for i in range(10) if Pin(3, 9).holds(i, 9)] == [3, 4, 5, 6, 7, 8, 9]
+    store = DictStore()
+    one = started(store, retained=1)
+    for checkpoint_id in range(9):
+        small_checkpoint(one, checkpoint_id)
+        one.clean_up()
+        if checkpoint_id == 2:
+            tag(store, 2, "feed", TagKind.READER, newest=5)
+        if checkpoint_id == 5:
+            assert one.checkpoints() == [2, 3, 4, 5]
+    assert one.checkpoints() == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_tagged_stays_whole_in_any_order(seed):
+    dice = random.Random(seed)
+    store = DictStore()
+    written: dict[int, list[bytes]] = {}
+    tags: dict[str, Tag] = {}
+    one = started(store, "0", retained=dice.randint(1, 3))
+    base, since = -1, 0
+    for step in range(120):
+        match dice.choice(["commit"] * 6 + ["clean", "tag", "tag", "untag", "restart", "sweep"]):
+            case "commit":
+                checkpoint_id = one.next_checkpoint_id
+                value = f"v{checkpoint_id}".encode()
+                snapshot = None
+                if base >= 0 and dice.random() < 0.3:  # the log up to the last checkpoint goes
+                    store.put(f"taskowned/s{step}", b"state")
+                    snapshot = MaterializedHandle(
+                        ALL, base, FileStateHandle(f"taskowned/s{step}", 5)
+                    )
+                log = log_in_file(store, ALL, [[(1, value)]])
+                done = run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
+                written[checkpoint_id] = ([] if snapshot else written.get(base, [])) + [value]
+                base = done.checkpoint_id
+                if dice.random() < 0.8:
+                    one.clean_up()
+            case "clean":
+                one.clean_up()
+            case "tag" if written:
+                wanted = dice.choice(sorted(written)[-5:])
+                try:
+                    tags[f"t{step}"] = tag(store, wanted, f"t{step}")
+                except CheckpointError as error:
+                    assert error.reason in ("subsumed", "not_found")
+                    assert wanted not in (done.retained if written else ())
+            case "untag" if tags:
+                delete_tag(store, tags.pop(dice.choice(sorted(tags))))
+            case "restart":
+                since += 1
+                one = started(store, str(since), retained=dice.randint(1, 3))
+                retained = one.checkpoints()
+                if retained and dice.random() < 0.4:
+                    base = dice.choice(retained)
+                    one.restore(base)
+            case "sweep" if written:
+                sweep(store)
+        one._ledger.check_invariants()
+        for made in tags.values():
+            assert values_of(store, made.checkpoint_id) == written[made.checkpoint_id], made
+    assert written
