@@ -107,6 +107,7 @@ __all__ = [
     "FencedError",
     "FileOwner",
     "FileStateHandle",
+    "Fork",
     "FsCheckpointStateOutputStream",
     "FsCheckpointStreamFactory",
     "FsStateChangelogStorage",
@@ -152,6 +153,7 @@ __all__ = [
     "StoreError",
     "StreamOptions",
     "StreamStateHandle",
+    "Tag",
     "TaskChangelogRegistry",
     "TaskResults",
     "UnavailableError",
@@ -162,6 +164,7 @@ __all__ = [
     "UsageError",
     "WriterClosedError",
     "discard_local_copies",
+    "fork",
     "key_group_range_for_operator",
     "load_options",
     "open",
@@ -169,9 +172,13 @@ __all__ = [
     "read_change_batches",
     "read_changes",
     "split_key_groups",
+    "tag",
+    "tags",
+    "untag",
 ]
 
 if TYPE_CHECKING:
+    from statelog.checkpoint.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.state.reader import KeyVersion, LocationState, open
 
     MaterializationOptions = SnapshotPolicy
@@ -179,9 +186,11 @@ else:
 
     def __getattr__(name: str) -> object:
         """Return what reads state, imported on first use, or a class by its former name."""
+        # A program that only writes a changelog does not need the tables of state, nor the rest.
         if name in ("KeyVersion", "LocationState", "open"):
-            # A program that only writes a changelog does not need the tables of state.
             return getattr(importlib.import_module("statelog.state.reader"), name)
+        if name in ("Fork", "Tag", "fork", "tag", "tags", "untag"):
+            return getattr(importlib.import_module("statelog.checkpoint.savepoints"), name)
         if name == "MaterializationOptions":
             warnings.warn(
                 "statelog.MaterializationOptions is now statelog.SnapshotPolicy",

@@ -65,6 +65,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         delta_bytes, output_bytes: Bytes of changes, and of staged rows.
         output_files: JSON handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
+        checkpoint_location: The query's checkpointLocation, as Spark resolved it; None if unknown.
         rewound: The checkpoint that the last `statelog rewind` committed, if any.  The numbers of
             micro-batches after it were used before, for other rows.
     """
@@ -86,6 +87,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     position_before: str | None = None
     source_logs: list[SourceLog] | None = None
     source_folders: list[str] | None = None
+    checkpoint_location: str | None = None
 
     @property
     def rows(self) -> int:
@@ -110,6 +112,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""
         properties: JsonObject = msgspec.to_builtins(self)
+        if self.checkpoint_location is None:  # as in records of statelog 0.2
+            del properties["checkpoint_location"]
         if len(self.operators) == 1:
             del properties["operators"]
             properties |= msgspec.to_builtins(self.operators[0])

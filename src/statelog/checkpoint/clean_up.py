@@ -21,7 +21,8 @@ from statelog.checkpoint.tags import retained_ids
 from statelog.core.checkpoint_events import RetainedCheckpoint
 from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
-from statelog.store import LocationPaths, ObjectInfo, ObjectStore
+from statelog.store import LocationPaths, LocationStore, ObjectInfo, ObjectStore
+from statelog.store.location_store import parent_path
 from statelog.store.paths import (
     TEMPORARY_FOLDER,
     parse_checkpoint_folder,
@@ -45,6 +46,8 @@ class CleanUpReport:
         reachable: Number of objects that retained checkpoints need.
         too_young: Number of orphans kept because of their age.
         unknown: Number of objects kept because statelog does not make such names.
+        released: Ids of forks that need nothing of their parent any more.  The tags that kept it are
+            deleted in the parent; in a dry run, they would be.
         reason: Why objects could not be deleted, or why none was tried; "" without a problem.
         dry_run: Whether deletions were only listed.
     """
@@ -55,6 +58,7 @@ class CleanUpReport:
     reachable: int = 0
     too_young: int = 0
     unknown: int = 0
+    released: tuple[str, ...] = ()
     reason: str = ""
     dry_run: bool = False
 
@@ -191,6 +195,8 @@ def collect_garbage(
     old.sort(key=lambda info: info.path)
     sizes = {info.path: info.size_bytes for info in old}
     report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
+    # Without a checkpoint, a fork may be about to commit its first one.
+    released = _release_parents(store, paths, marked, dry_run=dry_run) if marked else ()
     return CleanUpReport(
         deleted=report.deleted,
         failed=report.failed,
@@ -198,6 +204,7 @@ def collect_garbage(
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
         unknown=_count_unknown(paths, listed),
+        released=released,
         reason=report.reason,
         dry_run=dry_run,
     )
@@ -236,6 +243,24 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
         marked.add(path)
         marked.update(checkpoint.referenced_paths())
     return frozenset(marked)
+
+
+def _release_parents(
+    store: ObjectStore, paths: LocationPaths, needed: frozenset[str], *, dry_run: bool
+) -> tuple[str, ...]:
+    """Delete the tags by which a fork keeps checkpoints of parents that it needs no more."""
+    released = []
+    for info in list(store.list(paths.parents)):
+        fork_id = info.path.removeprefix(f"{paths.parents}/")
+        is_needed = any(path.startswith(parent_path(fork_id, "")) for path in needed)
+        if is_needed or not isinstance(store, LocationStore):
+            continue
+        released.append(fork_id)
+        if not dry_run:
+            parent = store.parent(fork_id)
+            parent.delete([one.path for one in parent.list(paths.tags_of("fork", fork_id))])
+            store.delete([info.path])
+    return tuple(released)
 
 
 def _is_ours(paths: LocationPaths, path: str) -> bool:

@@ -19,7 +19,7 @@ from statelog.core.source_position import OffsetEntry, parse_offsets
 from statelog.errors import CheckpointError, CorruptionError
 
 OFFSETS: Final = "offsets"
-_METADATA: Final = "metadata"
+METADATA: Final = "metadata"
 _CHECKSUMS: Final = struct.Struct(">4sI")
 _MAGIC: Final = b"crc\0"
 
@@ -37,14 +37,14 @@ def recorded_query_id(files: QueryFiles) -> str:
 
     Blocks: On the file.
     """
-    data = files.read(_METADATA)
+    data = files.read(METADATA)
     if data is None:
         return ""
     try:
         return msgspec.json.decode(data, type=_Metadata).id
     except msgspec.DecodeError as error:
         raise CheckpointError(
-            f"{files.url}/{_METADATA} has no id of a query: {error}. A power failure may have "
+            f"{files.url}/{METADATA} has no id of a query: {error}. A power failure may have "
             "truncated the file. Nothing was changed: bring the file back from a backup, or go on "
             "from the state with a new checkpointLocation and adopt=True",
             reason="damaged",

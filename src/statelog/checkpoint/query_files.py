@@ -80,6 +80,10 @@ class StoredQuery:
         found = (info.path.removeprefix(f"{folder}/") for info in self._store.list(folder))
         return [name for name in found if "/" not in name]
 
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders in a folder."""
+        return self._store.list_folders(folder)
+
     def numbers(self, folder: str) -> list[int]:
         """Return the numbers of the files in a folder, ascending."""
         return sorted(numbers_in(self, folder))

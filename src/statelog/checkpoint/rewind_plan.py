@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.offset_log import OFFSETS, number_of
@@ -102,7 +103,7 @@ def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
     for summary, record in _retained(state, query.query_id()):
         problem = ""
         try:
-            _check_sources(query, record, record.batch_id)
+            check_sources(query, record, record.batch_id)
         except (CheckpointError, CorruptionError) as error:
             problem = str(error)
         points.append(
@@ -142,14 +143,14 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
             "does not cover. Start with a new checkpointLocation and adopt=True instead",
             "foreign_state",
         )
-    offsets = _check_sources(query, record, batch_id)
+    offsets = check_sources(query, record, batch_id)
     # Read whole, with all its objects: a rewind to a damaged checkpoint could not be restored.
     find_restore_point(state, LocationPaths(), summary.checkpoint_id)
     commits = query.files_above(COMMITS, batch_id)
     if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
     logs = []
-    for folder, entry in _kept_entries(record, offsets).items():
+    for folder, entry in kept_entries(record, offsets).items():
         _check_log(query, folder, entry)
         logs += query.files_above(f"{_LOGS}/{folder}", entry)
     listed = _input_files(query, logs)
@@ -211,8 +212,19 @@ def _state_after(
     return before[-1]
 
 
-def _check_sources(query: StoredQuery, record: _Record, batch_id: int) -> tuple[str | None, ...]:
-    """Return the offsets of a micro-batch if the state of *record* is the one after it."""
+def check_sources(
+    query: StoredQuery, record: _Record | BatchRecord, batch_id: int
+) -> tuple[str | None, ...]:
+    """
+    Return the offsets of a micro-batch if the state of *record* is the one after it.
+
+    Raises:
+        CheckpointError: It is not ("gap", "subsumed"), or the offsets are missing ("not_found").
+        IncompatibleFormatError: The offsets have another form than Spark 4.0 to 4.3 write for
+            sources without names.
+
+    Blocks: On the files.
+    """
     entry = query.offsets(batch_id)
     if entry is None:
         planned = query.numbers(OFFSETS)
@@ -247,7 +259,7 @@ def _check_sources(query: StoredQuery, record: _Record, batch_id: int) -> tuple[
     return offsets
 
 
-def _positions(record: _Record, offsets: Sequence[str | None]) -> set[str]:
+def _positions(record: _Record | BatchRecord, offsets: Sequence[str | None]) -> set[str]:
     """Return the digest of the user's source offsets; two if their number is unknown."""
     if record.source_folders:
         return {position_of(offsets[: len(record.source_folders)])}
@@ -256,14 +268,14 @@ def _positions(record: _Record, offsets: Sequence[str | None]) -> set[str]:
     return {whole, position_of(offsets[:-1])} if len(offsets) > 1 else {whole}
 
 
-def _same_logs(query: StoredQuery, record: _Record) -> bool:
+def _same_logs(query: StoredQuery, record: _Record | BatchRecord) -> bool:
     return all(
         entries_digest(query, log.folder, log.after, log.upto) == log.digest
         for log in record.source_logs or ()
     )
 
 
-def _kept_entries(record: _Record, offsets: Sequence[str | None]) -> dict[str, int]:
+def kept_entries(record: _Record | BatchRecord, offsets: Sequence[str | None]) -> dict[str, int]:
     """Return for the log of each file source the last entry that is kept."""
     names = record.source_folders or [str(at) for at in range(len(offsets))]
     kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))

@@ -29,6 +29,7 @@ from statelog.cli.output import (
     print_error,
 )
 from statelog.cli.rewind import rewind
+from statelog.cli.savepoints import fork, tag, untag
 from statelog.cli.state import diff, get, history, read
 from statelog.cli.verify import verify
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
@@ -52,6 +53,9 @@ verbs.command()(cat)
 verbs.command()(gc)
 verbs.command()(verify)
 verbs.command()(rewind)
+verbs.command()(tag)
+verbs.command()(untag)
+verbs.command()(fork)
 
 
 def _print_version(wanted: bool) -> None:

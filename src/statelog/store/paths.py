@@ -81,6 +81,10 @@ class LocationPaths:
         """Folder of all tags."""
         return self._join(_TAGS_FOLDER)
 
+    def tags_of(self, kind: str, name: str) -> str:
+        """Return the folder of the tags of a kind and a name."""
+        return self._join(_TAGS_FOLDER, kind, name)
+
     def tag(self, kind: str, name: str, checkpoint_id: int, newest: int, attempt: str) -> str:
         """
         Return the name of the object that pins a checkpoint.

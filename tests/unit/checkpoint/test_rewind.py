@@ -3,8 +3,10 @@
 import datetime as dt
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
 from statelog.checkpoint import rewind
@@ -14,7 +16,7 @@ from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.rewind import apply_rewind, plan_rewind, rewind_points
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.cli.main import run
-from statelog.core.source_position import position_of
+from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
@@ -64,21 +66,27 @@ class Query:
 
     def commit(self, batch: int, before: list[str]) -> None:
         digest = entries_digest(self.stored, "0", self.entry - 1, self.entry)
-        log = {"source": 0, "folder": "0", "after": self.entry - 1, "upto": self.entry}
-        record = {
-            "query_id": "q",
-            "batch_id": batch,
-            "position": position_of(self.offsets()),
-            "position_before": position_of(before),
-            "source_logs": [{**log, "digest": digest}],
-            "source_folders": ["0", "1"],
+        log: dict[str, Any] = {
+            "source": 0,
+            "folder": "0",
+            "after": self.entry - 1,
+            "upto": self.entry,
         }
+        record = one_operator(
+            query_id="q",
+            batch_id=batch,
+            position=position_of(self.offsets()),
+            position_before=position_of(before),
+            source_logs=[SourceLog(**log, digest=digest)],
+            source_folders=["0", "1"],
+            checkpoint_location=str(self.folder),
+        )
         changes = TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"%d" % batch)]]))
         run_checkpoint(
             self.driver,
             self.driver.next_checkpoint_id,
             [changes],
-            properties=record,
+            properties=record.to_properties(),
             sections={OUTPUT_TAG: b"rows of %d" % batch},
         )
 

@@ -85,6 +85,7 @@ class MicroBatchEngine:
         """The operator that ran last, which a failed job belongs to."""
         self._reports = BatchReports(query.settings)
         self._has_run = False
+        self._checkpoint_location = None if query_times is None else query_times.checkpoint_location
 
     def open(self, query_id: str | None = None) -> None:
         """
@@ -261,6 +262,7 @@ class MicroBatchEngine:
             position_before=times.position_before,
             source_logs=list(times.source_logs),
             source_folders=list(times.source_folders),
+            checkpoint_location=self._checkpoint_location,
         )
         completed = self._coordinator.complete(
             batch.checkpoint_id,

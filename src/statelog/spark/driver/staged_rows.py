@@ -24,7 +24,7 @@ from statelog.spark.query.session import is_connect
 from statelog.spark.rows.ipc import from_ipc
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck
-from statelog.store import open_store
+from statelog.store import open_location
 
 _FEW_ROWS = 10_000
 """Staged rows up to this number are in one partition of the frame."""
@@ -86,7 +86,7 @@ def _read_rows(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     with reported_to_driver(location):
-        store = open_store(location, options=dict(options))
+        store = open_location(location, options=dict(options))
         for batch in batches:
             for text in batch.column(0).to_pylist():
                 handle = stream_handle_from_json(msgspec.json.decode(text))

@@ -30,7 +30,7 @@ from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
-from statelog.store import LocationPaths, open_store
+from statelog.store import LocationPaths, open_location
 
 _log = logging.getLogger("statelog.spark")
 
@@ -71,7 +71,7 @@ class StateLocation:
         self._query = query
         settings, groups = query.settings, query.key_groups
         self._paths = LocationPaths()
-        self._store = open_store(
+        self._store = open_location(
             query.location, options=dict(settings.store_options), fsync=settings.fsync
         )
         recorder = CheckpointRecorder(settings.metrics)

@@ -45,7 +45,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store
+from statelog.store import CachedStore, LocationPaths, ObjectStore, open_location
 
 _CACHED_BYTES = 64 * 1024 * 1024
 _FREEZE_GROWTH = 1.5
@@ -59,7 +59,7 @@ class _Worker:
         task_state = spec.state
         self.epoch = task_state.epoch
         self.store = CachedStore(
-            open_store(
+            open_location(
                 task_state.location, options=dict(task_state.store_options), fsync=task_state.fsync
             ),
             _CACHED_BYTES,

@@ -1,0 +1,309 @@
+"""
+Fork a location: a second query goes on from a checkpoint of the first, at once, beside it.
+
+The first checkpoint of the new location refers to the objects of the parent, which never change, so a
+fork copies no state and its cost does not depend on the size of the state.  A tag of the parent keeps
+the checkpoint there; garbage collection of the fork deletes the tag once the fork has written all it
+needs itself.
+
+The order of the steps makes a crash harmless: first the reference to the parent, which names the fork,
+then the tag, the new checkpointLocation, and last the checkpoint, which is the point of no return.  A
+repeated call goes on where the first one ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
+from statelog.checkpoint.history import StoredCheckpoint, present_ids, read_checkpoint
+from statelog.checkpoint.ownership import claim_epoch
+from statelog.checkpoint.position_files import position_files, write_query
+from statelog.checkpoint.query_files import StoredQuery
+from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags, put_tag, read_tag
+from statelog.core.checkpoint_events import WriteMetadata
+from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, UsageError
+from statelog.format.checkpoint_metadata import RESERVED_TAGS
+from statelog.model import (
+    ChangelogStateHandle,
+    FileStateHandle,
+    MaterializedHandle,
+    StreamStateHandle,
+)
+from statelog.runtime.clock import pause
+from statelog.runtime.fail_points import fail_point
+from statelog.store import LocationPaths, LocationStore, ObjectStore
+from statelog.store.location_store import ParentReference, parent_path
+
+_PATHS: Final = LocationPaths()
+_OWNER: Final = "fork"
+
+
+@dataclass(frozen=True, slots=True)
+class NewQuery:
+    """
+    The query that goes on from a fork.
+
+    Args:
+        query_id: Its id.
+        checkpoint_location: URL of its checkpointLocation.
+    """
+
+    query_id: str
+    checkpoint_location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """
+    What a fork made.
+
+    Args:
+        fork_id: Name of the tag in the parent.
+        parent: URL of the parent's location.
+        location: URL of the new location.
+        checkpoint_id: The checkpoint that both have.
+        batch_id: The micro-batch after which the new query begins.
+        query: The new query; None if only the state was forked.
+    """
+
+    fork_id: str
+    parent: str
+    location: str
+    checkpoint_id: int
+    batch_id: int
+    query: NewQuery | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkSource:
+    """
+    What is forked.
+
+    Args:
+        store: The parent's location.
+        stored: The checkpoint.
+        files: The files of its source position; None to fork the state only.
+    """
+
+    store: LocationStore
+    stored: StoredCheckpoint
+    files: dict[str, bytes] | None
+
+
+def fork_source(
+    store: LocationStore, checkpoint_id: int, open_query: Callable[[str | None], ObjectStore | None]
+) -> ForkSource:
+    """
+    Read a checkpoint and the position of its sources.
+
+    Args:
+        store: The parent's location.
+        checkpoint_id: A retained checkpoint.
+        open_query: Opens the checkpointLocation, given what the checkpoint records as its place;
+            returns None to fork the state only.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, or was not made by a query, or the files are not
+            those of the state; see `position_files`.
+        StoreError: A store failed.
+
+    Blocks: On both stores.
+    """
+    stored = _read(store, checkpoint_id)
+    record = BatchRecord.of(stored.checkpoint)
+    query = open_query(record.checkpoint_location)
+    files = None if query is None else position_files(StoredQuery(query), record)
+    return ForkSource(store=store, stored=stored, files=files)
+
+
+def tagged_source(store: LocationStore, name: str) -> ForkSource:
+    """
+    Read a tagged checkpoint and the position that the tag holds.
+
+    Raises:
+        CheckpointError: There is no such tag.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    tag = find_tag(store, _PATHS, name, TagKind.TAG)
+    content = read_tag(store, tag)
+    return ForkSource(
+        store=store, stored=_read(store, tag.checkpoint_id), files=content.files or None
+    )
+
+
+def apply_fork(
+    source: ForkSource,
+    new: LocationStore,
+    new_query: ObjectStore | None,
+    clock_ms: Callable[[], int],
+) -> Fork:
+    """
+    Make the fork; after a crash, repeat the call.
+
+    Args:
+        source: What is forked.
+        new: The new location, which must be empty.
+        new_query: The new checkpointLocation; None to fork the state only.
+        clock_ms: Milliseconds since 1970 (UTC).
+
+    Raises:
+        CheckpointError: The checkpoint was deleted meanwhile (`reason` "subsumed").
+        UsageError: The new location or checkpointLocation is in use.
+        FencedError: Another call forks into the same location.
+        StoreError: A store failed; repeat the call.
+
+    Blocks: On the stores; the number of requests does not depend on the size of the state.
+    """
+    checkpoint = source.stored.checkpoint
+    record = BatchRecord.of(checkpoint)
+    fork_id = _begun(new, source) or os.urandom(8).hex()
+    reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint.checkpoint_id)
+    if not _has(new, _PATHS.parent(fork_id)):
+        new.put_if_absent(_PATHS.parent(fork_id), reference.encoded())
+    fail_point("fork-referred")
+    _pin(source.store, fork_id, checkpoint.checkpoint_id, new.url, clock_ms)
+    fail_point("fork-pinned")
+    query = None
+    if new_query is not None and source.files is not None:
+        query = NewQuery(_query_id(fork_id), new_query.url)
+        write_query(new_query, source.files, query.query_id)
+    fail_point("fork-query-written")
+    _commit(source.stored, new, fork_id, query, clock_ms)
+    return Fork(
+        fork_id=fork_id,
+        parent=source.store.url,
+        location=new.url,
+        checkpoint_id=checkpoint.checkpoint_id,
+        batch_id=record.batch_id,
+        query=query,
+    )
+
+
+def _read(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
+    try:
+        return read_checkpoint(store, _PATHS, checkpoint_id)
+    except ObjectNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` lists "
+            "all",
+            reason="not_found",
+            checkpoint_id=checkpoint_id,
+        ) from error
+
+
+def _begun(new: LocationStore, source: ForkSource) -> str | None:
+    """Return the id of a fork of the same checkpoint that was begun in *new*; None if it is empty."""
+    if present_ids(new, _PATHS):
+        raise UsageError(f"{new.url} holds state already; fork into an empty location")
+    for info in list(new.list(_PATHS.parents)):
+        fork_id = info.path.removeprefix(f"{_PATHS.parents}/")
+        reference = ParentReference.read(new, fork_id)
+        same = (source.store.url, source.stored.checkpoint.checkpoint_id)
+        if (reference.location, reference.checkpoint_id) == same:
+            return fork_id
+        raise UsageError(
+            f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was begun in "
+            f"{new.url} and not finished; repeat that call, or use another location"
+        )
+    return None
+
+
+def _pin(
+    store: ObjectStore,
+    fork_id: str,
+    checkpoint_id: int,
+    location: str,
+    clock_ms: Callable[[], int],
+) -> None:
+    tag = Tag(kind=TagKind.FORK, name=fork_id, checkpoint_id=checkpoint_id)
+    if not any(
+        one.kind is TagKind.FORK and one.name == fork_id for one in list_tags(store, _PATHS)
+    ):
+        put_tag(store, _PATHS, tag, clock_ms=clock_ms, facts={"location": location})
+
+
+def _commit(
+    stored: StoredCheckpoint,
+    new: LocationStore,
+    fork_id: str,
+    query: NewQuery | None,
+    clock_ms: Callable[[], int],
+) -> None:
+    """Put the first checkpoint of the new location."""
+    checkpoint = stored.checkpoint
+    epoch = claim_epoch(new, _PATHS, f"{_OWNER}-{fork_id}", clock_ms)
+    plan = WriteMetadata(
+        checkpoint.checkpoint_id,
+        None,
+        tuple(_moved_snapshot(one, fork_id) for one in checkpoint.materialized),
+        tuple(_moved_log(one, fork_id) for one in checkpoint.log),
+        (checkpoint.checkpoint_id,),
+    )
+    prepared = prepare_commit(
+        plan,
+        CommitAuthor(
+            f"{_OWNER}-{fork_id}", epoch, checkpoint.max_parallelism, checkpoint.created_at_ms
+        ),
+        _PATHS.metadata(checkpoint.checkpoint_id),
+        properties=_own_record(BatchRecord.of(checkpoint), fork_id, query).to_properties(),
+        sections={tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS},
+        compress=True,
+    )
+    fail_point("fork-claimed")
+    conflict = put_commit(new, _PATHS, prepared, pause)
+    if conflict is not None:
+        raise FencedError(
+            f"{new.url} was forked into by another call at the same time: {conflict.reason}"
+        ) from conflict.cause
+
+
+def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:
+    """Return the record of a micro-batch as that of the new query."""
+    files = [_moved(one, fork_id).to_json() for one in record.staged_files()]
+    own = msgspec.structs.replace(record, output_files=files, went_back_to=None, rewound=None)
+    if query is None:
+        return own
+    return msgspec.structs.replace(
+        own, query_id=query.query_id, checkpoint_location=query.checkpoint_location
+    )
+
+
+def _moved(handle: StreamStateHandle, fork_id: str) -> StreamStateHandle:
+    if not isinstance(handle, FileStateHandle):
+        return handle
+    return replace(handle, path=parent_path(fork_id, handle.path))
+
+
+def _moved_snapshot(snapshot: MaterializedHandle, fork_id: str) -> MaterializedHandle:
+    return replace(snapshot, handle=_moved(snapshot.handle, fork_id))
+
+
+def _moved_log(log: ChangelogStateHandle, fork_id: str) -> ChangelogStateHandle:
+    entries = tuple(
+        replace(one, handle=_moved(one.handle, fork_id)) for one in log.handles_and_offsets
+    )
+    return replace(log, handles_and_offsets=entries)
+
+
+def _query_id(fork_id: str) -> str:
+    """Return the id of the new query, the same when the call is repeated."""
+    digits = hashlib.sha256(fork_id.encode()).hexdigest()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
+
+
+def _has(store: ObjectStore, path: str) -> bool:
+    try:
+        store.head(path)
+    except ObjectNotFoundError:
+        return False
+    return True

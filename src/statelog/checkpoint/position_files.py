@@ -1,0 +1,121 @@
+"""
+The files of a checkpointLocation that hold how far a query has read its sources.
+
+They are what a tag keeps and what a fork starts from: the offsets of one micro-batch, its entry in the
+commit log, and the logs of the sources up to it.  The log of a file source is reduced to one compact
+file, which Spark reads like one that it has compacted itself.
+Source: Spark's OffsetSeqLog, CommitLog, FileStreamSourceLog, CompactibleFileStreamLog.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.offset_log import METADATA, OFFSETS
+from statelog.checkpoint.query_files import COMMITS, StoredQuery
+from statelog.checkpoint.rewind_plan import check_sources, kept_entries
+from statelog.checkpoint.source_logs import COMPACT, files_upto
+from statelog.core.source_position import FileEntry
+from statelog.errors import CheckpointError, UsageError
+from statelog.store import ObjectStore
+
+_SOURCES: Final = "sources"
+_VERSION: Final = b"v1"
+
+
+def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
+    """
+    Return the files with which a query begins after the micro-batch of *record*.
+
+    Args:
+        query: The checkpointLocation of the query.
+        record: The record of the micro-batch.
+
+    Returns:
+        The files by name, without `metadata`.
+
+    Raises:
+        CheckpointError: The files are not those of the state: another query ("other_query"), files
+            removed ("not_found"), planned anew ("gap"); or the micro-batch is not finished yet
+            ("in_progress"), or the query has state of Spark's own ("foreign_state").
+        UsageError: *query* is no checkpointLocation.
+        StoreError: The store failed.
+
+    Blocks: On the files.
+    """
+    batch_id = record.batch_id
+    if query.query_id() != record.query_id:
+        raise CheckpointError(
+            f"{query.url} is the checkpointLocation of query {query.query_id()}, the state is that of "
+            f"query {record.query_id}; pass the checkpointLocation of this query",
+            reason="other_query",
+        )
+    if query.has_state_of_spark():
+        raise CheckpointError(
+            f"{query.url} contains state of one of Spark's own operators (in state/), which a fork "
+            "does not cover. Start the second query with a new checkpointLocation and adopt=True "
+            "instead",
+            reason="foreign_state",
+        )
+    offsets = check_sources(query, record, batch_id)
+    names = [f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"]
+    if batch_id:
+        names += [f"{OFFSETS}/{batch_id - 1}", f"{COMMITS}/{batch_id - 1}"]
+    found = {name: data for name in names if (data := query.read(name))}
+    if f"{COMMITS}/{batch_id}" not in found:
+        raise CheckpointError(
+            f"batch {batch_id} of {query.url} is not finished: its sink has not taken its rows yet. "
+            "Repeat the call in a moment, or choose an older checkpoint",
+            reason="in_progress",
+        )
+    logs = kept_entries(record, offsets)
+    for folder, entry in logs.items():
+        if entry >= 0:
+            name = f"{_SOURCES}/{folder}/{entry}{COMPACT}"
+            found[name] = _compact(files_upto(query, folder, entry))
+    for folder in query.folders(_SOURCES):
+        if folder not in logs:  # where the source began, which it reads at each restart
+            found |= _whole(query, f"{_SOURCES}/{folder}")
+    return found
+
+
+def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -> None:
+    """
+    Write a new checkpointLocation.
+
+    Args:
+        store: Rooted at the new checkpointLocation.
+        files: Result of `position_files`.
+        query_id: The id of the new query.
+
+    Raises:
+        UsageError: Another query has begun there.
+        StoreError: The store failed; the call can be repeated.
+
+    Blocks: On the files.
+    """
+    query = StoredQuery(store)
+    metadata = msgspec.json.encode({"id": query_id})
+    known = query.read(METADATA)
+    if (known is not None and known != metadata) or (known is None and query.numbers(OFFSETS)):
+        raise UsageError(
+            f"{store.url} is the checkpointLocation of another query already; choose a new folder"
+        )
+    for name, data in files.items():
+        store.put(name, data)
+    store.put(METADATA, metadata)
+
+
+def _compact(files: Sequence[FileEntry]) -> bytes:
+    return b"\n".join((_VERSION, *map(msgspec.json.encode, files)))
+
+
+def _whole(query: StoredQuery, folder: str) -> dict[str, bytes]:
+    names = (name for name in query.names(folder) if not name.startswith("."))
+    read = {f"{folder}/{os.path.basename(name)}": query.read(f"{folder}/{name}") for name in names}
+    return {name: data for name, data in read.items() if data is not None}

@@ -1,0 +1,256 @@
+"""
+Tags and forks by the names of locations: what the command line and Python callers use.
+
+    tag, untag, tags   keep a checkpoint, with the position of its sources, under a name
+    fork               go on from a checkpoint with a second query, beside the first
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from statelog import arguments
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.fork import Fork, apply_fork, fork_source, tagged_source
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, put_tag
+from statelog.errors import CheckpointError, UsageError
+from statelog.model import Json
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.store import (
+    LocationPaths,
+    LocationStore,
+    ObjectStore,
+    open_existing_store,
+    open_location,
+    open_store,
+)
+from statelog.store.location import kind_of, normalize_url
+
+__all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
+
+Location = str | os.PathLike[str]
+
+_PATHS: Final = LocationPaths()
+_STATE_FOLDER: Final = "statelog"
+"""Folder of the state in a checkpointLocation, where the query has no stateLocation."""
+
+
+def tags(location: Location, *, store_options: Mapping[str, object] | None = None) -> list[Tag]:
+    """
+    Return the tags of a state location, those of forks and readers too.
+
+    Args:
+        location: Path or URL of the state location.
+        store_options: Options of the store's client, as for `open_store`.
+
+    Raises:
+        UsageError: There is no such directory.
+        StoreError: The store failed.
+
+    Blocks: On the store, one listing.
+    """
+    return list_tags(open_existing_store(location, options=store_options), _PATHS)
+
+
+def tag(
+    location: Location,
+    name: str,
+    *,
+    checkpoint: int | None = None,
+    checkpoint_location: Location | None = None,
+    comment: str = "",
+    store_options: Mapping[str, object] | None = None,
+) -> Tag:
+    """
+    Keep a checkpoint under a name, with the position of its sources.
+
+    The checkpoint, and all it needs, stays until `untag`.  `fork` goes on from it, with the same rows
+    of the sources as the query did, even when Spark has deleted the files of that micro-batch.
+
+    Args:
+        location: Path or URL of the state location.
+        name: Letters, digits, ".", "_" and "-"; not in use.
+        checkpoint: Its id; None for the newest one.
+        checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
+        comment: Stored with the tag, for people.
+        store_options: Options of the store's client, as for `open_store`.
+
+    Raises:
+        CheckpointError: The checkpoint is not retained ("subsumed", "not_found"), or its micro-batch
+            is not finished yet ("in_progress"), or its files are not those of the state.
+        UsageError: The name is taken or not valid, or *location* or *checkpoint_location* is none.
+        StoreError: A store failed.
+
+    Blocks: On both stores.
+    """
+    store = open_existing_store(location, options=store_options)
+    checkpoint = _checkpoint(store, checkpoint)
+    source = fork_source(
+        store,
+        checkpoint,
+        lambda recorded: _query_store(store, checkpoint_location, recorded, store_options),
+    )
+    record = BatchRecord.of(source.stored.checkpoint)
+    facts: dict[str, Json] = {
+        "comment": comment,
+        "batch_id": record.batch_id,
+        "query_id": record.query_id,
+    }
+    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint)
+    return put_tag(store, _PATHS, wanted, clock_ms=_now_ms, facts=facts, files=source.files)
+
+
+def untag(
+    location: Location,
+    name: str,
+    *,
+    kind: str = "tag",
+    store_options: Mapping[str, object] | None = None,
+) -> Tag:
+    """
+    Remove a tag; the next clean-up deletes the checkpoint, if nothing else keeps it.
+
+    Args:
+        location: Path or URL of the state location.
+        name: Its name.
+        kind: "tag", or "fork" or "reader" to remove what a fork or a reader has put.  A fork that
+            still needs objects of the checkpoint cannot be read any more afterwards.
+        store_options: Options of the store's client, as for `open_store`.
+
+    Raises:
+        CheckpointError: There is no such tag (`reason` "not_found").
+        UsageError: *kind* is no kind of tag, or *location* does not exist.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    kinds = {one.value: one for one in TagKind}
+    if kind not in kinds:
+        raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
+    store = open_existing_store(location, options=store_options)
+    found = find_tag(store, _PATHS, name, kinds[kind])
+    delete_tag(store, found)
+    return found
+
+
+def fork(
+    location: Location,
+    new_location: Location,
+    *,
+    checkpoint: int | None = None,
+    tag: str | None = None,
+    checkpoint_location: Location | None = None,
+    new_checkpoint_location: Location | None = None,
+    state_only: bool = False,
+    store_options: Mapping[str, object] | None = None,
+) -> Fork:
+    """
+    Make a location from which a second query goes on, in constant time.
+
+    The new location refers to objects of the first, which a tag keeps there.  A query with the new
+    checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
+    run beside each other.
+
+    Args:
+        location: Path or URL of the state location.
+        new_location: Path or URL of the new one, which must be empty.
+        checkpoint: Id of the checkpoint; None for the newest one.
+        tag: Instead of *checkpoint*: the name of a tag, whose position of the sources is used.
+        checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
+        new_checkpoint_location: The checkpointLocation of the new query.  May be left out if
+            *new_location* is its folder `statelog`.
+        state_only: Fork the state without the position of the sources, for a query with
+            `adopt=True`.
+        store_options: Options of the store's client, as for `open_store`, for both locations.
+
+    Raises:
+        CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch is
+            not finished yet ("in_progress"), or the files of the query are not those of the state.
+        UsageError: A new location is in use, or an argument is missing.
+        StoreError: A store failed; repeat the call.
+
+    Blocks: On the stores.
+    """
+    if checkpoint is not None and tag is not None:
+        raise UsageError("give a checkpoint or a tag, not both")
+    place = _new_place(new_location, new_checkpoint_location, state_only)
+    store = open_existing_store(location, options=store_options)
+    if tag is not None:
+        source = tagged_source(store, tag)
+        if source.files is None and not state_only:
+            raise UsageError(
+                f"the tag {tag!r} of {store.url} has no position of the sources; fork with "
+                "state_only=True"
+            )
+    else:
+        source = fork_source(
+            store,
+            _checkpoint(store, checkpoint),
+            lambda recorded: (
+                None
+                if state_only
+                else _query_store(store, checkpoint_location, recorded, store_options)
+            ),
+        )
+    new = open_location(new_location, options=store_options)
+    new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
+    return apply_fork(source, new, new_query, _now_ms)
+
+
+def _checkpoint(store: LocationStore, checkpoint: int | None) -> int:
+    if checkpoint is not None:
+        return arguments.whole_number(checkpoint, "checkpoint", low=0)
+    return find_checkpoint(store, _PATHS).checkpoint_id
+
+
+def _new_place(
+    new_location: Location, new_checkpoint_location: Location | None, state_only: bool
+) -> Location | None:
+    """Return where the new checkpointLocation is; None without one."""
+    if state_only:
+        if new_checkpoint_location is not None:
+            raise UsageError("state_only makes no checkpointLocation; leave one of the two out")
+        return None
+    if new_checkpoint_location is None:
+        folder, _, name = os.fspath(new_location).rstrip("/").rpartition("/")
+        if name != _STATE_FOLDER or not folder:
+            raise UsageError(
+                "a fork needs a checkpointLocation for the new query: give new_checkpoint_location, or "
+                f"a new location that ends with /{_STATE_FOLDER}, which is then inside it"
+            )
+        return folder
+    return new_checkpoint_location
+
+
+def _query_store(
+    store: LocationStore,
+    given: Location | None,
+    recorded: str | None,
+    options: Mapping[str, object] | None,
+) -> ObjectStore:
+    """Return the checkpointLocation of a query: given, recorded, or the folder around the state."""
+    folder, _, name = store.url.rpartition("/")
+    around = folder if name == _STATE_FOLDER else None
+    for place in (given, recorded, around):
+        if place is not None:
+            return open_existing_store(place, options=_of(place, store, options))
+    raise CheckpointError(
+        f"the checkpoint in {store.url} does not record the query's checkpointLocation, because an "
+        "older statelog made it: give checkpoint_location",
+        reason="not_found",
+    )
+
+
+def _of(
+    place: Location, store: LocationStore, options: Mapping[str, object] | None
+) -> Mapping[str, object] | None:
+    """Return the options of *store* for another place in the same kind of store; else None."""
+    same = kind_of(normalize_url(os.fspath(place))) is kind_of(store.url)
+    return options if same else None
+
+
+def _now_ms() -> int:
+    return int(wall_clock_seconds() * 1000)

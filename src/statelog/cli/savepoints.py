@@ -1,0 +1,209 @@
+"""`statelog tag`, `untag` and `fork`: keep a checkpoint, and go on from it beside the query."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from statelog.checkpoint.savepoints import fork as make_fork
+from statelog.checkpoint.savepoints import tag as make_tag
+from statelog.checkpoint.savepoints import untag as remove_tag
+from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
+from statelog.cli.output import EXIT_OK, console, open_location, print_json, utc
+from statelog.errors import StatelogError, UsageError
+from statelog.store import LocationPaths, ObjectStore
+
+LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
+QueryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The query's checkpointLocation, if the checkpoint does not record it or it was moved."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+
+
+def tag(
+    location: LocationArgument,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the tag. Without it: list the tags.")
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.")
+    ] = None,
+    checkpoint_location: QueryOption = None,
+    comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Keep a checkpoint under a name, with the position of its sources; or list the tags.
+
+    The checkpoint stays readable and restorable until `untag`, whatever the query retains.  `statelog
+    fork --tag NAME` goes on from it.  The query may run meanwhile.  Exit status 1 if the checkpoint is
+    not retained any more, or its micro-batch is not finished yet.
+    """
+    store = open_location(location)
+    if name is None:
+        if checkpoint is not None or comment:
+            raise UsageError("give the name of the tag to make, or no options to list the tags")
+        _print_tags(store, location, as_json)
+        raise typer.Exit(EXIT_OK)
+    made = make_tag(
+        location,
+        name,
+        checkpoint=checkpoint,
+        checkpoint_location=checkpoint_location,
+        comment=comment,
+    )
+    if as_json:
+        print_json(_json(made))
+    else:
+        console().print(
+            f"Checkpoint {made.checkpoint_id} of {location} is kept as {name}.",
+            markup=False,
+            soft_wrap=True,
+        )
+    raise typer.Exit(EXIT_OK)
+
+
+def untag(
+    location: LocationArgument,
+    name: Annotated[str, typer.Argument(help="Name of the tag.")],
+    kind: Annotated[
+        str, typer.Option(help="What has put it: tag, fork or reader; `statelog tag` lists them.")
+    ] = TagKind.TAG.value,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Remove a tag; the next clean-up deletes what only the tag kept.
+
+    --kind fork releases a fork, which cannot be read any more if it still needs objects from here.
+    Exit status 1 if there is no such tag.
+    """
+    open_location(location)
+    removed = remove_tag(location, name, kind=kind)
+    if as_json:
+        print_json(_json(removed))
+    else:
+        console().print(
+            f"{removed.kind.value} {name} of {location} is removed; checkpoint "
+            f"{removed.checkpoint_id} goes with the next clean-up unless it is retained.",
+            markup=False,
+            soft_wrap=True,
+        )
+    raise typer.Exit(EXIT_OK)
+
+
+def fork(
+    location: LocationArgument,
+    new_location: Annotated[str, typer.Argument(help="The new state location, which is empty.")],
+    *,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.")
+    ] = None,
+    tag_name: Annotated[
+        str | None, typer.Option("--tag", help="Fork the checkpoint of this tag.")
+    ] = None,
+    checkpoint_location: QueryOption = None,
+    new_checkpoint_location: Annotated[
+        str | None,
+        typer.Option(
+            help="The checkpointLocation of the new query; the folder around NEW_LOCATION if that ends "
+            "with /statelog."
+        ),
+    ] = None,
+    state_only: Annotated[
+        bool, typer.Option(help="Fork the state without the position of the sources.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """
+    Go on from a checkpoint with a second query, beside the first, in constant time.
+
+    No state is copied: the new location refers to objects of LOCATION, which a tag keeps there until
+    the fork needs them no more (`statelog gc --delete NEW_LOCATION` releases it).  Repeat an interrupted
+    fork with the same command.  Exit status 1 if the checkpoint is not retained, or its micro-batch is
+    not finished yet.
+    """
+    open_location(location)
+    made = make_fork(
+        location,
+        new_location,
+        checkpoint=checkpoint,
+        tag=tag_name,
+        checkpoint_location=checkpoint_location,
+        new_checkpoint_location=new_checkpoint_location,
+        state_only=state_only,
+    )
+    query = made.query
+    if as_json:
+        print_json(
+            {
+                "fork_id": made.fork_id,
+                "parent": made.parent,
+                "location": made.location,
+                "checkpoint_id": made.checkpoint_id,
+                "batch_id": made.batch_id,
+                "checkpoint_location": None if query is None else query.checkpoint_location,
+                "query_id": None if query is None else query.query_id,
+            }
+        )
+        raise typer.Exit(EXIT_OK)
+    shown = console()
+    shown.print(
+        f"{new_location} goes on from checkpoint {made.checkpoint_id} of {location}, after batch "
+        f"{made.batch_id}.",
+        markup=False,
+        soft_wrap=True,
+    )
+    if query is None:
+        shown.print("Start a query there with adopt=True and a new checkpointLocation.")
+    else:
+        shown.print("Start the new query with:")
+        for option, value in (
+            ("checkpointLocation", query.checkpoint_location),
+            ("stateLocation", made.location),
+        ):
+            shown.print(Text(f"  {option:<20}{value}"), soft_wrap=True)
+    raise typer.Exit(EXIT_OK)
+
+
+def _json(one: Tag) -> dict[str, object]:
+    return {
+        "kind": one.kind.value,
+        "name": one.name,
+        "checkpoint_id": one.checkpoint_id,
+        "newest": one.newest or None,
+        "path": one.path,
+    }
+
+
+def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
+    found = list_tags(store, LocationPaths())
+    rows = []
+    for one in found:
+        problem, created, facts = "", None, {}
+        try:
+            content = read_tag(store, one)
+            created, facts = content.created_at_ms, content.facts
+        except StatelogError as error:
+            problem = str(error)
+        if as_json:
+            print_json({**_json(one), "created_at_ms": created, "facts": facts, "problem": problem})
+        said = problem or str(facts.get("comment") or facts.get("location") or "")
+        rows.append((one.kind.value, one.name, str(one.checkpoint_id), utc(created), said))
+    if as_json:
+        return
+    if not rows:
+        console().print(f"{location} has no tags.", markup=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in ("kind", "name", "checkpoint", "created (UTC)", ""):
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console().print(table)

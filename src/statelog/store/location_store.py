@@ -1,0 +1,270 @@
+"""
+The store of a state location that may be a fork.
+
+A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the parent's
+location, which the object `parents/<fork id>` of the fork names, and never written or deleted there.
+
+That object alone leads nowhere: the parent must have a tag of the fork, which only a caller who can write
+to the parent can make.  So forged metadata cannot make a reader open another location.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from statelog.errors import CheckpointError, ObjectNotFoundError, UsageError
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.object_store import open_existing_store as _open_existing
+from statelog.store.object_store import open_store
+from statelog.store.paths import LocationPaths
+
+__all__ = [
+    "LocationStore",
+    "ParentReference",
+    "open_existing_store",
+    "open_location",
+    "parent_path",
+    "parse_parent_path",
+]
+
+_PATHS: Final = LocationPaths()
+_SECTION: Final = b"PRNT"
+_PREFIX: Final = "parent/"
+_PARENT: Final = re.compile(r"parent/([0-9a-f]{16})/(.+)")
+_FORKS_MAX: Final = 32
+"""Forks of forks; a chain that is longer was forged or is a circle."""
+
+
+class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Where the parent of a fork is.
+
+    Args:
+        location: URL of the parent's location, without options.
+        checkpoint_id: The checkpoint that was forked.
+    """
+
+    location: str
+    checkpoint_id: int
+
+    def encoded(self) -> bytes:
+        """Return the content of the object `parents/<fork id>`."""
+        return b"".join(SegmentWriter().finish({_SECTION: msgspec.json.encode(self)}))
+
+    @classmethod
+    def read(cls, store: ObjectStore, fork_id: str) -> ParentReference:
+        """
+        Read the reference of a fork.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+            CheckpointError: It is damaged (`reason` "damaged").
+
+        Blocks: On the store.
+        """
+        path = _PATHS.parent(fork_id)
+        trailer = parse_segment(store.get(path), where=path).trailer
+        try:
+            return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise CheckpointError(
+                f"{path} of {store.url} is no reference to the parent of a fork: {error}",
+                reason="damaged",
+                path=path,
+            ) from error
+
+
+def parent_path(fork_id: str, path: str) -> str:
+    """Return the name by which a fork refers to *path* of its parent."""
+    return f"{_PREFIX}{fork_id}/{path}"
+
+
+def parse_parent_path(path: str) -> tuple[str, str] | None:
+    """Return fork id and name in the parent if *path* refers to a parent, else None."""
+    match = _PARENT.fullmatch(path)
+    return (match[1], match[2]) if match else None
+
+
+class LocationStore:
+    """
+    An `ObjectStore` whose names below `parent/` are those of the parents of a fork.
+
+    Picklable: the copy opens its own clients.
+
+    Args:
+        own: The store of the location.
+        options: Options of its client, which are those of its parents in stores of the same kind.
+        depth: Number of forks above this one.
+
+    Thread: any, as for every store.
+    """
+
+    def __init__(
+        self, own: ObjectStore, options: Mapping[str, object] | None = None, depth: int = 0
+    ) -> None:
+        self._own = own
+        self._options = dict(options or {})
+        self._depth = depth
+        self._parents: dict[str, LocationStore] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LocationStore, (self._own, self._options, self._depth)
+
+    def __repr__(self) -> str:
+        return f"LocationStore({self._own!r})"
+
+    @property
+    def url(self) -> str:
+        """Root of the location as a URL."""
+        return self._own.url
+
+    @property
+    def local_root(self) -> str | None:
+        """Directory of the location if it is on local disk, else None."""
+        root: str | None = getattr(self._own, "local_root", None)
+        return root
+
+    def parent(self, fork_id: str) -> LocationStore:
+        """
+        Return the store of a parent.
+
+        Raises:
+            CheckpointError: The location has no such parent, or the parent has no tag of this fork
+                (`reason` "parent").
+            StoreError: A store failed.
+
+        Blocks: On both stores, at the first use.
+        """
+        found = self._parents.get(fork_id)
+        if found is None:
+            found = self._parents[fork_id] = self._opened(fork_id)
+        return found
+
+    def _opened(self, fork_id: str) -> LocationStore:
+        try:
+            reference = ParentReference.read(self._own, fork_id)
+        except ObjectNotFoundError as error:
+            raise CheckpointError(
+                f"{self.url} refers to objects of a parent ({_PREFIX}{fork_id}/), and has no object "
+                f"{_PATHS.parent(fork_id)} that says where it is: copy the whole location, or use "
+                "`statelog copy`, which makes a fork independent",
+                reason="parent",
+                path=_PATHS.parent(fork_id),
+            ) from error
+        same_kind = _scheme(reference.location) == _scheme(self.url)
+        options = self._options if same_kind else {}
+        if self._depth >= _FORKS_MAX:
+            raise CheckpointError(
+                f"{self.url} is the {self._depth}th of a chain of forks, or the chain is a circle; "
+                "`statelog copy` makes a fork independent",
+                reason="parent",
+            )
+        try:
+            parent = _open_existing(reference.location, options=options)
+        except UsageError as error:
+            raise self._refused(reference, fork_id, str(error)) from error
+        if next(iter(parent.list(_PATHS.tags_of("fork", fork_id))), None) is None:
+            raise self._refused(reference, fork_id, "it has no tag of this fork")
+        return LocationStore(parent, options, self._depth + 1)
+
+    def _refused(self, reference: ParentReference, fork_id: str, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.url} is a fork of {reference.location} (checkpoint {reference.checkpoint_id}), "
+            f"which cannot be read: {why}. The parent was moved or deleted, or the fork was released "
+            f"there (`statelog untag ... {fork_id} --kind fork`); objects that the fork needs may be "
+            "gone",
+            reason="parent",
+            path=_PATHS.parent(fork_id),
+        )
+
+    def _route(self, path: str) -> tuple[ObjectStore, str]:
+        if not path.startswith(_PREFIX):
+            return self._own, path
+        parsed = parse_parent_path(path)
+        if parsed is None:
+            raise UsageError(f"{path!r} is no name of an object: expected parent/<fork id>/<name>")
+        return self.parent(parsed[0]), parsed[1]
+
+    def put(self, path: str, data: Buffers) -> None:
+        """Write a new object."""
+        self._own.put(_own_path(path), data)
+
+    def put_if_absent(self, path: str, data: Buffers) -> None:
+        """Write a new object, or raise `ObjectExistsError`."""
+        self._own.put_if_absent(_own_path(path), data)
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole object, or raise `ObjectNotFoundError`."""
+        store, name = self._route(path)
+        return store.get(name)
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        """Return *length* bytes from *start*; fewer only where the object ends."""
+        store, name = self._route(path)
+        return store.get_range(name, start, length)
+
+    def head(self, path: str) -> ObjectInfo:
+        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        store, name = self._route(path)
+        return store.head(name)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield every object of the location itself below the folder *prefix*."""
+        return self._own.list(prefix)
+
+    def list_folders(self, prefix: str = "") -> Sequence[str]:
+        """Return the names of the folders of the location itself directly below *prefix*."""
+        return self._own.list_folders(prefix)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete objects of the location itself; those of a parent are left."""
+        self._own.delete(path for path in paths if not path.startswith(_PREFIX))
+
+
+def open_location(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    fsync: bool = True,
+) -> LocationStore:
+    """Return the store of a state location to write to; arguments and errors as `open_store`."""
+    return LocationStore(open_store(location, options=options, fsync=fsync), options)
+
+
+def open_existing_store(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    shown: str = "",
+) -> LocationStore:
+    """
+    Return the store of a location, whose directory must exist if it is on local disk.
+
+    For callers that only read: `open_store` makes the directory at the first use.
+
+    Args:
+        location: As for `open_store`.
+        options: As for `open_store`.
+        shown: What to call it in an error; *location* if left out.
+
+    Raises:
+        UsageError: There is no such directory.
+        InvalidOptionsError: As `open_store`.
+    """
+    return LocationStore(_open_existing(location, options=options, shown=shown), options)
+
+
+def _own_path(path: str) -> str:
+    if path.startswith(_PREFIX):
+        raise UsageError(f"{path!r} is an object of a parent, which a fork does not write")
+    return path
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0]
