@@ -63,17 +63,42 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
             reason="foreign_state",
         )
     offsets = check_sources(query, record, batch_id)
-    names = [f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"]
-    if batch_id:
-        names += [f"{OFFSETS}/{batch_id - 1}", f"{COMMITS}/{batch_id - 1}"]
-    found = {name: data for name in names if (data := query.read(name))}
-    if f"{COMMITS}/{batch_id}" not in found:
+    found = batch_files(query, batch_id, offsets, record.source_folders)
+    commits = (f"{COMMITS}/{batch_id}", f"{COMMITS}/{batch_id - 1}")
+    found |= {name: data for name in commits if (data := query.read(name))}
+    if commits[0] not in found:
         raise CheckpointError(
             f"batch {batch_id} of {query.url} is not finished: its sink has not taken its rows yet. "
             "Repeat the call in a moment, or choose an older checkpoint",
             reason="in_progress",
         )
-    logs = kept_entries(record, offsets)
+    return found
+
+
+def batch_files(
+    query: StoredQuery,
+    batch_id: int,
+    offsets: Sequence[str | None],
+    folders: Sequence[str] | None,
+) -> dict[str, bytes]:
+    """
+    Return the files that say what a micro-batch reads, and what was read before it.
+
+    Args:
+        query: The checkpointLocation of the query.
+        batch_id: The micro-batch.
+        offsets: Its offsets.
+        folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
+
+    Raises:
+        CheckpointError: An entry of a log is missing ("not_found").
+        CorruptionError: One is damaged.
+
+    Blocks: On the files.
+    """
+    names = [f"{OFFSETS}/{batch_id}"] + ([f"{OFFSETS}/{batch_id - 1}"] if batch_id else [])
+    found = {name: data for name in names if (data := query.read(name))}
+    logs = kept_entries(folders, offsets)
     for folder, entry in logs.items():
         if entry >= 0:
             name = f"{_SOURCES}/{folder}/{entry}{COMPACT}"

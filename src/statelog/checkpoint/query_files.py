@@ -42,6 +42,11 @@ class StoredQuery:
         self._store = store
 
     @property
+    def store(self) -> ObjectStore:
+        """The store of the checkpointLocation."""
+        return self._store
+
+    @property
     def url(self) -> str:
         """The checkpointLocation."""
         return self._store.url

@@ -150,7 +150,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
     if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
     logs = []
-    for folder, entry in kept_entries(record, offsets).items():
+    for folder, entry in kept_entries(record.source_folders, offsets).items():
         _check_log(query, folder, entry)
         logs += query.files_above(f"{_LOGS}/{folder}", entry)
     listed = _input_files(query, logs)
@@ -275,9 +275,9 @@ def _same_logs(query: StoredQuery, record: _Record | BatchRecord) -> bool:
     )
 
 
-def kept_entries(record: _Record | BatchRecord, offsets: Sequence[str | None]) -> dict[str, int]:
+def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
     """Return for the log of each file source the last entry that is kept."""
-    names = record.source_folders or [str(at) for at in range(len(offsets))]
+    names = folders or [str(at) for at in range(len(offsets))]
     kept = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
     return {name: entry for name, entry in kept if entry is not None}
 

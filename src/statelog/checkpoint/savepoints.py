@@ -91,7 +91,7 @@ def tag(
     source = fork_source(
         store,
         checkpoint,
-        lambda recorded: _query_store(store, checkpoint_location, recorded, store_options),
+        lambda recorded: query_store(store, checkpoint_location, recorded, store_options),
     )
     record = BatchRecord.of(source.stored.checkpoint)
     facts: dict[str, Json] = {
@@ -192,7 +192,7 @@ def fork(
             lambda recorded: (
                 None
                 if state_only
-                else _query_store(store, checkpoint_location, recorded, store_options)
+                else query_store(store, checkpoint_location, recorded, store_options)
             ),
         )
     new = open_location(new_location, options=store_options)
@@ -225,13 +225,19 @@ def _new_place(
     return new_checkpoint_location
 
 
-def _query_store(
+def query_store(
     store: LocationStore,
     given: Location | None,
     recorded: str | None,
     options: Mapping[str, object] | None,
 ) -> ObjectStore:
-    """Return the checkpointLocation of a query: given, recorded, or the folder around the state."""
+    """
+    Return the checkpointLocation of a query: given, recorded, or the folder around the state.
+
+    Raises:
+        CheckpointError: None of them is known (`reason` "not_found").
+        UsageError: There is no such directory.
+    """
     folder, _, name = store.url.rpartition("/")
     around = folder if name == _STATE_FOLDER else None
     for place in (given, recorded, around):

@@ -22,15 +22,18 @@ from statelog.spark.query.settings import OperatorSettings
 from statelog.spark.stream.sinks import idempotent, writer_id
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter
+from statelog.spark.what_if import BatchOutcome, WhatIf, what_if
 from statelog.state.objects.aggregates import AggregateFunction
 
 __all__ = [
     "AggregateFunction",
+    "BatchOutcome",
     "BatchProgress",
     "OperatorSettings",
     "SnapshotPolicy",
     "StatefulStream",
     "StatefulStreamWriter",
+    "WhatIf",
     "disable",
     "enable",
     "from_spark",
@@ -40,6 +43,7 @@ __all__ = [
     "to_spark",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "what_if",
     "with_initial_state",
     "writer_id",
 ]

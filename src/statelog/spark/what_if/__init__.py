@@ -1,0 +1,14 @@
+"""
+What-if: a changed processor over the rows that a running query has read, beside the query.
+
+    run         the micro-batches of the running query, one by one, in a fork
+    outputs     the rows that a micro-batch staged, and how two of them differ
+    result      what differed: output rows by micro-batch, state by key
+
+docs/how-to/change-a-job.md walks through it.
+"""
+
+from statelog.spark.what_if.result import BatchOutcome, WhatIf
+from statelog.spark.what_if.run import what_if
+
+__all__ = ["BatchOutcome", "WhatIf", "what_if"]

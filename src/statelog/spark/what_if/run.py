@@ -1,0 +1,328 @@
+"""
+Run the micro-batches of a running query again, with a changed processor, in a fork.
+
+Spark repeats a micro-batch that is in the offset log and not in the commit log.  So each entry of the
+running query's offset log is put into the fork's checkpointLocation, and a query is started that runs
+this one micro-batch: with the same rows, processing time and watermark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.fork import Fork, apply_fork, fork_source
+from statelog.checkpoint.history import StoredCheckpoint, find_newest, read_checkpoint
+from statelog.checkpoint.position_files import batch_files
+from statelog.checkpoint.query_files import COMMITS, StoredQuery
+from statelog.checkpoint.rewind_plan import check_sources
+from statelog.checkpoint.savepoints import query_store
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
+from statelog.errors import CheckpointError, UsageError
+from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.spark.what_if.outputs import row_differences, staged_rows
+from statelog.spark.what_if.result import BatchOutcome, WhatIf
+from statelog.state.reader import StateReader
+from statelog.state.reader.differences import Differences
+from statelog.state.reader.location_state import as_of_ms
+from statelog.store import (
+    LocationPaths,
+    LocationStore,
+    ObjectStore,
+    open_existing_store,
+    open_location,
+    open_store,
+)
+
+_PATHS = LocationPaths()
+
+
+def what_if(
+    fork: Fork,
+    stream: DataFrame,
+    *,
+    until: int | None = None,
+    current: DataFrame | None = None,
+    checkpoint_location: str | os.PathLike[str] | None = None,
+    onBatch: Callable[[int, int], object] | None = None,
+    storeOptions: Mapping[str, object] | None = None,
+) -> WhatIf:
+    """
+    Run a changed query over the rows that the running one read after a fork, and compare.
+
+    The micro-batches of the running query are repeated in the fork one by one, with their rows,
+    processing times and watermarks.  The running query goes on meanwhile and is not disturbed: a tag
+    keeps the checkpoint that is compared.  Afterwards a query can be started on the fork.
+
+    Args:
+        fork: Result of `statelog.fork`, made from a checkpoint of the running query.
+        stream: The changed query: the frame that `transform_with_state` returns, over the same sources
+            in the same order.  Its setting stateLocation is not used.
+        until: The last checkpoint of the running query to compare; None for the newest one.
+        current: The query as it runs, to compare the output of all micro-batches, and to find out
+            whether it leads to the same state again.  Without it only the rows that are staged in
+            retained checkpoints are compared.
+        checkpoint_location: The checkpointLocation of the running query; None for what its
+            checkpoints record.
+        onBatch: Called after each micro-batch with its number and the last one, for progress.
+        storeOptions: Options of the store's client, as for `open_store`.
+
+    Raises:
+        UsageError: *stream* is no output of `transform_with_state`, or the fork has no query.
+        CheckpointError: There are no micro-batches between, or Spark has deleted the offsets of one
+            ("not_found"), or the fork has run already ("active").
+        ProcessorError: The changed processor raised.
+        StreamingQueryException: Spark failed.
+        StoreError: A store failed.
+
+    Blocks: For all micro-batches, about a second for each and the time of its rows.
+    """
+    changed, now = _stream(stream, "stream"), None
+    if current is not None:
+        now = _stream(current, "current")
+    parent = open_existing_store(fork.parent, options=storeOptions)
+    with _pinned(parent, until) as last:
+        record = BatchRecord.of(last.checkpoint)
+        given = query_store(parent, checkpoint_location, record.checkpoint_location, storeOptions)
+        source = _Source(parent, StoredQuery(given), fork.batch_id, last, storeOptions)
+        run = _Run(source, fork, changed)
+        with contextlib.ExitStack() as stack:
+            beside = None
+            if now is not None:
+                second = stack.enter_context(_second_fork(source, fork))
+                beside = _Run(source, second, now)
+            outcomes, tables = [], []
+            for batch_id in source.batches():
+                after = run.batch(batch_id)
+                before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
+                outcome, differences = _compared(batch_id, run.input_rows, before, after)
+                outcomes.append(outcome)
+                if differences.num_rows:
+                    tables.append(differences)
+                if onBatch is not None:
+                    onBatch(batch_id, source.last_batch)
+            same = None
+            if beside is not None:
+                state = _state(parent, last, beside.store)
+                same = not any(table.num_rows for table in state.values())
+            return WhatIf(
+                fork=fork,
+                until=last.checkpoint.checkpoint_id,
+                batches=tuple(outcomes),
+                outputs=pa.concat_tables(tables, promote_options="permissive")
+                if tables
+                else pa.table({}),
+                state=_state(parent, last, run.store),
+                reproducible=same,
+            )
+
+
+@dataclass(slots=True)
+class _Source:
+    """
+    What the running query did after the fork.
+
+    Args:
+        store: Its state location.
+        query: Its checkpointLocation.
+        after: The micro-batch of the fork.
+        last: The checkpoint that is compared.
+        options: Options of the store.
+    """
+
+    store: LocationStore
+    query: StoredQuery
+    after: int
+    last: StoredCheckpoint
+    options: Mapping[str, object] | None
+
+    @property
+    def record(self) -> BatchRecord:
+        return BatchRecord.of(self.last.checkpoint)
+
+    @property
+    def last_batch(self) -> int:
+        return self.record.batch_id
+
+    def batches(self) -> range:
+        check_sources(self.query, self.record, self.last_batch)
+        if self.last_batch <= self.after:
+            raise CheckpointError(
+                f"the running query has no checkpoint after batch {self.after}, which was forked; let "
+                "it run on, or fork an older checkpoint",
+                reason="not_found",
+            )
+        return range(self.after + 1, self.last_batch + 1)
+
+    def files(self, batch_id: int) -> dict[str, bytes]:
+        """Return the files that plan a micro-batch."""
+        entry = self.query.offsets(batch_id)
+        if entry is None or entry.offsets is None:
+            raise CheckpointError(
+                f"{self.query.url} has no offsets of batch {batch_id}; Spark keeps those of the last "
+                "spark.sql.streaming.minBatchesToRetain micro-batches. Fork a newer checkpoint",
+                reason="not_found",
+            )
+        return batch_files(self.query, batch_id, entry.offsets, self.record.source_folders)
+
+    def rows_of(self, batch_id: int) -> pa.Table | None:
+        """Return the rows that the running query delivered; None if they are not known."""
+        for checkpoint_id in reversed(self.last.checkpoint.retained):
+            with contextlib.suppress(FileNotFoundError):
+                stored = read_checkpoint(self.store, _PATHS, checkpoint_id)
+                if BatchRecord.of(stored.checkpoint).batch_id == batch_id:
+                    return staged_rows(self.store, stored)
+        return None
+
+
+class _Run:
+    """
+    Runs micro-batches in a fork.
+
+    Args:
+        source: What is repeated.
+        fork: Where.
+        stream: The query.
+
+    Raises:
+        UsageError: The fork has no query.
+    """
+
+    def __init__(self, source: _Source, fork: Fork, stream: StatefulStream) -> None:
+        if fork.query is None:
+            raise UsageError("the fork has only the state: fork with the position of the sources")
+        self._source, self._fork, self._stream = source, fork, stream
+        self._checkpoint_location = fork.query.checkpoint_location
+        self._query_files = open_store(self._checkpoint_location)
+        self._query = StoredQuery(self._query_files)
+        self.store = open_location(fork.location, options=source.options)
+        self.input_rows = 0
+
+    def batch(self, batch_id: int) -> pa.Table:
+        """Run one micro-batch and return its output rows."""
+        planned = self._query.numbers("offsets")
+        if not planned or planned[-1] != batch_id - 1:
+            raise CheckpointError(
+                f"a query has run on the fork {self._fork.location} already (up to batch "
+                f"{planned[-1] if planned else 'none'}); make a new fork",
+                reason="active",
+            )
+        self._plan(batch_id)
+        writer = self._stream.writeStream.option("checkpointLocation", self._checkpoint_location)
+        writer.option("statelog.stateLocation", self._fork.location)
+        writer.option("statelog.delivery", "staged")
+        writer.foreachBatch(lambda rows, number: None).trigger(once=True)
+        writer.start().awaitTermination()
+        if self._query.numbers(COMMITS)[-1] != batch_id:
+            raise CheckpointError(
+                f"Spark did not run batch {batch_id} in {self._fork.location}", reason="gap"
+            )
+        newest = find_newest(self.store, _PATHS).stored
+        record = None if newest is None else BatchRecord.of(newest.checkpoint)
+        if newest is None or record is None or record.batch_id != batch_id:
+            self.input_rows = 0  # a micro-batch without effect makes no checkpoint
+            return pa.table({})
+        self.input_rows = record.rows
+        rows = staged_rows(self.store, newest)
+        return pa.table({}) if rows is None else rows
+
+    def _plan(self, batch_id: int) -> None:
+        """Put a micro-batch into the offset log, as Spark plans it."""
+        files = self._source.files(batch_id)
+        logs = [name for name in files if name.endswith(".compact")]
+        for name in logs:
+            folder = name.rpartition("/")[0]
+            # Spark takes the numbers of two compact files for the distance of all.
+            older = [f"{folder}/{one}" for one in self._query.names(folder)]
+            self._query.delete(one for one in older if one != name)
+        planned = f"offsets/{batch_id}"
+        for name in (*logs, planned):
+            self._query_files.put(name, files[name])
+
+
+@contextlib.contextmanager
+def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
+    """Keep a checkpoint of the running query while it is compared."""
+    newest = find_newest(parent, _PATHS).newest
+    if newest is None:
+        raise CheckpointError(f"{parent.url} has no checkpoint", reason="not_found")
+    checkpoint_id = newest.checkpoint_id if until is None else until
+    name = f"what-if-{os.urandom(8).hex()}"
+    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    tag = put_tag(parent, _PATHS, wanted, clock_ms=lambda: time.time_ns() // 1_000_000)
+    try:
+        yield read_checkpoint(parent, _PATHS, checkpoint_id)
+    finally:
+        delete_tag(parent, tag)
+
+
+@contextlib.contextmanager
+def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
+    """Fork the same checkpoint once more, for the query as it runs."""
+    location = f"{fork.location.rstrip('/')}-current"
+    store = open_location(location, options=source.options)
+    query = open_store(f"{location}-query")
+    begin = fork_source(source.store, fork.checkpoint_id, lambda recorded: source.query.store)
+    made = apply_fork(begin, store, query, lambda: time.time_ns() // 1_000_000)
+    try:
+        yield made
+    finally:
+        for one in (store, query):
+            _delete_all(one)
+        for tag in list_tags(source.store, _PATHS):
+            if (tag.kind, tag.name) == (TagKind.FORK, made.fork_id):
+                delete_tag(source.store, tag)
+
+
+def _delete_all(store: ObjectStore) -> None:
+    store.delete([info.path for info in store.list()])
+
+
+def _stream(frame: DataFrame, name: str) -> StatefulStream:
+    if not isinstance(frame, StatefulStream):
+        raise UsageError(
+            f"{name} must be the frame that transform_with_state returns on a classic session, not "
+            f"{type(frame).__name__}"
+        )
+    return frame
+
+
+def _compared(
+    batch_id: int, input_rows: int, before: pa.Table | None, after: pa.Table
+) -> tuple[BatchOutcome, pa.Table]:
+    differences = pa.table({}) if before is None else row_differences(batch_id, before, after)
+    outcome = BatchOutcome(
+        batch_id=batch_id,
+        input_rows=input_rows,
+        output_rows=after.num_rows,
+        differences=None if before is None else differences.num_rows,
+    )
+    return outcome, differences
+
+
+def _state(
+    parent: LocationStore, last: StoredCheckpoint, fork: LocationStore
+) -> dict[str, pa.Table]:
+    """Return by operator the keys whose state differs."""
+    newest = find_newest(fork, _PATHS).newest
+    if newest is None:
+        raise CheckpointError(f"{fork.url} has no checkpoint", reason="not_found")
+    found = {}
+    for operator in BatchRecord.of(last.checkpoint).operators:
+        name = operator.operator_id
+        with (
+            StateReader(parent, last.checkpoint, operator=name) as before,
+            StateReader(fork, newest, operator=name) as after,
+        ):
+            names = [one.name for reader in (before, after) for one in reader.variables()]
+            differences = Differences(before, after, list(dict.fromkeys(names)))
+            now_ms = as_of_ms(last.checkpoint)
+            found[name] = differences.table(now_ms, now_ms)
+    return found
