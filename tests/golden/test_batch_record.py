@@ -13,7 +13,7 @@ from statelog.model.checkpoint import CompletedCheckpoint
 VECTORS = Path(__file__).parent / "vectors"
 
 
-def stored(version: int) -> dict[str, Any]:
+def stored(version: int | str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((VECTORS / f"batch_record_v{version}.json").read_bytes())
     return found
 
@@ -53,3 +53,26 @@ def test_a_version_2_without_operators_is_rejected() -> None:
     del properties["operators"]
     with pytest.raises(CheckpointError, match="was not made by a streaming query"):
         read(properties)
+
+
+def test_a_record_with_costs_is_read_and_written_as_it_is_stored() -> None:
+    record = read(stored("1_costs"))
+    assert {"plan": 31, "run": 412} == record.durations_ms
+    assert record.task_ms is not None and 204 == record.task_ms["process"]
+    assert {"commit": 14, "deliver": 55, "clean_up": 6} == record.previous_ms
+    assert {"tasks": 1, "puts": 0} == record.retries
+    assert (2, 73114) == (record.objects, record.object_bytes)
+    assert stored("1_costs") == json.loads(json.dumps(record.to_properties()))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_record_has_no_costs(version: int) -> None:
+    record = read(stored(version))
+    assert [None] * 6 == [
+        record.durations_ms,
+        record.task_ms,
+        record.previous_ms,
+        record.retries,
+        record.objects,
+        record.object_bytes,
+    ]

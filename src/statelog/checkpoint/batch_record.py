@@ -21,6 +21,16 @@ from statelog.model.json_types import Json, JsonObject
 
 _SEVERAL: Final = 2
 """Version of the record of a query with several operators."""
+_OPTIONAL: Final = (
+    "checkpoint_location",
+    "durations_ms",
+    "task_ms",
+    "previous_ms",
+    "retries",
+    "objects",
+    "object_bytes",
+)
+"""Fields that are left out where they are unknown: records of earlier versions do not have them."""
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +78,14 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint_location: The query's checkpointLocation, as Spark resolved it; None if unknown.
         rewound: The checkpoint that the last `statelog rewind` committed, if any.  The numbers of
             micro-batches after it were used before, for other rows.
+        durations_ms: Phases of the driver up to the commit: `plan`, `run`; None if unknown.
+        task_ms: Phases of the tasks, of the slowest task in each; None if unknown.
+        previous_ms: Phases of the parent's micro-batch from its commit on: `commit`, `deliver`,
+            `clean_up`; None if the parent is of an earlier run.
+        retries: What was repeated: `tasks` (attempts of tasks after their first) of this
+            micro-batch, `puts` of claims and of the commit before; None if unknown.
+        objects, object_bytes: Number and size of the objects that the tasks wrote to the store; None
+            if unknown.
     """
 
     operators: tuple[OperatorRecord, ...]
@@ -88,6 +106,12 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     source_logs: list[SourceLog] | None = None
     source_folders: list[str] | None = None
     checkpoint_location: str | None = None
+    durations_ms: dict[str, int] | None = None
+    task_ms: dict[str, int] | None = None
+    previous_ms: dict[str, int] | None = None
+    retries: dict[str, int] | None = None
+    objects: int | None = None
+    object_bytes: int | None = None
 
     @property
     def rows(self) -> int:
@@ -112,8 +136,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     def to_properties(self) -> JsonObject:
         """Return the checkpoint's properties; its staged files are deleted with it."""
         properties: JsonObject = msgspec.to_builtins(self)
-        if self.checkpoint_location is None:  # as in records of statelog 0.2
-            del properties["checkpoint_location"]
+        for name in _OPTIONAL:
+            if properties[name] is None:
+                del properties[name]
         if len(self.operators) == 1:
             del properties["operators"]
             properties |= msgspec.to_builtins(self.operators[0])

@@ -25,6 +25,7 @@ from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
+from statelog.spark.driver.recorded_cost import RecordedCosts
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.staged_rows import row_files
 from statelog.spark.driver.state_location import StateLocation, now_ms
@@ -84,6 +85,7 @@ class MicroBatchEngine:
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
         self._reports = BatchReports(query.settings)
+        self._cost = RecordedCosts(self._location)
         self._has_run = False
         self._checkpoint_location = None if query_times is None else query_times.checkpoint_location
 
@@ -167,7 +169,7 @@ class MicroBatchEngine:
                     if acks:
                         self._location.due_ms[index] = next_due_ms(acks)
                 return
-            completed, record = self._commit(batch, query_id, answers)
+            completed, record = self._commit(batch, query_id, answers, watch)
             watch.lap("commit")
         except BaseException:
             self._location.snapshots.aborted(batch.snapshots)
@@ -186,6 +188,7 @@ class MicroBatchEngine:
         self._location.delete([one.path for own in answers[:-1] for one in row_files(own)])
         self._location.clean_up()
         watch.lap("clean_up")
+        self._cost.committed(watch)
         self._reports.committed(
             record,
             acks,
@@ -231,7 +234,11 @@ class MicroBatchEngine:
         return answers
 
     def _commit(
-        self, batch: MicroBatch, query_id: str, answers: Sequence[Sequence[TaskAck]]
+        self,
+        batch: MicroBatch,
+        query_id: str,
+        answers: Sequence[Sequence[TaskAck]],
+        watch: Stopwatch,
     ) -> tuple[CompletedCheckpoint, BatchRecord]:
         for ranges, own in zip(batch.ranges, answers, strict=True):
             by_range = {ack.key_group_range: ack for ack in own}
@@ -263,6 +270,7 @@ class MicroBatchEngine:
             source_logs=list(times.source_logs),
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
+            **self._cost.before_commit(watch, acks)._asdict(),
         )
         completed = self._coordinator.complete(
             batch.checkpoint_id,

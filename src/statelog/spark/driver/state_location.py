@@ -24,6 +24,7 @@ from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.runtime.clock import pause
 from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
@@ -84,7 +85,10 @@ class StateLocation:
             options=settings.checkpoints,
             clock_ms=now_ms,
             recorder=recorder,
+            pause=self._pause,
         )
+        self.repeated_puts = 0
+        """Puts of claims and commits that were repeated and that no record has yet."""
         self.schemas = tuple(one.schema for one in query.operators)
         """The state of each operator as stored, after its evolution."""
         self.base: CompletedCheckpoint | None = None
@@ -98,6 +102,11 @@ class StateLocation:
         self._last_runs = [_EMPTY] * len(query.operators)
         self.epoch = 0
         self._known: KnownCheckpoints = {}
+
+    def _pause(self, seconds: float) -> None:
+        """Wait between two puts of one name, and count the second."""
+        self.repeated_puts += 1
+        pause(seconds)
 
     def inspect(self, query_id: str | None = None) -> None:
         """

@@ -178,6 +178,7 @@ class TaskAck:
         objects, object_bytes: Number and size of the objects that it wrote to the store.
         caught_up: How the task brought its state forward.
         milliseconds: Duration of each phase.
+        attempt: Number of attempts of the task that failed before this one.
     """
 
     partition: int
@@ -200,3 +201,4 @@ class TaskAck:
     object_bytes: int = 0
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)
+    attempt: int = 0

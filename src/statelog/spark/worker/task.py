@@ -149,7 +149,8 @@ def _run(
     worker = _worker(spec)
     objects, object_bytes = worker.store.objects_put, worker.store.bytes_put
     key_group_range = spec.ranges[partition]
-    ack = TaskAck(partition, key_group_range)
+    attempt = context.attemptNumber() if context is not None else 0
+    ack = TaskAck(partition, key_group_range, attempt=attempt)
     ack.caught_up = worker.state.catch_up(
         key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )

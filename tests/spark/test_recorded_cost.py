@@ -1,0 +1,51 @@
+"""A query writes into each checkpoint what its micro-batch cost."""
+
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, Job
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import present_ids, read_checkpoint
+from statelog.spark import SnapshotPolicy
+from statelog.store import LocationPaths, open_existing_store
+
+
+def records(location: Path) -> list[BatchRecord]:
+    store, paths = open_existing_store(location), LocationPaths()
+    return [
+        BatchRecord.of(read_checkpoint(store, paths, one).checkpoint)
+        for one in present_ids(store, paths)
+    ]
+
+
+def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    for _ in range(3):
+        source.add([(1, 10), (2, 20)])
+    policy = SnapshotPolicy(max_log_handles=1)
+    job.run(tasks=2, retainedCheckpoints=9, snapshotPolicy=policy)
+    found = records(job.state)
+    assert 3 == len(found) == len(job.progress)
+    for record, progress in zip(found, job.progress, strict=True):
+        assert record.durations_ms is not None
+        assert {"plan", "run"} == set(record.durations_ms)
+        for phase, took in record.durations_ms.items():
+            assert took == round(progress.milliseconds[phase])
+        assert {"tasks": 0, "puts": 0} == record.retries
+        assert progress.objects == 1 + (record.objects or 0)
+        assert progress.object_bytes > (record.object_bytes or 0)
+    assert found[0].previous_ms is None
+    for after, progress in zip(found[1:], job.progress, strict=False):
+        assert {
+            phase: round(progress.milliseconds[phase])
+            for phase in ("commit", "deliver", "clean_up")
+        } == after.previous_ms
+    assert sum(one.objects or 0 for one in found) > 0
+    source.add([(1, 1)])
+    job.run(tasks=2, retainedCheckpoints=9)
+    assert records(job.state)[-1].previous_ms is None  # the first of a run
