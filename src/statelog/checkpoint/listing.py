@@ -15,7 +15,7 @@ from statelog.errors import (
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
-from statelog.model import Json
+from statelog.model import CompletedCheckpoint, Json
 from statelog.store import LocationPaths, ObjectStore
 
 
@@ -96,6 +96,20 @@ def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[Checkpoin
 
     Blocks: On the store, about two requests for each checkpoint.
     """
+    return [summary for summary, _ in read_listing(store, paths)]
+
+
+def read_listing(
+    store: ObjectStore, paths: LocationPaths
+) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
+    """
+    Return what `list_checkpoints` returns, each with its checkpoint; None if it cannot be read.
+
+    Raises:
+        StoreError: The store failed.
+
+    Blocks: On the store, about two requests for each checkpoint.
+    """
     found: dict[int, StoredCheckpoint | CorruptionError | IncompatibleFormatError] = {}
     ids = present_ids(store, paths)
     for checkpoint_id in ids:
@@ -106,21 +120,20 @@ def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[Checkpoin
         except (CorruptionError, IncompatibleFormatError) as error:
             found[checkpoint_id] = error
     retained = _retained_ids(store, paths, found)
-    summaries = []
+    listing: list[tuple[CheckpointSummary, CompletedCheckpoint | None]] = []
     for checkpoint_id, one in found.items():
         if isinstance(one, StoredCheckpoint):
-            summaries.append(_summary(one, checkpoint_id in retained))
+            listing.append((_summary(one, checkpoint_id in retained), one.checkpoint))
         else:
             damaged = isinstance(one, CorruptionError)
-            summaries.append(
-                CheckpointSummary(
-                    checkpoint_id=checkpoint_id,
-                    state=CheckpointState.DAMAGED if damaged else CheckpointState.INCOMPATIBLE,
-                    size_bytes=store.head(paths.metadata(checkpoint_id)).size_bytes,
-                    problem=str(one),
-                )
+            unreadable = CheckpointSummary(
+                checkpoint_id=checkpoint_id,
+                state=CheckpointState.DAMAGED if damaged else CheckpointState.INCOMPATIBLE,
+                size_bytes=store.head(paths.metadata(checkpoint_id)).size_bytes,
+                problem=str(one),
             )
-    return summaries
+            listing.append((unreadable, None))
+    return listing
 
 
 def _retained_ids(

@@ -28,6 +28,7 @@ from statelog.cli.output import (
     EXIT_USAGE,
     print_error,
 )
+from statelog.cli.report import report
 from statelog.cli.rewind import rewind
 from statelog.cli.savepoints import fork, tag, untag
 from statelog.cli.state import diff, get, history, read
@@ -56,6 +57,7 @@ verbs.command()(rewind)
 verbs.command()(tag)
 verbs.command()(untag)
 verbs.command()(fork)
+verbs.command()(report)
 
 
 def _print_version(wanted: bool) -> None:

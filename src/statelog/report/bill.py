@@ -1,0 +1,161 @@
+"""
+The bill of an object store: requests and storage of a month at stated prices.
+
+Counted is what each micro-batch does by design: the puts of its objects and of the commit, and the
+checks of the claims.  Not counted is what depends on chance: reads of workers that lost their cache,
+restarts, transfers to another region, and requests that the client repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+_MONTH_S: Final = 30 * 24 * 3600
+_GB: Final = 1_000_000_000
+GETS_PER_BATCH: Final = 3
+"""Checks of the claims: before and after the commit, and before the clean-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """
+    List prices of a store, in US dollars.
+
+    Args:
+        name: Key of the table, and of the option `--prices`.
+        title: Store, storage class and region.
+        puts_per_1000: 1,000 requests of the class of PUT and LIST.
+        gets_per_1000: 1,000 requests of the class of GET and HEAD.
+        gb_month: 1 GB (10^9 bytes) for a month.
+        source: The page that states them.
+        noted_on: When they were noted here.
+    """
+
+    name: str
+    title: str
+    puts_per_1000: float
+    gets_per_1000: float
+    gb_month: float
+    source: str
+    noted_on: str = "2026-11-22"
+
+    def changed(
+        self,
+        puts_per_1000: float | None = None,
+        gets_per_1000: float | None = None,
+        gb_month: float | None = None,
+    ) -> Prices:
+        """Return the prices with those that are not None replaced."""
+        given = {
+            "puts_per_1000": puts_per_1000,
+            "gets_per_1000": gets_per_1000,
+            "gb_month": gb_month,
+        }
+        stated = {name: price for name, price in given.items() if price is not None}
+        if not stated:
+            return self
+        own = {"title": f"{self.title}, changed", "source": "stated for this report"}
+        return replace(self, **stated, **own)  # type: ignore[arg-type]
+
+
+PRICES: Final = {
+    one.name: one
+    for one in (
+        Prices(
+            name="s3",
+            title="Amazon S3 Standard, us-east-1",
+            puts_per_1000=0.005,
+            gets_per_1000=0.0004,
+            gb_month=0.023,
+            source="aws.amazon.com/s3/pricing",
+        ),
+        Prices(
+            name="s3-express",
+            title="Amazon S3 Express One Zone, us-east-1 (without its price per GB moved)",
+            puts_per_1000=0.00113,
+            gets_per_1000=0.00003,
+            gb_month=0.11,
+            source="aws.amazon.com/s3/faqs",
+        ),
+        Prices(
+            name="gcs",
+            title="Google Cloud Storage Standard, us-east1",
+            puts_per_1000=0.005,
+            gets_per_1000=0.0004,
+            gb_month=0.020,
+            source="cloud.google.com/storage/pricing-examples",
+        ),
+        Prices(
+            name="azure",
+            title="Azure Blob Storage hot, LRS, East US",
+            puts_per_1000=0.005,
+            gets_per_1000=0.0004,
+            gb_month=0.018,
+            source="azure.microsoft.com/pricing/details/storage/blobs",
+        ),
+    )
+}
+"""By name.  The first one is the default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """
+    Requests and storage of a month of 30 days.
+
+    Args:
+        batches_per_month: Micro-batches at the rate of the stored checkpoints; None if there are
+            fewer than two.
+        seconds_per_batch: Mean time between two of them; None as above.
+        puts_per_batch, gets_per_batch: Requests of a micro-batch, on average.
+        stored_bytes: Everything that the location stores now.
+        prices: The stated prices.
+        request_dollars: Price of the requests of a month; None if their number is unknown.
+        storage_dollars: Price of the storage of a month.
+    """
+
+    batches_per_month: float | None
+    seconds_per_batch: float | None
+    puts_per_batch: float
+    gets_per_batch: float
+    stored_bytes: int
+    prices: Prices
+    request_dollars: float | None
+    storage_dollars: float
+
+    @property
+    def dollars(self) -> float | None:
+        """The whole bill; None if the number of requests is unknown."""
+        if self.request_dollars is None:
+            return None
+        return self.request_dollars + self.storage_dollars
+
+
+def bill_of(
+    *, puts_per_batch: float, seconds_per_batch: float | None, stored_bytes: int, prices: Prices
+) -> Bill:
+    """
+    Return the bill of a month.
+
+    Args:
+        puts_per_batch: Objects that a micro-batch creates, on average.
+        seconds_per_batch: Mean time between two micro-batches; None if unknown.
+        stored_bytes: What the location stores.
+        prices: The stated prices.
+    """
+    batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
+    dollars = None
+    if batches is not None:
+        puts, gets = batches * puts_per_batch, batches * GETS_PER_BATCH
+        dollars = (puts * prices.puts_per_1000 + gets * prices.gets_per_1000) / 1000
+    return Bill(
+        batches_per_month=batches,
+        seconds_per_batch=seconds_per_batch,
+        puts_per_batch=puts_per_batch,
+        gets_per_batch=GETS_PER_BATCH,
+        stored_bytes=stored_bytes,
+        prices=prices,
+        request_dollars=dollars,
+        storage_dollars=stored_bytes / _GB * prices.gb_month,
+    )

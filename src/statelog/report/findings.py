@@ -1,0 +1,137 @@
+"""What stands out in the figures: sentences that say what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from statelog.report import texts
+from statelog.report.skew import spread_of
+
+if TYPE_CHECKING:
+    from statelog.report.figures import Figures
+
+_UNEVEN: Final = 3.0
+"""A key group with so many times the mean is named."""
+_LONG_LOG: Final = 2.0
+"""A log so many times as large as the snapshots is named."""
+_MIN_BYTES: Final = 1024 * 1024
+_DOMINANT: Final = 0.6
+_MIN_TOTAL_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    One thing that stands out.
+
+    Args:
+        level: "damage", "attention" or "note".
+        text: What was found, and what to do.
+    """
+
+    level: str
+    text: str
+
+
+def findings_of(figures: Figures) -> tuple[Finding, ...]:
+    """Return what stands out, the worst first."""
+    found = [*_damage(figures), *_retries(figures), *_restart(figures), *_skew(figures)]
+    found += [*_orphans(figures), *_runs(figures), *_phases(figures)]
+    order = ("damage", "attention", "note")
+    return tuple(sorted(found, key=lambda one: order.index(one.level)))
+
+
+def _damage(figures: Figures) -> Iterator[Finding]:
+    for one in figures.checkpoints:
+        if one.state == "damaged":
+            yield Finding("damage", f"Checkpoint {one.checkpoint_id} is damaged: {one.problem}")
+        elif one.state == "incompatible":
+            yield Finding("attention", one.problem)
+    if figures.skew_problem:
+        yield Finding("attention", f"The key groups were not counted: {figures.skew_problem}")
+
+
+def _retries(figures: Figures) -> Iterator[Finding]:
+    tasks = sum(one.task_retries or 0 for one in figures.checkpoints)
+    puts = sum(one.put_retries or 0 for one in figures.checkpoints)
+    if tasks:
+        yield Finding(
+            "attention",
+            f"{texts.plural(tasks, 'attempt')} of tasks failed and were repeated; the log of the "
+            "executors names the cause.",
+        )
+    if puts:
+        yield Finding(
+            "attention",
+            f"{texts.plural(puts, 'put')} of a claim or a commit were repeated because the store "
+            "answered that the name is taken.",
+        )
+
+
+def _restart(figures: Figures) -> Iterator[Finding]:
+    newest = figures.newest
+    if newest is None or newest.log_bytes is None or newest.full_snapshot_bytes is None:
+        return
+    if newest.log_bytes > max(_LONG_LOG * newest.full_snapshot_bytes, _MIN_BYTES):
+        yield Finding(
+            "attention",
+            f"The log behind the snapshots ({texts.size(newest.log_bytes)}) is larger than the "
+            f"snapshots ({texts.size(newest.full_snapshot_bytes)}), so a restart replays much; "
+            "the options snapshot.* bound it.",
+        )
+
+
+def _skew(figures: Figures) -> Iterator[Finding]:
+    for one in figures.skew:
+        for counts, noun, largest in (
+            (one.keys, "keys", texts.count),
+            (one.change_bytes, "bytes of changes", texts.size),
+        ):
+            spread = spread_of(counts)
+            if spread is not None and len(counts) > 1 and spread.factor >= _UNEVEN:
+                yield Finding(
+                    "attention",
+                    f"Key group {spread.largest_group} of {one.operator} has "
+                    f"{texts.times(spread.factor)} the mean number of {noun} "
+                    f"({largest(spread.largest)}). The keys of one key group are always processed "
+                    "by one task.",
+                )
+
+
+def _orphans(figures: Figures) -> Iterator[Finding]:
+    orphans = sum(one.orphans for one in figures.stored)
+    if orphans:
+        size = texts.size(sum(one.orphan_bytes for one in figures.stored))
+        yield Finding(
+            "note",
+            f"{texts.plural(orphans, 'object')} ({size}) older than an hour are needed by no "
+            "checkpoint; `statelog gc` deletes them.",
+        )
+
+
+def _runs(figures: Figures) -> Iterator[Finding]:
+    epochs = [one.epoch for one in figures.checkpoints if one.epoch is not None]
+    runs = len(set(epochs))
+    if runs > 1:
+        yield Finding("note", f"The stored checkpoints were committed by {runs} runs of the query.")
+    rewinds = [one.checkpoint_id for one in figures.checkpoints if one.rewound]
+    if rewinds:
+        yield Finding("note", f"Checkpoint {rewinds[0]} went back to an older one.")
+
+
+def _phases(figures: Figures) -> Iterator[Finding]:
+    sums: dict[str, int] = {}
+    for one in figures.checkpoints:
+        for phase, ms in one.durations_ms.items():
+            sums[phase] = sums.get(phase, 0) + ms
+    total = sum(sums.values())
+    if total < _MIN_TOTAL_MS:
+        return
+    phase = max(sums, key=lambda name: sums[name])
+    share = sums[phase] / total
+    if phase != "run" and share >= _DOMINANT:
+        yield Finding(
+            "note", f"{texts.percent(share)} of the time of micro-batches is the phase {phase}."
+        )

@@ -1,0 +1,162 @@
+"""
+What a restart reads, and how long that takes at stated speeds.
+
+Each task reads its own objects: the newest snapshots of its key groups and the log after them.  The
+tasks read at the same time, so the largest decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
+from statelog.store import LocationPaths
+
+_MB: Final = 1_000_000
+_DRIVER_REQUESTS: Final = 6
+"""Listings, the newest checkpoint, the claim."""
+_REQUESTS_PER_RETAINED: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """
+    Speeds at which the time of a restart is estimated.
+
+    Args:
+        latency_ms: Time of a request to the first byte.
+        read_mb_s: Bandwidth of one task, in MB (10^6 bytes) per second.
+        restore_mb_s: Stored bytes that one task turns into state, in MB per second.
+    """
+
+    latency_ms: float = 30.0
+    read_mb_s: float = 80.0
+    restore_mb_s: float = 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPart:
+    """Objects of one kind (commits, log or snapshots) that a restart reads: number and size."""
+
+    kind: str
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """
+    What a restart from the newest checkpoint reads.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        tasks: Number of tasks, as in the newest micro-batch.
+        parts: Objects by kind, each object once.
+        change_sets: Change sets that are replayed.
+        driver_requests: Requests of the driver before the tasks run.
+        task_requests: Requests of all tasks; an object that two tasks need is read twice.
+        slowest_requests, slowest_bytes: The same of the task that reads the most bytes.
+        speeds: The stated speeds.
+        seconds: The estimate.
+    """
+
+    checkpoint_id: int
+    tasks: int
+    parts: tuple[RestartPart, ...]
+    change_sets: int
+    driver_requests: int
+    task_requests: int
+    slowest_requests: int
+    slowest_bytes: int
+    speeds: Speeds
+    seconds: float
+
+    @property
+    def objects(self) -> int:
+        """Number of objects, each once."""
+        return sum(part.objects for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Their size."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+def estimate_s(driver_requests: int, requests: int, size_bytes: int, speeds: Speeds) -> float:
+    """Return the seconds of one task after the driver: requests one after the other, then bytes."""
+    waits = (driver_requests + requests) * speeds.latency_ms / 1000
+    megabytes = size_bytes / _MB
+    return waits + megabytes / speeds.read_mb_s + megabytes / speeds.restore_mb_s
+
+
+def restart_of(
+    checkpoint: CompletedCheckpoint,
+    paths: LocationPaths,
+    sizes: Mapping[str, int],
+    *,
+    tasks: int,
+    operators: int,
+    speeds: Speeds,
+) -> Restart:
+    """
+    Return what a restart from *checkpoint* reads.
+
+    Args:
+        checkpoint: The newest one.
+        paths: The location in the store.
+        sizes: Stored bytes by object.
+        tasks: Number of tasks of all operators.
+        operators: Number of operators, which share the key groups evenly.
+        speeds: The stated speeds.
+    """
+    own = paths.metadata(checkpoint.checkpoint_id)
+    kinds: dict[str, str] = {own: "commits"}
+    loads: list[tuple[int, int]] = []
+    for part in _ranges(checkpoint.max_parallelism, operators, tasks):
+        needed = {own}
+        state = checkpoint.for_range(part)
+        for handle in state.log:
+            for entry in handle.handles_and_offsets:
+                if isinstance(entry.handle, FileStateHandle):
+                    path = entry.handle.path
+                    kinds[path] = "commits" if path.endswith("/_metadata") else "log"
+                    needed.add(path)
+        for snapshot in state.materialized:
+            if isinstance(snapshot.handle, FileStateHandle):
+                kinds[snapshot.handle.path] = "snapshots"
+                needed.add(snapshot.handle.path)
+        loads.append((sum(sizes.get(path, 0) for path in needed), len(needed)))
+    slowest_bytes, slowest_requests = max(loads)
+    older = max(len(checkpoint.retained) - 1, 0)
+    driver = _DRIVER_REQUESTS + _REQUESTS_PER_RETAINED * older
+    return Restart(
+        checkpoint_id=checkpoint.checkpoint_id,
+        tasks=tasks,
+        parts=tuple(_part(kind, kinds, sizes) for kind in ("snapshots", "log", "commits")),
+        change_sets=sum(len(handle.handles_and_offsets) for handle in checkpoint.log),
+        driver_requests=driver,
+        task_requests=sum(requests for _, requests in loads),
+        slowest_requests=slowest_requests,
+        slowest_bytes=slowest_bytes,
+        speeds=speeds,
+        seconds=estimate_s(driver, slowest_requests, slowest_bytes, speeds),
+    )
+
+
+def _ranges(key_groups: int, operators: int, tasks: int) -> list[KeyGroupRange]:
+    each = key_groups // operators
+    return [
+        part
+        for index in range(operators)
+        for part in KeyGroupRange(index * each, (index + 1) * each - 1).split(
+            max(1, tasks // operators)
+        )
+    ]
+
+
+def _part(kind: str, kinds: Mapping[str, str], sizes: Mapping[str, int]) -> RestartPart:
+    paths = [path for path, found in kinds.items() if found == kind]
+    size_bytes = sum(sizes.get(path, 0) for path in paths)
+    return RestartPart(kind=kind, objects=len(paths), size_bytes=size_bytes)

@@ -1,0 +1,147 @@
+"""
+How keys and changes are spread over the key groups of an operator.
+
+The keys are counted in the state as of a checkpoint, which is read whole for it, a few key groups at
+a time.  The changes are those in the log behind the snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.changelog.reader import read_change_batches
+from statelog.model import CompletedCheckpoint
+from statelog.state.reader import StateReader
+from statelog.store import CachedStore, LocationPaths, ObjectStore
+
+_CACHED_BYTES: Final = 64 * 1024 * 1024
+_Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyGroups:
+    """
+    One operator's state by key group.
+
+    Args:
+        operator: Its name.
+        keys: Number of keys of each key group; empty if the state was not read.
+        change_bytes: Bytes of changes of each key group in the log behind the snapshots.
+    """
+
+    operator: str
+    keys: tuple[int, ...]
+    change_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """
+    A summary of counts by key group.
+
+    Args:
+        total: Their sum.
+        median: Of all key groups.
+        largest: The largest count.
+        largest_group: Its key group.
+        factor: *largest* over the mean; 1.0 is even.
+    """
+
+    total: int
+    median: float
+    largest: int
+    largest_group: int
+    factor: float
+
+
+def spread_of(counts: Iterable[int]) -> Spread | None:
+    """Return the summary of counts by key group; None if all are 0."""
+    values = np.fromiter(counts, np.int64)
+    if not values.size or not values.sum():
+        return None
+    at = int(values.argmax())
+    return Spread(
+        total=int(values.sum()),
+        median=float(np.median(values)),
+        largest=int(values[at]),
+        largest_group=at,
+        factor=float(values[at] / values.mean()),
+    )
+
+
+def key_groups_of(
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint: CompletedCheckpoint,
+    operators: Iterable[str],
+    *,
+    with_keys: bool,
+    progress: Callable[[str], None],
+) -> tuple[KeyGroups, ...]:
+    """
+    Return keys and changes by key group, of each operator.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        checkpoint: The checkpoint to read.
+        operators: Their names, in the order of the data.
+        with_keys: Read the state and count its keys; else only the log is read.
+        progress: Called with what is being read.
+
+    Raises:
+        CheckpointError: The query deleted the checkpoint meanwhile, or an object is missing.
+        ObjectNotFoundError: An object of the log is missing.
+        CorruptionError: An object is damaged.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    cached = CachedStore(store, _CACHED_BYTES)
+    progress("reading the log")
+    changes = _change_bytes(cached, checkpoint)
+    found = []
+    for name in operators:
+        with StateReader(cached, checkpoint, paths=paths, operator=name) as reader:
+            groups = reader.key_groups
+            keys: _Counts = np.zeros(0, np.int64)
+            if with_keys:
+                keys = np.zeros(len(groups), np.int64)
+                for batch in reader.keys(include_expired=True):
+                    own = batch.column(0).to_numpy() - groups.start
+                    keys += np.bincount(own, minlength=len(groups))
+                    progress(f"reading the state of {name}: {int(keys.sum()):,} keys")
+            found.append(
+                KeyGroups(
+                    operator=name,
+                    keys=tuple(keys.tolist()),
+                    change_bytes=tuple(changes[groups.start : groups.end + 1].tolist()),
+                )
+            )
+    return tuple(found)
+
+
+def _change_bytes(store: ObjectStore, checkpoint: CompletedCheckpoint) -> _Counts:
+    """Return the bytes of changes of each key group that a restart replays."""
+    sizes = np.zeros(checkpoint.max_parallelism, np.int64)
+    for handle in checkpoint.log:
+        for batch in read_change_batches(store, handle, handle.key_group_range):
+            sizes += _bytes_by_group(batch, checkpoint.max_parallelism)
+    return sizes
+
+
+def _bytes_by_group(batch: pa.RecordBatch, key_groups: int) -> _Counts:
+    groups = batch.column(0).to_numpy()
+    lengths = pc.binary_length(batch.column(1)).to_numpy(zero_copy_only=False)
+    is_change = groups >= 0  # metadata has none
+    counted = np.bincount(
+        groups[is_change], weights=lengths[is_change].astype(np.float64), minlength=key_groups
+    )
+    return counted.astype(np.int64)
