@@ -59,14 +59,14 @@ def _retries(figures: Figures) -> Iterator[Finding]:
     if tasks:
         yield Finding(
             "attention",
-            f"{texts.plural(tasks, 'attempt')} of tasks failed and were repeated; the log of the "
-            "executors names the cause.",
+            f"Tasks were repeated {texts.plural(tasks, 'time')} after a failed attempt; the log of "
+            "the executors names the cause.",
         )
     if puts:
         yield Finding(
             "attention",
-            f"{texts.plural(puts, 'put')} of a claim or a commit were repeated because the store "
-            "answered that the name is taken.",
+            f"Puts of claims and commits were repeated {texts.plural(puts, 'time')} because the "
+            "store answered that the name is taken.",
         )
 
 

@@ -33,7 +33,7 @@ class Speeds:
 
     latency_ms: float = 30.0
     read_mb_s: float = 80.0
-    restore_mb_s: float = 40.0
+    restore_mb_s: float = 35.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

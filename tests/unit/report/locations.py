@@ -1,0 +1,97 @@
+"""Locations with figures that a test knows."""
+
+from pathlib import Path
+
+from tests.records import one_operator
+from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, started
+from tests.unit.state.reader.histories import History
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.format.buffers import checksum
+from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.store import ObjectStore, open_store
+
+ALL = KeyGroupRange(0, 7)
+SNAPSHOT = b"s" * 100
+
+
+def record(batch_id: int, **values: object) -> BatchRecord:
+    """Return the record of a micro-batch whose figures follow from its number."""
+    numbers = {
+        "batch_id": batch_id,
+        "tasks": 2,
+        "rows": 10 * batch_id,
+        "keys": batch_id,
+        "output_rows": batch_id,
+        "state_entries": 100 + batch_id,
+        "delta_bytes": 1000 + batch_id,
+        "output_bytes": 7,
+    }
+    return one_operator(**(numbers | values))
+
+
+def small_job(folder: Path) -> ObjectStore:
+    """
+    Write four checkpoints, of which the last two are retained; return the store.
+
+    Checkpoint 0 is deleted, and its changes are still in the log.  Checkpoint 2 has a snapshot of
+    the key groups from 4 on; the log before it counts for the others only.
+    """
+    store = open_store(str(folder))
+    one = started(store, retained=2)
+    costs: list[dict[str, object]] = [
+        {},
+        {"durations_ms": {"plan": 10, "run": 90}, "retries": {"tasks": 0, "puts": 0}, "objects": 1},
+        {
+            "durations_ms": {"plan": 11, "run": 91},
+            "previous_ms": {"commit": 5, "deliver": 6, "clean_up": 7},
+            "task_ms": {"process": 80},
+            "retries": {"tasks": 2, "puts": 1},
+            "objects": 2,
+        },
+        {
+            "durations_ms": {"plan": 12, "run": 92},
+            "previous_ms": {"commit": 8, "deliver": 9, "clean_up": 10},
+            "retries": {"tasks": 0, "puts": 0},
+            "objects": 1,
+        },
+    ]
+    for checkpoint_id, values in enumerate(costs):
+        changes = [(group, b"x" * (1 + group)) for group in range(8)]
+        log = log_in_file(store, ALL, [changes], checkpoint_id)
+        snapshot = None
+        if checkpoint_id == 2:
+            store.put("taskowned/s", SNAPSHOT)
+            handle = FileStateHandle("taskowned/s", len(SNAPSHOT), checksum([SNAPSHOT]))
+            snapshot = MaterializedHandle(KeyGroupRange(4, 7), 2, handle)
+        task = TaskStateSnapshot(ALL, log, snapshot)
+        properties = record(checkpoint_id, **values).to_properties()
+        run_checkpoint(one, checkpoint_id, [task], properties=properties)
+        one.clean_up()
+    return store
+
+
+class CostlyHistory(History):
+    """A random history whose records have costs too."""
+
+    def record(self) -> BatchRecord:
+        schema = self.model.schema.to_json()
+        rows = self.rng.randrange(1000)
+        return one_operator(
+            schema=schema,
+            time_mode="processingtime",
+            now_ms=self.now_ms,
+            batch_id=self.checkpoint_id + 1,
+            rows=rows,
+            keys=rows // 3,
+            output_rows=rows // 2,
+            state_entries=sum(len(one) for one in self.model.entries.values()),
+            delta_bytes=rows * 10,
+            output_bytes=rows * 2,
+            durations_ms={"plan": 5, "run": 50 + rows // 10},
+            previous_ms={"commit": 9, "deliver": rows // 20, "clean_up": 2},
+            task_ms={"input": 9, "process": 40},
+            retries={"tasks": int(rows > 900), "puts": 0},
+            objects=1,
+            object_bytes=500,
+        )
