@@ -1,8 +1,8 @@
 """
 The bill of an object store: requests and storage of a month at stated prices.
 
-Counted is what each micro-batch does by design: the puts of its objects and of the commit, and the
-checks of the claims.  Not counted is what depends on chance: reads of workers that lost their cache,
+Counted is what each micro-batch does by design: the puts of its objects and of the commit, the
+listing of the tags, and the checks of the claims.  Not counted is what depends on chance: reads of workers that lost their cache,
 restarts, transfers to another region, and requests that the client repeats.
 """
 
@@ -15,6 +15,8 @@ _MONTH_S: Final = 30 * 24 * 3600
 _GB: Final = 1_000_000_000
 GETS_PER_BATCH: Final = 3
 """Checks of the claims: before and after the commit, and before the clean-up."""
+LISTS_PER_BATCH: Final = 1
+"""The listing of the tags, after the commit; stores charge it as a put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class Bill:
         batches_per_month: Micro-batches at the rate of the stored checkpoints; None if there are
             fewer than two.
         seconds_per_batch: Mean time between two of them; None as above.
-        puts_per_batch, gets_per_batch: Requests of a micro-batch, on average.
+        puts_per_batch, lists_per_batch, gets_per_batch: Requests of a micro-batch, on average.
         stored_bytes: Everything that the location stores now.
         prices: The stated prices.
         request_dollars: Price of the requests of a month; None if their number is unknown.
@@ -118,6 +120,7 @@ class Bill:
     batches_per_month: float | None
     seconds_per_batch: float | None
     puts_per_batch: float
+    lists_per_batch: float
     gets_per_batch: float
     stored_bytes: int
     prices: Prices
@@ -147,12 +150,13 @@ def bill_of(
     batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
     dollars = None
     if batches is not None:
-        puts, gets = batches * puts_per_batch, batches * GETS_PER_BATCH
+        puts, gets = batches * (puts_per_batch + LISTS_PER_BATCH), batches * GETS_PER_BATCH
         dollars = (puts * prices.puts_per_1000 + gets * prices.gets_per_1000) / 1000
     return Bill(
         batches_per_month=batches,
         seconds_per_batch=seconds_per_batch,
         puts_per_batch=puts_per_batch,
+        lists_per_batch=LISTS_PER_BATCH,
         gets_per_batch=GETS_PER_BATCH,
         stored_bytes=stored_bytes,
         prices=prices,

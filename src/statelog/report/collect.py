@@ -36,6 +36,7 @@ _KINDS: Final = {
     "shared": "snapshots",
     "output": "output",
     "owner": "claims",
+    "tags": "claims",
 }
 _ORDER: Final = ("commits", "log", "snapshots", "output", "claims", "other")
 _Listing = Sequence[tuple[CheckpointSummary, CompletedCheckpoint | None]]

@@ -16,7 +16,7 @@ _STORED = {
     "log": "Log files",
     "snapshots": "Snapshots",
     "output": "Staged output",
-    "claims": "Claims",
+    "claims": "Claims and tags",
     "other": "Other",
 }
 
@@ -123,8 +123,9 @@ def bill_section(figures: Figures, bill: Bill) -> Html:
                 tag(
                     "p",
                     {"class": "note"},
-                    f"{texts.count(bill.puts_per_batch)} puts and {bill.gets_per_batch:.0f} checks of "
-                    "the claims for each micro-batch. Deletions cost nothing at these stores. Not "
+                    f"{texts.count(bill.puts_per_batch)} puts, {bill.lists_per_batch:.0f} listing, "
+                    f"which costs as much as a put, and {bill.gets_per_batch:.0f} checks of the claims "
+                    "for each micro-batch. Deletions cost nothing at these stores. Not "
                     "counted: reads of workers that lost their cache, restarts, transfers out of the "
                     "region, and repeated requests. After a backlog was processed the rate is higher "
                     "than it will be: set the seconds.",
@@ -174,7 +175,7 @@ def _prices_form(bill: Bill) -> Html:
         "form",
         {"class": "assumptions", "id": "prices", "aria-label": "Assumptions of the bill"},
         _field("seconds", "Seconds from one micro-batch to the next", seconds),
-        _field("puts", "1,000 puts, $", prices.puts_per_1000),
+        _field("puts", "1,000 puts or listings, $", prices.puts_per_1000),
         _field("gets", "1,000 gets, $", prices.gets_per_1000),
         _field("storage", "1 GB for a month, $", prices.gb_month),
     )

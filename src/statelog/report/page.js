@@ -91,7 +91,7 @@
   watch(document.getElementById("prices"), () => {
     const bill = figures.bill;
     const batches = (30 * 24 * 3600) / field("seconds");
-    const requests = (batches * (bill.puts_per_batch * field("puts") + bill.gets_per_batch * field("gets"))) / 1000;
+    const requests = (batches * ((bill.puts_per_batch + bill.lists_per_batch) * field("puts") + bill.gets_per_batch * field("gets"))) / 1000;
     const storage = (bill.stored_bytes / 1e9) * field("storage");
     document.getElementById("bill-total").textContent = money(requests + storage);
     document.getElementById("bill-parts").textContent = `Requests ${money(requests)}, storage ${money(storage)}.`;

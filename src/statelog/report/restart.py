@@ -15,7 +15,7 @@ from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
 from statelog.store import LocationPaths
 
 _MB: Final = 1_000_000
-_DRIVER_REQUESTS: Final = 6
+_DRIVER_REQUESTS: Final = 7
 """Listings, the newest checkpoint, the claim."""
 _REQUESTS_PER_RETAINED: Final = 2
 

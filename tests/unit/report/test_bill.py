@@ -13,10 +13,10 @@ def test_a_micro_batch_a_minute() -> None:
         prices=PRICES["s3"],
     )
     assert 43_200 == bill.batches_per_month
-    # 86,400 puts at 0.005, 129,600 gets at 0.0004, for each 1,000; 50 GB at 0.023.
-    assert bill.request_dollars == pytest.approx(0.432 + 0.05184)
+    # 86,400 puts and 43,200 listings at 0.005, 129,600 gets at 0.0004, for each 1,000; 50 GB at 0.023.
+    assert bill.request_dollars == pytest.approx(0.648 + 0.05184)
     assert bill.storage_dollars == pytest.approx(1.15)
-    assert bill.dollars == pytest.approx(1.63384)
+    assert bill.dollars == pytest.approx(1.84984)
 
 
 def test_without_a_rate_there_is_no_bill_of_requests() -> None:

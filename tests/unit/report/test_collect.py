@@ -7,12 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
-from tests.unit.report.locations import SNAPSHOT, CostlyHistory, record, small_job
+from tests.unit.checkpoint.helpers import (
+    coordinator,
+    log_in_file,
+    run_checkpoint,
+    small_checkpoint,
+    started,
+)
+from tests.unit.report.locations import ALL, SNAPSHOT, CostlyHistory, record, small_job
 from tests.unit.state.reader.histories import GROUPS, group_of
 
+from statelog.format.buffers import checksum
+from statelog.model import FileStateHandle, MaterializedHandle, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.report import Figures, ReportPlan, Speeds, collect
+from statelog.report.bill import GETS_PER_BATCH, LISTS_PER_BATCH
 from statelog.report.collect import shown_location
 from statelog.report.restart import restart_of
 from statelog.report.skew import spread_of
@@ -123,6 +132,27 @@ def test_the_driver_makes_the_requests_that_a_restart_counts(retained: int) -> N
     ).driver_requests
     made = sum(store.requests.values())
     assert abs(made - counted) <= 2, (dict(store.requests), counted)
+
+
+def test_a_micro_batch_makes_the_requests_that_the_bill_counts() -> None:
+    store = DictStore()
+    one = started(store, retained=3)
+    for checkpoint_id in range(20):
+        if checkpoint_id == 10:  # from now on each clean-up has something to delete
+            store.requests = Counter()
+        log = log_in_file(store, ALL, [[(1, b"x")]], checkpoint_id)
+        path = f"taskowned/{checkpoint_id}"
+        store.put(path, SNAPSHOT)
+        handle = FileStateHandle(path, len(SNAPSHOT), checksum([SNAPSHOT]))
+        snapshot = MaterializedHandle(ALL, checkpoint_id, handle)
+        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
+        one.clean_up()
+    assert {
+        "put": 20,  # the log file and the snapshot of the test
+        "put_if_absent": 10,
+        "list": 10 * LISTS_PER_BATCH,
+        "head": 10 * GETS_PER_BATCH,
+    } == {name: number for name, number in store.requests.items() if name != "delete"}
 
 
 def test_the_bill_has_the_puts_of_the_micro_batches(figures: Figures) -> None:
