@@ -12,7 +12,8 @@ Method: both ways get the same rows, in processes of their own, ways in turn.  T
 ten files.  Each micro-batch upserts `--batch` different keys: `uniform` of all, or `recent` nine of ten
 out of the last twentieth.  After the last one delta-rs reads the table of either way and it is compared
 with the rows that were sent; a scan sums a column, the median of five.  Then `vectors` compacts its table
-into ten files, and the state gets the new places of all keys.
+into ten files, and the state gets the new places of all keys.  Besides the time there is the processor time
+of all threads, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -257,16 +258,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         way.load(first.slice(at, part) for at in range(0, arguments.keys, part))
         loaded = stored(folder)
         before_s, seconds = scan_seconds(folder / "table"), []
+        cpu: list[float] = []
         for n, keys in enumerate(batches(arguments, rng), 1):
             rows = rows_of(keys, n, rng)
-            begin = time.perf_counter()
+            begin, begin_cpu = time.perf_counter(), time.process_time()
             way.upsert(rows)
             seconds.append(time.perf_counter() - begin)
+            cpu.append(time.process_time() - begin_cpu)
             seen[keys], amounts[keys] = n, rows["amount"].to_numpy()
         after = stored(folder)
         check(folder / "table", amounts, seen)
         figures = {
             "seconds": seconds,
+            "cpu": cpu,
             "phases": way.phases,
             "scan_before_s": before_s,
             "scan_after_s": scan_seconds(folder / "table"),
@@ -314,6 +318,10 @@ def main() -> None:
     for way, rounds in results.items():
         every = [one for single in rounds for one in single["seconds"]]
         report[way] = {"batch_s": quartiles(every)}
+        rounds_s = [round(statistics.median(single["seconds"]), 3) for single in rounds]
+        report[way]["medians_of_rounds_s"] = rounds_s
+        every = [one for single in rounds for one in single["cpu"]]
+        report[way]["batch_cpu_s"] = quartiles(every)
         for name in ("state", "table"):
             parts = [phase[name] for single in rounds for phase in single["phases"]]
             if parts:

@@ -8,6 +8,7 @@ from tests.spark.streams import BatchSource, Job
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import present_ids, read_checkpoint
+from statelog.report import ReportPlan, collect, page
 from statelog.spark import SnapshotPolicy
 from statelog.store import LocationPaths, open_existing_store
 
@@ -49,3 +50,25 @@ def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
     source.add([(1, 1)])
     job.run(tasks=2, retainedCheckpoints=9)
     assert records(job.state)[-1].previous_ms is None  # the first of a run
+
+
+def test_a_report_shows_what_the_query_recorded(spark: SparkSession, tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    for _ in range(2):
+        source.add([(1, 10), (2, 20), (3, 30)])
+    job.run(tasks=2, retainedCheckpoints=9)
+    source.add([(4, 40)])
+    job.run(tasks=1, retainedCheckpoints=9)
+    figures = collect(open_existing_store(job.state), str(job.state), ReportPlan())
+    assert [3, 3, 1] == [one.rows for one in figures.checkpoints]
+    assert [1, 1, 2] == [one.epoch for one in figures.checkpoints]
+    whole = {"plan", "run", "commit", "deliver", "clean_up"}
+    assert [whole, {"plan", "run"}, {"plan", "run"}] == [
+        set(one.durations_ms) for one in figures.checkpoints
+    ]
+    (groups,) = figures.skew
+    assert (128, 4) == (len(groups.keys), sum(groups.keys))
+    assert 0 < sum(groups.change_bytes) < (figures.checkpoints[-1].log_bytes or 0)
+    assert figures.restart is not None and 1 == figures.restart.tasks
+    assert "2 runs of the query" in page(figures)

@@ -1,0 +1,22 @@
+"""The page docs/how-to/report.md, on a location as its examples name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.snippets import run_page
+from tests.unit.report.locations import CostlyHistory
+
+from statelog.store import open_store
+
+PAGE = "docs/how-to/report.md"
+
+
+def test_the_page_report_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CostlyHistory(3, open_store(str(tmp_path / "bucket" / "jobs" / "totals"), fsync=False)).run(4)
+    names: dict[str, object] = {}
+    run_page(PAGE, tmp_path, names)
+    assert str(names["text"]).startswith("<!doctype html>")
+    assert {"totals.html", "report.html"} <= {path.name for path in tmp_path.iterdir()}
