@@ -1,8 +1,9 @@
 """
 The difference of state between two checkpoints, one row for each key that differs.
 
-Both states are read in the order of key groups and compared one key group at a time, so that only
-the key groups restored together and the rows that differ are in memory.  The columns are::
+Both states are read in the order of key groups and compared in columns, some key groups at a time,
+so that only the key groups restored together and the rows that differ are in memory.  The columns
+are::
 
     change  key_group  key.<name>...  before.<variable>...  after.<variable>...
 
@@ -15,12 +16,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.kinds.kind import RowNumbers
+from statelog.state.reader.equality import Mask, equal_rows, valid_rows
+from statelog.state.reader.joining import matching_rows
 from statelog.state.reader.state_reader import StateReader
 
 INSERT: Final = "insert"
@@ -28,6 +33,8 @@ UPDATE: Final = "update"
 DELETE: Final = "delete"
 _BEFORE: Final = 0
 _AFTER: Final = 1
+_ROWS: Final = 65_536
+"""Key groups are compared together up to about so many rows."""
 
 
 class Differences:
@@ -49,7 +56,8 @@ class Differences:
         ]
         self._variables = tuple(variables)
         self._key_columns = [KEY_GROUP_COLUMN]
-        self._key_columns += [f"key.{name}" for name in after.schema.key_schema.names]
+        self._key_schema = after.schema.key_schema
+        self._key_columns += [f"key.{name}" for name in self._key_schema.names]
         fields = [pa.field("change", pa.string())]
         fields += [schemas[_AFTER].field(name) for name in self._key_columns]
         for side, word in ((_BEFORE, "before"), (_AFTER, "after")):
@@ -69,15 +77,25 @@ class Differences:
 
         Blocks: On the store.
         """
+        return pa.Table.from_batches(self.batches(before_ms, after_ms), schema=self.schema)
+
+    def batches(self, before_ms: int, after_ms: int) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the rows that differ, some key groups at a time; arguments as for `table`.
+
+        Blocks: On the store, between batches.
+        """
         parts = [self._key_groups(_BEFORE, before_ms), self._key_groups(_AFTER, after_ms)]
         merged = heapq.merge(*parts, key=lambda part: part[0])
-        found = []
+        held: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
         for _, same in groupby(merged, key=lambda part: part[0]):
-            sides = {side: table for _, side, table in same}
-            batch = self._compared(sides.get(_BEFORE), sides.get(_AFTER))
-            if batch.num_rows:
-                found.append(batch)
-        return pa.Table.from_batches(found, schema=self.schema)
+            for _, side, batch in same:
+                held[side].append(batch)
+            # Small key groups are compared together: a comparison costs the same for few rows.
+            if sum(batch.num_rows for batches in held for batch in batches) >= _ROWS:
+                yield from self._compared(*held)
+                held = ([], [])
+        yield from self._compared(*held)
 
     def _key_groups(self, side: int, now_ms: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Yield each key group with state, its side and its keys, ascending."""
@@ -97,74 +115,80 @@ class Differences:
             yield held_group, side, pa.concat_batches(held)
 
     def _selected(self, batch: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Return the key and the variables to compare."""
-        columns = [batch.column(name) for name in self._key_columns]
+        """Return the key and the variables to compare; by position, for keys may be renamed."""
+        columns = batch.columns[: len(self._key_columns)]
         for name, kind in zip(self._variables, self._types[side], strict=True):
             present = name in batch.schema.names
             columns.append(batch.column(name) if present else pa.nulls(len(batch), kind))
         return pa.RecordBatch.from_arrays(columns, names=[*self._key_columns, *self._variables])
 
     def _compared(
-        self, before: pa.RecordBatch | None, after: pa.RecordBatch | None
+        self, before: Sequence[pa.RecordBatch], after: Sequence[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some key groups that differ."""
+        old = self._with_state(pa.concat_batches([*before, self._empty(_BEFORE)]))
+        new = self._with_state(pa.concat_batches([*after, self._empty(_AFTER)]))
+        width = len(self._key_columns)
+        matches = matching_rows(old.columns[1:width], new.columns[1:width], self._key_schema)
+        kept = np.flatnonzero(matches >= 0)
+        differ = self._differing(old, new, kept, matches[kept])
+        changed = kept[differ]
+        old_rows = np.sort(np.concatenate([np.flatnonzero(matches < 0), changed]))
+        inserted = np.ones(new.num_rows, np.bool_)
+        inserted[matches[kept]] = False
+        new_rows = np.flatnonzero(inserted)
+        if not len(old_rows) and not len(new_rows):
+            return
+        rows = self._rows(
+            old,
+            new,
+            np.concatenate([old_rows, np.full(len(new_rows), -1)]),
+            np.concatenate([matches[old_rows], new_rows]),
+        )
+        # Of each key group first what there was before, then what is new.
+        order = np.argsort(rows.column(1).to_numpy(), kind="stable")
+        yield rows.take(pa.array(order))
+
+    def _differing(
+        self, old: pa.RecordBatch, new: pa.RecordBatch, at: RowNumbers, other: RowNumbers
+    ) -> Mask:
+        """Return which of the rows *at* of *old* differ from the rows *other* of *new*."""
+        width = len(self._key_columns)
+        same = np.ones(len(at), np.bool_)
+        takes = pa.array(at), pa.array(other)
+        for one, two in zip(old.columns[width:], new.columns[width:], strict=True):
+            same &= equal_rows(one.take(takes[0]), two.take(takes[1]))
+        return ~same
+
+    def _rows(
+        self, old: pa.RecordBatch, new: pa.RecordBatch, before: RowNumbers, after: RowNumbers
     ) -> pa.RecordBatch:
-        """Return the rows of one key group that differ."""
-        olds, news = self._cells(before), self._cells(after)
-        changes: list[str] = []
-        takes: tuple[list[int | None], list[int | None]] = ([], [])
-        for key in {**olds, **news}:
-            old, new = olds.get(key), news.get(key)
-            if old is not None and new is not None and old[1] == new[1]:
-                continue
-            changes.append(INSERT if old is None else DELETE if new is None else UPDATE)
-            takes[_BEFORE].append(None if old is None else old[0])
-            takes[_AFTER].append(None if new is None else new[0])
-        columns: list[pa.Array] = [pa.array(changes, pa.string())]
+        """Return the rows of the result; -1 is a key that has no state on a side."""
+        numbers = np.where(before < 0, 0, np.where(after < 0, 2, 1)).astype(np.int8)
+        words = pa.array([INSERT, UPDATE, DELETE]).take(pa.array(numbers))
+        takes = [pa.array(rows, mask=rows < 0) for rows in (before, after)]
         sides = [
-            self._taken(batch, rows, side)
-            for batch, rows, side in ((before, takes[0], _BEFORE), (after, takes[1], _AFTER))
+            [column.take(at) for column in batch.columns]
+            for batch, at in zip((old, new), takes, strict=True)
         ]
         width = len(self._key_columns)
-        missing = pa.array([one is None for one in takes[_AFTER]], pa.bool_())
-        for old_column, new_column in zip(sides[0][:width], sides[1][:width], strict=True):
-            columns.append(pa.compute.if_else(missing, old_column, new_column))
+        missing = pa.array(after < 0)
+        keys = [
+            pc.if_else(missing, one, two)
+            for one, two in zip(sides[0][:width], sides[1][:width], strict=True)
+        ]
         return pa.RecordBatch.from_arrays(
-            [*columns, *sides[0][width:], *sides[1][width:]], schema=self.schema
+            [words, *keys, *sides[0][width:], *sides[1][width:]], schema=self.schema
         )
 
-    def _taken(
-        self, batch: pa.RecordBatch | None, rows: list[int | None], side: int
-    ) -> list[pa.Array]:
-        """Return the columns of one side for the rows that differ; null for a missing row."""
-        if batch is None:
-            keys = [self.schema.field(name).type for name in self._key_columns]
-            return [pa.nulls(len(rows), kind) for kind in (*keys, *self._types[side])]
-        at = pa.array(rows, pa.int64())
-        return [column.take(at) for column in batch.columns]
+    def _with_state(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the keys that have state in some variable."""
+        some = np.zeros(batch.num_rows, np.bool_)
+        for column in batch.columns[len(self._key_columns) :]:
+            some |= valid_rows(column)
+        return batch if some.all() else batch.filter(pa.array(some))
 
-    def _cells(self, batch: pa.RecordBatch | None) -> dict[Any, tuple[int, Any]]:
-        """Return row number and comparable state of each key that has any."""
-        if batch is None:
-            return {}
-        width = len(self._key_columns)
-        columns = [list(map(_comparable, column.to_pylist())) for column in batch.columns]
-        keys, cells = zip(*columns[:width], strict=True), zip(*columns[width:], strict=True)
-        return {
-            key: (row, cell)
-            for row, (key, cell) in enumerate(zip(keys, cells, strict=True))
-            if any(one is not None for one in cell)
-        }
-
-
-def _comparable(value: Any) -> Any:
-    """
-    Return a hashable form that is equal for equal state.
-
-    NaN equals itself, and a field that is null equals one that the schema did not have.
-    """
-    if isinstance(value, float):
-        return value.hex()
-    if isinstance(value, dict):
-        return frozenset((name, _comparable(one)) for name, one in value.items() if one is not None)
-    if isinstance(value, list | tuple):
-        return tuple(map(_comparable, value))
-    return value
+    def _empty(self, side: int) -> pa.RecordBatch:
+        kinds = [self.schema.field(name).type for name in self._key_columns]
+        columns = [pa.nulls(0, kind) for kind in (*kinds, *self._types[side])]
+        return pa.RecordBatch.from_arrays(columns, names=[*self._key_columns, *self._variables])

@@ -222,11 +222,11 @@ def test_changes_applied_to_one_checkpoint_give_the_other(seed: int) -> None:
 
 
 def test_nan_is_no_change_and_minus_zero_is_one() -> None:
-    from statelog.state.reader.differences import _comparable
+    from statelog.state.reader.equality import comparable
 
-    assert _comparable({"a": math.nan, "b": None}) == _comparable({"a": float("nan")})
-    assert _comparable([0.0]) != _comparable([-0.0])
-    assert _comparable({"a": {"b": None}}) != _comparable({"a": None})
+    assert comparable({"a": math.nan, "b": None}) == comparable({"a": float("nan")})
+    assert comparable([0.0]) != comparable([-0.0])
+    assert comparable({"a": {"b": None}}) != comparable({"a": None})
 
 
 # --- several operators ----------------------------------------------------------------------------
