@@ -9,7 +9,8 @@ import typer
 from statelog.cli.output import console, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.kinds import StateKind
-from statelog.state.reader.location_state import KeyVersion, LocationState, as_of_ms
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.location_state import KeyVersion, LocationState
 from statelog.state.reader.lookup import key_from_text
 
 _Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.state.kinds.kind import RowNumbers
+from statelog.state.kinds.kind import RowNumbers, Times
 
 EXPIRES_FIELD: Final = "expires_at_ms"
 """Field of an entry that holds its expiry, in snapshots and in operations."""
-Times: TypeAlias = npt.NDArray[np.int64]
-"""Milliseconds since the epoch."""
 _Element = TypeVar("_Element")
 
 
@@ -60,6 +58,16 @@ def positions_in(cells: RowNumbers) -> RowNumbers:
     lengths = np.diff(starts, append=len(cells))
     positions: RowNumbers = np.arange(len(cells)) - np.repeat(starts, lengths)
     return positions
+
+
+def as_struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    """Return columns as one of structs, in the types of its fields."""
+    fields = list(kind)
+    cast = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(columns, fields, strict=True)
+    ]
+    return pa.StructArray.from_arrays(cast, fields=fields)
 
 
 def filtered_lists(column: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:

@@ -34,6 +34,9 @@ Table: TypeAlias = dict[Key, Any]
 Deltas: TypeAlias = dict[Key, Any]
 """Key -> delta, for one variable and key group."""
 
+Times: TypeAlias = npt.NDArray[np.int64]
+"""Milliseconds since the epoch."""
+
 RowNumbers: TypeAlias = npt.NDArray[np.int64]
 """Positions of rows in a table or run."""
 
@@ -186,6 +189,27 @@ class Kind(ABC, Generic[Cell, Delta]):
         """
         raise InvariantError(f"operations of {self.name} state are not cells")
 
+    def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
+        """
+        Return the stored columns of operations as elements of cells.
+
+        Only for a kind that does not `replaces`: its cells are lists, and an operation adds an
+        element behind the others, or removes some.
+
+        Args:
+            columns: Those of an operation behind `op`.
+            element: The type of an element in a column of cells.
+        """
+        raise InvariantError(f"operations of {self.name} state are not elements")
+
+    def element_keys(self, elements: pa.Array) -> list[pa.Array] | None:
+        """Return the columns by which an element replaces an earlier one; None if it does not."""
+        return None
+
+    def element_expiry(self, elements: pa.Array) -> pa.Array:
+        """Return the column with the expiry of each element, in milliseconds."""
+        raise InvariantError(f"{self.name} state has no elements with a time to live")
+
     # --- cells as a column ------------------------------------------------------------------------
 
     @abstractmethod
@@ -221,8 +245,14 @@ class Kind(ABC, Generic[Cell, Delta]):
         """Return *cell* without entries expired by *until_ms*; it may be empty."""
         raise InvariantError(f"{self.name} state has no time to live")
 
-    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
-        """Return a column of cells without entries expired by *until_ms*."""
+    def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
+        """
+        Return a column of cells without entries expired by *until_ms*.
+
+        Args:
+            column: The cells.
+            until_ms: One time, or one for each entry.
+        """
         raise InvariantError(f"{self.name} state has no time to live")
 
     # --- evolution of the schema ------------------------------------------------------------------

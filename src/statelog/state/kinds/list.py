@@ -12,6 +12,8 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.state.kinds.columns import (
+    EXPIRES_FIELD,
+    as_struct,
     cell_of_element,
     expiry_of,
     filtered_lists,
@@ -29,6 +31,7 @@ from statelog.state.kinds.kind import (
     Migration,
     Operations,
     RowNumbers,
+    Times,
     with_copies,
 )
 
@@ -107,6 +110,14 @@ class ListKind(Kind[ListCell, ListDelta]):
             delta.tail.append(entry)  # type: ignore[arg-type]  # only a clear has none
         return deltas
 
+    def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
+        """Return the entries of operations; see `Kind.operation_elements`."""
+        return as_struct(columns, element)
+
+    def element_expiry(self, elements: pa.Array) -> pa.Array:
+        """Return the expiry of each entry."""
+        return elements.field(EXPIRES_FIELD)
+
     def encode_cells(self, codec: EntryCodec, cells: Sequence[ListCell | None]) -> pa.Array:
         """Return lists as a column of lists of structs."""
         entries = codec.encode_entries([entry for cell in cells for entry in cell or ()])
@@ -134,7 +145,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         """Return the entries that expire after *until_ms*."""
         return [entry for entry in cell if entry[0] > until_ms]
 
-    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+    def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
         """Return the column without the entries that expired by *until_ms*."""
         return filtered_lists(column, expiry_of(column.values) > until_ms)
 

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 import pyarrow as pa
 
 from statelog.state.kinds.columns import (
+    EXPIRES_FIELD,
+    as_struct,
     cell_of_element,
     expiry_of,
     filtered_lists,
@@ -29,6 +31,7 @@ from statelog.state.kinds.kind import (
     Migration,
     Operations,
     RowNumbers,
+    Times,
     Values,
     with_copies,
 )
@@ -114,6 +117,22 @@ class MapKind(Kind[MapCell, MapDelta]):
             )
         return deltas
 
+    def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
+        """Return the pairs of map key and entry of operations; see `Kind.operation_elements`."""
+        user_key, entry = element.field(0).type, element.field(1).type
+        width = user_key.num_fields
+        parts = [as_struct(columns[:width], user_key), as_struct(columns[width:], entry)]
+        return as_struct(parts, element)
+
+    def element_keys(self, elements: pa.Array) -> list[pa.Array] | None:
+        """Return the columns of the map key."""
+        columns: list[pa.Array] = elements.field(0).flatten()
+        return columns
+
+    def element_expiry(self, elements: pa.Array) -> pa.Array:
+        """Return the expiry of each entry."""
+        return elements.field(1).field(EXPIRES_FIELD)
+
     def encode_cells(self, codec: EntryCodec, cells: Sequence[MapCell | None]) -> pa.Array:
         """Return maps as a column of lists of {key, value}."""
         pairs = [pair for cell in cells for pair in (cell or {}).items()]
@@ -144,7 +163,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         """Return the entries that expire after *until_ms*."""
         return {user_key: entry for user_key, entry in cell.items() if entry[0] > until_ms}
 
-    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+    def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
         """Return the column without the entries that expired by *until_ms*."""
         return filtered_lists(column, expiry_of(column.values.field(1)) > until_ms)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import check
-from statelog.state.kinds.columns import Times, cell_of_element
+from statelog.state.kinds.columns import cell_of_element
 from statelog.state.kinds.kind import (
     OP_CLEAR,
     OP_SET,
@@ -29,6 +29,7 @@ from statelog.state.kinds.kind import (
     Operations,
     RowNumbers,
     Table,
+    Times,
 )
 
 TimerCell = tuple[int, ...]

@@ -22,6 +22,7 @@ from statelog.state.kinds.kind import (
     Migration,
     Operations,
     RowNumbers,
+    Times,
 )
 
 
@@ -87,7 +88,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         """Return the value, or None if it expired by *until_ms*."""
         return cell if cell[0] > until_ms else None
 
-    def live_column(self, column: pa.Array, until_ms: int) -> pa.Array:
+    def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
         """Return the column with a null for each value that expired by *until_ms*."""
         live = expiry_of(column) > until_ms
         return column.take(pa.array(np.arange(len(column)), mask=~live))

@@ -4,6 +4,7 @@ State as of a checkpoint, for everything outside the job that wrote it.
     location_state  `statelog.open`: tables, single keys, their history, what changed
     lookup          one key: its key group, its rows, its state as Python values
     differences     which keys differ between two checkpoints; by joining and equality, in columns
+    feed            what each checkpoint changed, from its log: chain, logged, window, event_cells
     state_reader    a location and a checkpoint in, Arrow tables out, a few key groups at a time
     rows            the columns of a snapshot as rows: one for each value, element, entry or timer
 """

@@ -19,18 +19,18 @@ from itertools import groupby
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.model import KeyGroupRange
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds.kind import RowNumbers
 from statelog.state.reader.equality import Mask, equal_rows, valid_rows
 from statelog.state.reader.joining import matching_rows
 from statelog.state.reader.state_reader import StateReader
 
-INSERT: Final = "insert"
-UPDATE: Final = "update"
-DELETE: Final = "delete"
+_WORDS: Final = ("insert", "update", "delete")
 _BEFORE: Final = 0
 _AFTER: Final = 1
 _ROWS: Final = 65_536
@@ -44,10 +44,18 @@ class Differences:
     Args:
         before, after: The readers of both.
         variables: Which variables to compare; each is in one of the checkpoints at least.
+        key_groups: Which key groups to compare; None for all.
     """
 
-    def __init__(self, before: StateReader, after: StateReader, variables: Sequence[str]) -> None:
+    def __init__(
+        self,
+        before: StateReader,
+        after: StateReader,
+        variables: Sequence[str],
+        key_groups: KeyGroupRange | None = None,
+    ) -> None:
         self._readers = (before, after)
+        self._only = key_groups
         schemas = [reader.keys_schema() for reader in self._readers]
         self._types = [
             # A checkpoint without the variable has nulls of the type in the other one.
@@ -101,7 +109,7 @@ class Differences:
         """Yield each key group with state, its side and its keys, ascending."""
         held: list[pa.RecordBatch] = []
         held_group = -1
-        for batch in self._readers[side].keys(now_ms=now_ms):
+        for batch in self._readers[side].keys(key_groups=self._only, now_ms=now_ms):
             numbers = batch.column(0).to_numpy()
             starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
             for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
@@ -165,7 +173,7 @@ class Differences:
     ) -> pa.RecordBatch:
         """Return the rows of the result; -1 is a key that has no state on a side."""
         numbers = np.where(before < 0, 0, np.where(after < 0, 2, 1)).astype(np.int8)
-        words = pa.array([INSERT, UPDATE, DELETE]).take(pa.array(numbers))
+        words = change_words(numbers)
         takes = [pa.array(rows, mask=rows < 0) for rows in (before, after)]
         sides = [
             [column.take(at) for column in batch.columns]
@@ -192,3 +200,8 @@ class Differences:
         kinds = [self.schema.field(name).type for name in self._key_columns]
         columns = [pa.nulls(0, kind) for kind in (*kinds, *self._types[side])]
         return pa.RecordBatch.from_arrays(columns, names=[*self._key_columns, *self._variables])
+
+
+def change_words(numbers: npt.NDArray[np.int8]) -> pa.Array:
+    """Return insert, update and delete for the numbers 0, 1 and 2."""
+    return pa.array(_WORDS).take(pa.array(numbers))

@@ -1,12 +1,12 @@
 """
-Match the keys of two sets of rows, in columns.
+Match the keys of rows, in columns.
 
 Keys are found by their hash and then compared, so that two keys of one hash stay two keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.state.keys.key_hash import hash_columns
-from statelog.state.kinds.kind import RowNumbers
+from statelog.state.kinds.kind import RowNumbers, Values
 from statelog.state.reader.equality import comparable, equal_rows
 
 
@@ -45,6 +45,41 @@ def matching_rows(
         return _by_value(left, right)  # two keys of one hash
     found[hits] = rows
     return found
+
+
+def numbered_keys(
+    columns: Sequence[pa.Array], schema: pa.Schema, decode: Callable[..., list[Values]]
+) -> tuple[RowNumbers, RowNumbers]:
+    """
+    Return a number for each row, the same for equal keys, and a row of each number.
+
+    Args:
+        columns: The key columns.
+        schema: Their types.
+        decode: Makes of the columns the keys as tables hold them; for keys that share a hash.
+    """
+    if not len(columns[0]):
+        none = np.empty(0, np.int64)
+        return none, none
+    hashes = hash_columns(columns, schema)
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    again = ordered[1:] == ordered[:-1]
+    at = np.flatnonzero(again)
+    before, after = pa.array(order[at]), pa.array(order[at + 1])
+    for column in columns:
+        if len(at) and not equal_rows(column.take(before), column.take(after)).all():
+            return _numbered_by_value(decode(columns))
+    starts = np.concatenate(([True], ~again))
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(starts) - 1
+    return numbers, order[starts]
+
+
+def _numbered_by_value(keys: Sequence[Values]) -> tuple[RowNumbers, RowNumbers]:
+    known: dict[Values, int] = {}
+    numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    return numbers, np.unique(numbers, return_index=True)[1]
 
 
 def _by_value(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> RowNumbers:

@@ -21,9 +21,11 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, ClosedError
-from statelog.model import CompletedCheckpoint
+from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
-from statelog.state.reader.lookup import StateKey, python_state
+from statelog.state.reader.feed import ChangeFeed
+from statelog.state.reader.lookup import rows_of_key, state_of_key
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
@@ -186,7 +188,7 @@ class LocationState:
         now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
         if key is None:
             return reader.table(variable, now_ms=now_ms)
-        return _rows_of_key(reader, variable, key, now_ms)
+        return rows_of_key(reader, variable, key, now_ms)
 
     def get(
         self,
@@ -219,7 +221,7 @@ class LocationState:
         """
         reader = self.reader(checkpoint)
         now_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
-        return _state_of_key(reader, variable, key, now_ms)
+        return state_of_key(reader, variable, key, now_ms)
 
     def history(self, variable: str, key: object, *, now_ms: int | None = None) -> list[KeyVersion]:
         """
@@ -249,7 +251,7 @@ class LocationState:
                 reader = self.reader(one.checkpoint_id)
                 time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
                 present = _has(reader, variable)
-                value = _state_of_key(reader, variable, key, time_ms) if present else None
+                value = state_of_key(reader, variable, key, time_ms) if present else None
                 known = known or present
                 versions.append(
                     KeyVersion(
@@ -300,6 +302,58 @@ class LocationState:
         times = [as_of_ms(one.checkpoint) if now_ms is None else now_ms for one in readers]
         return Differences(*readers, list(dict.fromkeys(names))).table(*times)
 
+    def feed(
+        self,
+        after: int | None = None,
+        upto: int | None = None,
+        variable: str | None = None,
+        *,
+        key_groups: KeyGroupRange | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """
+        Return what each checkpoint changed, from one to another.
+
+        One row for each key that a checkpoint changed, with the columns `change` (insert, update or
+        delete), `checkpoint_id`, `key_group`, `key.<name>`, then `before.<variable>` and
+        `after.<variable>`, as `changes` has them.  The state of *after* with the rows applied in
+        their order is the state of *upto*.  Rows of one key are in the order of checkpoints.
+
+        The changes are taken from the log.  What expires is not in it: an expired value is no longer
+        there before a later change, and is no delete.  Entries have `expires_at_ms`, by which a copy
+        of the state lets them expire too.  All is shown in the schema of *upto*.
+
+        Args:
+            after: Id of a checkpoint, whose state is known; None for the whole state of *upto*, as
+                inserts.
+            upto: Id of the last checkpoint; None for the newest one.
+            variable: The only variable to show; None for all.
+            key_groups: Which key groups; None for all.
+
+        Returns:
+            Batches, read from the store as they are taken.  Closing this state ends them.
+
+        Raises:
+            UsageError: There is no such variable; *after* is newer than *upto*.
+            CheckpointError: A checkpoint in between was deleted (`reason` "subsumed"), or *upto* does
+                not continue *after*, because the query was rewound ("not_newer").
+            CorruptionError: An object is damaged.
+
+        Blocks: On the store, here and between batches.  Held are a few key groups of the state
+            *after*, once, and the changes of some checkpoints in them.
+        """
+        last = self.reader(upto)
+        if variable is not None:
+            last.arrow_schema(variable)  # raises: it names the variables
+        wanted = None if variable is None else [variable]
+        if after is None:
+            return ChangeFeed(last, [], wanted).batches(key_groups)
+        after = whole_number(after, "after", low=0)
+        if after == last.checkpoint_id:
+            return iter(())
+        first = find_checkpoint(self._store, self._paths, after)
+        chain = chain_before(self._store, self._paths, last.checkpoint, first.checkpoint_id)
+        return ChangeFeed(last, chain, wanted).batches(key_groups)
+
     def _open_readers(self) -> dict[int, StateReader]:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
@@ -326,26 +380,6 @@ def open(
     """
     store = open_existing_store(location, options=store_options)
     return LocationState(store, operator=operator)
-
-
-def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
-    """Return the processing time of a checkpoint's micro-batch; without one, its creation."""
-    now_ms = BatchRecord.of(checkpoint).now_ms
-    return now_ms if now_ms >= 0 else checkpoint.created_at_ms
-
-
-def _rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:
-    wanted = StateKey(key, reader.schema.key_schema)
-    schema = reader.arrow_schema(variable)
-    batches = reader.batches(
-        variable, key_groups=wanted.key_groups(reader.key_groups), now_ms=now_ms
-    )
-    return pa.Table.from_batches(map(wanted.select, batches), schema=schema)
-
-
-def _state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> Any:
-    table = _rows_of_key(reader, variable, key, now_ms)
-    return python_state(table, reader.schema.states[reader.schema.state_id(variable)])
 
 
 def _has(reader: StateReader, variable: str) -> bool:

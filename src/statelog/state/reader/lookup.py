@@ -20,6 +20,7 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
+from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor, schema_text
 
 _REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
@@ -103,6 +104,22 @@ def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
     map_keys = [tuple(map(_hashable, row)) for row in zip(*parts, strict=True)]
     shown = [one[0] for one in map_keys] if len(names) == 1 else map_keys
     return dict(zip(shown, values, strict=True))
+
+
+def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:
+    """Return the rows of one key; raises `UsageError` for an unknown variable or another key."""
+    wanted = StateKey(key, reader.schema.key_schema)
+    schema = reader.arrow_schema(variable)
+    batches = reader.batches(
+        variable, key_groups=wanted.key_groups(reader.key_groups), now_ms=now_ms
+    )
+    return pa.Table.from_batches(map(wanted.select, batches), schema=schema)
+
+
+def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> Any:
+    """Return the state of one key, see `python_state`; raises as `rows_of_key`."""
+    table = rows_of_key(reader, variable, key, now_ms)
+    return python_state(table, reader.schema.states[reader.schema.state_id(variable)])
 
 
 def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, NoReturn
 
-import numpy as np
 import pyarrow as pa
 
 from statelog.arguments import instance
@@ -34,6 +33,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
+from statelog.state.reader.portions import portions, stored_bytes
 from statelog.state.reader.rows import VariableRows
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_existing_store
@@ -132,6 +132,35 @@ class StateReader:
     def close(self) -> None:
         """Forget what was read; no more can be read."""
         self._cache = None
+
+    def of(self, checkpoint: CompletedCheckpoint) -> StateReader:
+        """
+        Return a reader of another checkpoint in the schema of this one, which shares what it keeps.
+
+        Args:
+            checkpoint: This one, or one before it.
+
+        Raises:
+            UsageError: The operator has other key groups there.
+        """
+        other = StateReader(
+            self._store, checkpoint, paths=self._paths, operator=self.schema.operator_id
+        )
+        if other.key_groups != self.key_groups:
+            raise UsageError(
+                f"operator {self.schema.operator_id} of {self._store.url} has the key groups "
+                f"{other.key_groups} in checkpoint {other.checkpoint_id}, and {self.key_groups} in "
+                f"checkpoint {self.checkpoint_id}; its states cannot be compared"
+            )
+        other._codec, other._cache = self._codec, self._cache
+        return other
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store, with the objects read last in memory; raises `ClosedError` once closed."""
+        if self._cache is None:
+            raise ClosedError(f"the reader of {self._store.url} is closed; open a new one")
+        return self._cache
 
     @property
     def checkpoint(self) -> CompletedCheckpoint:
@@ -263,7 +292,7 @@ class StateReader:
         """
         checked = self._checked(key_groups)
         expired_ms = None if include_expired else _time(now_ms)
-        found = (keys for part in self._portions(checked) for keys in self._keys(part))
+        found = (keys for part in self.portions(checked) for keys in self._keys(part))
         return found if expired_ms is None else (self._live(keys, expired_ms) for keys in found)
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int) -> pa.RecordBatch:
@@ -300,7 +329,7 @@ class StateReader:
         self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield rows of several variables, with the variable's name, portion by portion."""
-        for portion in self._portions(key_groups):
+        for portion in self.portions(key_groups):
             for keys in self._keys(portion):
                 for name, one in rows.items():
                     batch = one.of(keys, expired_ms)
@@ -315,29 +344,20 @@ class StateReader:
 
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
         """Return the state of a portion as a task would restore it."""
-        store = self._cache
-        if store is None:
-            raise ClosedError(f"the reader of {self._store.url} is closed; open a new one")
+        store = self.store
         state = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
         handle = self._checkpoint.for_range(key_groups)
-        with self._explained():
+        with self.explained():
             state.catch_up(key_groups, self.checkpoint_id, (), lambda: (store, handle))
         return state
 
-    def _portions(self, key_groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
-        """Yield ranges that are restored together."""
-        weights = _stored_bytes(self._checkpoint)
-        start, size = key_groups.start, 0.0
-        for key_group in key_groups:
-            size += weights[key_group]
-            if size > _PORTION_BYTES and key_group > start:
-                yield KeyGroupRange(start, key_group - 1)
-                start, size = key_group, weights[key_group]
-        if len(key_groups):
-            yield KeyGroupRange(start, key_groups.end)
+    def portions(self, key_groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
+        """Yield ranges that are restored together, for some of the operator's key groups."""
+        return portions(stored_bytes(self._checkpoint), key_groups, _PORTION_BYTES)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
+        """Raise the error for an object of the checkpoint that turns out to be missing."""
         try:
             yield
         except ObjectNotFoundError as error:
@@ -370,18 +390,6 @@ class StateReader:
 
 def _time(now_ms: int | None) -> int:
     return int(wall_clock_seconds() * 1000) if now_ms is None else now_ms
-
-
-def _stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
-    """Return about how many stored bytes each key group has."""
-    weights = np.zeros(checkpoint.max_parallelism)
-    sized = [(one.key_group_range, one.handle.size_bytes) for one in checkpoint.materialized]
-    sized += [(one.key_group_range, one.size_bytes) for one in checkpoint.log]
-    for part, size in sized:
-        if len(part):
-            weights[part.start : part.end + 1] += max(size, 0) / len(part)
-    found: list[float] = weights.tolist()
-    return found
 
 
 def _index_of(operator: str | None, record: BatchRecord, url: str) -> int:

@@ -1,0 +1,79 @@
+"""The checkpoints between two, each the parent of the next, and the time of each."""
+
+from __future__ import annotations
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.errors import CheckpointError, ObjectNotFoundError, StatelogError, UsageError
+from statelog.model import CompletedCheckpoint
+from statelog.store import LocationPaths, ObjectStore
+
+
+def chain_before(
+    store: ObjectStore, paths: LocationPaths, last: CompletedCheckpoint, after: int
+) -> list[CompletedCheckpoint]:
+    """
+    Return the checkpoints from *after* on that lead to *last*, which is left out, ascending.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        last: The last checkpoint.
+        after: Id of the first one; that of *last* gives none.
+
+    Raises:
+        UsageError: *after* is newer than *last*.
+        CheckpointError: One of them was deleted (`reason` "subsumed"), or *last* does not continue
+            *after*, because the query was taken back (`reason` "not_newer").
+        CorruptionError: One is damaged.
+
+    Blocks: On the store, two requests for each checkpoint.
+    """
+    if after > last.checkpoint_id:
+        raise UsageError(
+            f"checkpoint {after} is newer than checkpoint {last.checkpoint_id}: a feed goes from an "
+            "older one to a newer one"
+        )
+    chain: list[CompletedCheckpoint] = []
+    one = last
+    while one.checkpoint_id > after:
+        parent = one.parent_id
+        if parent is None or parent < after:
+            raise CheckpointError(
+                f"checkpoint {last.checkpoint_id} of {store.url} does not continue checkpoint "
+                f"{after}: its history goes from {one.checkpoint_id} back to "
+                f"{'the empty state' if parent is None else parent}, because the query was rewound. "
+                "Begin anew with the whole state",
+                reason="not_newer",
+                checkpoint_id=after,
+            )
+        try:
+            one = read_checkpoint(store, paths, parent).checkpoint
+        except ObjectNotFoundError as error:
+            raise CheckpointError(
+                f"the changes from checkpoint {after} to {last.checkpoint_id} of {store.url} are not "
+                f"whole: checkpoint {parent} was deleted{_retained(store, paths)}. Let the query "
+                "retain more checkpoints, compare the two states instead, or begin anew with the "
+                "whole state",
+                reason="subsumed",
+                checkpoint_id=parent,
+                path=paths.metadata(parent),
+            ) from error
+        chain.append(one)
+    return chain[::-1]
+
+
+def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
+    """Return the processing time of a checkpoint's micro-batch; without one, its creation."""
+    now_ms = BatchRecord.of(checkpoint).now_ms
+    return now_ms if now_ms >= 0 else checkpoint.created_at_ms
+
+
+def _retained(store: ObjectStore, paths: LocationPaths) -> str:
+    try:
+        newest = find_newest(store, paths).newest
+    except StatelogError:
+        return ""
+    if newest is None:
+        return ""
+    return f" (the query retains {', '.join(map(str, newest.retained))})"

@@ -1,0 +1,265 @@
+"""The change feed: applied to one checkpoint it gives the other, for all kinds of state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.state.reader.histories import (
+    GROUPS,
+    NAMES,
+    TTL_MS,
+    History,
+    Tiny,
+    group_of,
+    key_of,
+)
+
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.errors import CheckpointError, UsageError
+from statelog.model import KeyGroupRange
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.kinds import StateKind
+from statelog.state.reader import LocationState, feed, state_reader, window
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.equality import comparable
+from statelog.state.reader.state_reader import StateReader
+from statelog.state.schema.descriptors import StateDescriptor
+from statelog.store import LocationPaths
+from statelog.testing.faulty_store import FaultyStore
+
+Cells = dict[Any, dict[str, Any]]
+"""The state of each key by variable, as Python values."""
+
+
+@pytest.fixture(params=["whole", "in small windows", "in columns"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all checkpoints and key groups together, or few; restore dictionaries or columns."""
+    if request.param == "in small windows":
+        monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
+        monkeypatch.setattr(feed, "_WINDOW_BYTES", 400)
+        monkeypatch.setattr(window, "EVENTS", 3)
+        monkeypatch.setattr(window, "_ELEMENTS", 5)
+    elif request.param == "in columns":
+        monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
+
+
+def state_of(last: StateReader, history: History, checkpoint_id: int) -> Cells:
+    """Return a state with what has expired, in the schema of *last*."""
+    checkpoint = find_checkpoint(history.store, LocationPaths(), checkpoint_id)
+    found: Cells = {}
+    for batch in last.of(checkpoint).keys(include_expired=True):
+        for row in batch.to_pylist():
+            key = tuple(value for name, value in row.items() if name.startswith("key"))
+            cells = {name: one for name, one in row.items() if not name.startswith("key")}
+            found[key] = cells
+    return found
+
+
+def live(cell: Any, now_ms: int) -> Any:
+    """Return a cell without what has expired; None for an empty one."""
+
+    def is_live(entry: Any) -> bool:
+        if isinstance(entry, int):
+            return True
+        expires_at_ms = (
+            entry.get("value", entry).get("expires_at_ms")
+            if "key" in entry
+            else (entry.get("expires_at_ms"))
+        )
+        return expires_at_ms is None or expires_at_ms > now_ms
+
+    if isinstance(cell, list):
+        return [one for one in cell if is_live(one)] or None
+    return cell if cell is not None and is_live(cell) else None
+
+
+def shown(cells: Cells, now_ms: int) -> Any:
+    """Return the state that is there at a time, in a comparable form."""
+    found = {}
+    for key, variables in cells.items():
+        some = {name: live(cell, now_ms) for name, cell in variables.items()}
+        if any(one is not None for one in some.values()):
+            found[key] = comparable(some)
+    return found
+
+
+def applied(state: Cells, batches: list[pa.RecordBatch], history: History) -> list[str]:
+    """Apply a feed to a state, and check what it says about the state before."""
+    last_of_key: dict[Any, int] = {}
+    kinds = []
+    for batch in batches:
+        assert batch.num_rows > 0
+        for row in batch.to_pylist():
+            key = tuple(value for name, value in row.items() if name.startswith("key"))
+            checkpoint_id, kind = row["checkpoint_id"], row["change"]
+            assert last_of_key.get(key, -1) < checkpoint_id
+            last_of_key[key] = checkpoint_id
+            now_ms = history.taken_at_ms[checkpoint_id]
+            sides = {
+                side: {
+                    name.removeprefix(f"{side}."): cell
+                    for name, cell in row.items()
+                    if name.startswith(side)
+                }
+                for side in ("before", "after")
+            }
+            before = shown({key: state.get(key, {})}, now_ms)
+            assert before == shown({key: sides["before"]}, -1), "before is what was there"
+            after = shown({key: sides["after"]}, -1)
+            assert after == shown({key: sides["after"]}, now_ms), "nothing expired is shown"
+            assert before != after
+            assert kind == ("insert" if not before else "update" if after else "delete")
+            state[key] = sides["after"]
+            kinds.append(kind)
+    return kinds
+
+
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_feed_applied_to_one_checkpoint_gives_the_other(seed: int) -> None:
+    history = History(f"feed {seed}", FaultyStore(), retained=6)
+    history.run(9)
+    retained = list(history.expected)[-6:]
+    kinds = []
+    with LocationState(history.store) as location:
+        for at, before in enumerate(retained):
+            for after in retained[at:]:
+                last = location.reader(after)
+                now_ms = as_of_ms(last.checkpoint)
+                state = state_of(last, history, before)
+                wanted = shown(state_of(last, history, after), now_ms)
+                batches = list(location.feed(before, after))
+                kinds += applied(state, batches, history)
+                assert wanted == shown(state, now_ms)
+                if before == after:
+                    assert batches == []
+        assert {"insert", "update"} <= set(kinds)
+
+
+def of_key(table: pa.Table, number: int) -> list[tuple[Any, ...]]:
+    """Return the changes of one key: kind, checkpoint, and the totals before and after."""
+    return [
+        (row["change"], row["checkpoint_id"], row["before.total"], row["after.total"])
+        for row in table.to_pylist()
+        if row["key.k"] == number
+    ]
+
+
+class Steps(History):
+    """A history in which each micro-batch does what its step says, to the variable `total`."""
+
+    def steps(self, *steps: dict[int, int | None]) -> None:
+        """Set (a number) or clear (None) the state of some keys in a micro-batch each."""
+        for step in steps:
+            self.step_of_keys = step
+            self.micro_batch()
+
+    def descriptor(self, name: str) -> StateDescriptor:
+        return StateDescriptor(name, NAMES[name], pa.schema([("a", pa.int64())]), *self.more(name))
+
+    def more(self, name: str) -> tuple[Any, ...]:
+        user_key = pa.schema([("u", pa.string())]) if NAMES[name] is StateKind.MAP else None
+        return user_key, TTL_MS if name == "total" else None
+
+    def change(
+        self, codec: OperatorCodec, state: KeyedState, part: KeyGroupRange
+    ) -> dict[int, Any]:
+        overlays: dict[int, Any] = {}
+        for number, value in self.step_of_keys.items():
+            if group_of(number) in part:
+                overlay = overlays.setdefault(group_of(number), [{} for _ in codec.states])
+                entry = None if value is None else (self.now_ms + TTL_MS, (value,))
+                overlay[0][key_of(number)] = entry
+        return overlays
+
+
+def test_inserts_updates_deletes_and_what_expires() -> None:
+    history = Steps("steps", FaultyStore(), retained=9)
+    history.rng.choice = lambda some: some[0]  # type: ignore[method-assign]  # time stands still
+    history.steps({}, {1: 10, 2: 20}, {1: 11}, {1: 11, 2: None}, {2: None, 3: 30})
+    first_ms = history.taken_at_ms[1]
+    entries = [
+        {"a": one, "expires_at_ms": first_ms + TTL_MS + at} for at, one in enumerate((10, 11, 11))
+    ]
+    location = LocationState(history.store)
+    whole = pa.Table.from_batches(location.feed(0))
+    assert of_key(whole, 1) == [
+        ("insert", 1, None, entries[0]),
+        ("update", 2, *entries[:2]),
+        ("update", 3, *entries[1:]),  # it lives longer
+    ]
+    assert [one[:2] for one in of_key(whole, 2)] == [("insert", 1), ("delete", 3)]
+    assert [one[:2] for one in of_key(whole, 3)] == [("insert", 4)]
+    # What expired is not there before the next change, and that it expires is no change.
+    history.now_ms += 2 * TTL_MS
+    history.steps({}, {1: 12}, {3: None})
+    expired = pa.Table.from_batches(LocationState(history.store).feed(4))
+    assert [one[:3] for one in of_key(expired, 1)] == [("insert", 6, None)]
+    assert of_key(expired, 3) == []
+    assert whole.schema == expired.schema
+
+
+def test_a_feed_of_one_variable_and_of_some_key_groups() -> None:
+    history = History("part", FaultyStore(), retained=6)
+    history.run(8)
+    first, *_, last = list(history.expected)[-6:]
+    location = LocationState(history.store)
+    whole = pa.Table.from_batches(location.feed(first, last))
+    names = [one.name for one in location.variables(last)]
+    for name in names:
+        part = pa.Table.from_batches(location.feed(first, last, name))
+        sides = [f"before.{name}", f"after.{name}"]
+        wanted = whole.select(["checkpoint_id", "key.k", *sides]).to_pylist()
+        kept = {
+            (one["checkpoint_id"], one["key.k"]): comparable([one[side] for side in sides])
+            for one in wanted
+            if comparable(one[sides[0]]) != comparable(one[sides[1]])
+        }
+        assert kept == {
+            (one["checkpoint_id"], one["key.k"]): comparable([one[side] for side in sides])
+            for one in part.to_pylist()
+        }
+        assert part.column_names[-2:] == sides
+    halves = [KeyGroupRange(0, 2), KeyGroupRange(3, GROUPS - 1)]
+    parts = [list(location.feed(first, last, key_groups=half)) for half in halves]
+    assert [
+        {*batch.column("key_group").to_pylist()} <= {*half}
+        for half, some in zip(halves, parts, strict=True)
+        for batch in some
+    ] == [True] * sum(map(len, parts))
+    assert sum(batch.num_rows for some in parts for batch in some) == whole.num_rows
+
+
+def test_without_a_beginning_a_feed_is_the_whole_state() -> None:
+    history = History("whole", FaultyStore())
+    history.run(5)
+    location = LocationState(history.store)
+    last = location.reader()
+    rows = pa.Table.from_batches(location.feed()).to_pylist()
+    state: Cells = {}
+    for row in rows:
+        assert (row["change"], row["checkpoint_id"]) == ("insert", history.checkpoint_id)
+        assert not any(cell for name, cell in row.items() if name.startswith("before."))
+        key = tuple(value for name, value in row.items() if name.startswith("key"))
+        state[key] = {name[6:]: one for name, one in row.items() if name.startswith("after.")}
+    now_ms = history.last_ms
+    assert shown(state, now_ms) == shown(state_of(last, history, history.checkpoint_id), now_ms)
+    assert len(rows) == len(state) > 5
+
+
+def test_what_a_feed_cannot_tell_is_an_error() -> None:
+    history = History("gone", FaultyStore(), retained=4)
+    history.run(7)
+    location = LocationState(history.store)
+    retained = list(history.expected)[-4:]
+    with pytest.raises(UsageError, match="is newer than"):
+        location.feed(retained[-1], retained[0])
+    with pytest.raises(UsageError, match="has no state variable 'other'"):
+        location.feed(retained[0], variable="other")
+    history.store.delete([LocationPaths().metadata(retained[1])])
+    with pytest.raises(CheckpointError, match=f"checkpoint {retained[1]} was deleted") as caught:
+        location.feed(retained[0], retained[3])
+    assert caught.value.reason == "subsumed"
