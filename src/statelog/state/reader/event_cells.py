@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.kinds.kind import OP_ADD_ELEMENT, OP_CLEAR, OP_PUT, RowNumbers, Times
 from statelog.state.reader.joining import numbered_keys
+from statelog.state.reader.ordering import stable_order
 
 NO_ROW: Final = -1
 
@@ -155,7 +156,7 @@ class _Gathered:
         owners[base_rows[base_rows >= 0]] = np.flatnonzero(base_rows >= 0)
         keys = np.concatenate([np.repeat(owners, lengths), key_of[events]])
         at = np.concatenate([np.full(len(held), NO_ROW), events])
-        self._order = np.argsort(keys, kind="stable")
+        self._order = stable_order(keys + 1)
         keys, at = keys[self._order], at[self._order]
         kinds = np.concatenate([np.full(len(held), OP_ADD_ELEMENT), ops])[self._order]
         self._added = (kinds == OP_ADD_ELEMENT) | (kinds == OP_PUT)
@@ -182,7 +183,7 @@ class _Gathered:
             return None
         numbers, rows = numbered_keys(columns, codec.schema, codec.decode)
         codes = keys * (len(rows) + 1) + numbers[self._order]
-        order = np.argsort(codes, kind="stable")
+        order = stable_order(codes + len(rows) + 1)
         following = np.full(len(keys), len(keys), np.int64)
         same = np.flatnonzero(codes[order[1:]] == codes[order[:-1]])
         following[order[same]] = order[same + 1]

@@ -16,6 +16,7 @@ import pyarrow as pa
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds.kind import RowNumbers, Values
 from statelog.state.reader.equality import comparable, equal_rows
+from statelog.state.reader.ordering import hash_order
 
 
 def matching_rows(
@@ -33,7 +34,7 @@ def matching_rows(
     if not len(left[0]) or not len(right[0]):
         return found
     asked, known = hash_columns(left, schema), hash_columns(right, schema)
-    order = np.argsort(known)
+    order = hash_order(known)
     ordered = known[order]
     at = np.minimum(np.searchsorted(ordered, asked), len(ordered) - 1)
     hits = np.flatnonzero(ordered[at] == asked)
@@ -62,7 +63,7 @@ def numbered_keys(
         none = np.empty(0, np.int64)
         return none, none
     hashes = hash_columns(columns, schema)
-    order = np.argsort(hashes, kind="stable")
+    order = hash_order(hashes)
     ordered = hashes[order]
     again = ordered[1:] == ordered[:-1]
     at = np.flatnonzero(again)

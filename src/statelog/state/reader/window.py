@@ -23,6 +23,7 @@ from statelog.state.reader.differences import change_words
 from statelog.state.reader.equality import Mask, equal_rows, valid_rows
 from statelog.state.reader.event_cells import NO_ROW, EventCells, Operations, event_cells
 from statelog.state.reader.joining import numbered_keys
+from statelog.state.reader.ordering import numbered, stable_order
 
 EVENTS: Final = 65_536
 """Rows of a batch of events."""
@@ -73,7 +74,7 @@ class Window:
         for one in parts:
             codes.append(numbers[start : start + len(one.checkpoints)] * steps + one.checkpoints)
             start += len(one.checkpoints)
-        self._events, inverse = np.unique(np.concatenate(codes), return_inverse=True)
+        self._events, inverse = numbered(np.concatenate(codes))
         self._key_of = self._events // steps
         self._checkpoint_of = self._events % steps
         has_event = np.zeros(len(self._rows), np.bool_)
@@ -108,7 +109,7 @@ class Window:
             ids: The id of each checkpoint of the window.
         """
         names = np.array(ids, np.int64)
-        order = np.argsort(self._checkpoint_of, kind="stable")
+        order = stable_order(self._checkpoint_of)
         for some in self._portions(order):
             times = self._times_ms[self._checkpoint_of[some]]
             before, after = (
@@ -176,7 +177,7 @@ def _rows_with(layout: RowLayout, base: pa.RecordBatch, parts: Sequence[Operatio
         return np.empty(0, np.int64)
     width = layout.first_state - 1
     changed = [layout.hashes(one.batch.columns[:width]) for one in parts]
-    asked = np.unique(np.concatenate(changed))
+    asked = np.sort(np.concatenate(changed))
     hashes = hash_columns(base.columns[1 : 1 + width], layout.codec.key.schema)
     at = np.minimum(np.searchsorted(asked, hashes), len(asked) - 1)
     rows: RowNumbers = np.flatnonzero(asked[at] == hashes)
