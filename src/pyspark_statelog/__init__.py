@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
     from statelog.spark.source import StateSource
@@ -42,6 +42,10 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads rows with these columns."""
         return self._opened().reader(schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return what reads rows with these columns as a stream."""
+        return self._opened().stream(schema)
 
     def _opened(self) -> StateSource:
         # Spark pickles this object after `schema`, so all that follows has the same checkpoint.

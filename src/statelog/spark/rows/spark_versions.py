@@ -140,3 +140,26 @@ def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
     rotated: npt.NDArray[np.uint32] = (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
     return rotated
+
+
+# Streams of Python data sources: limits and the trigger availableNow came with Spark 4.2.
+try:
+    from pyspark.sql.streaming import datasource as _streaming
+except ImportError:
+    _streaming = None  # type: ignore[assignment]
+
+AvailableNow: Final[type] = getattr(_streaming, "SupportsTriggerAvailableNow", object)
+"""What a stream inherits to end at what is there now; `object` where Spark has no such thing."""
+
+
+def read_limit(most: int | None) -> Any:
+    """Return Spark's limit for *most* parts of a stream in a micro-batch; None for all of them."""
+    if most is None:
+        return _streaming.ReadAllAvailable()
+    return _streaming.ReadMaxFiles(most)
+
+
+def limit_of(limit: object) -> int | None:
+    """Return how many parts of a stream a limit of Spark allows; None for all of them."""
+    most: int | None = getattr(limit, "max_files", None)
+    return most

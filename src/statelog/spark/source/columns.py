@@ -7,10 +7,13 @@ of these prefixes is one struct, so that `frame.select("key.customer")` has the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from statelog.errors import InvalidOptionsError
 from statelog.spark.rows.spark_versions import known_arguments
 
 
@@ -41,6 +44,29 @@ def nested_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         else:
             columns.append(flat.column(members[0]).cast(wanted))
     return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def selected_columns(flat: pa.Schema, wanted: Sequence[str] | None) -> pa.Schema:
+    """
+    Return the columns that a user named: `value`, or one field of it as `value.amount`.
+
+    Args:
+        flat: All columns.
+        wanted: Their names; None for all.
+
+    Raises:
+        InvalidOptionsError: There is no such column.
+    """
+    if wanted is None:
+        return flat
+    known = {name for each in flat.names for name in (each, _split(each)[0])}
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidOptionsError(
+            f"there is no column {', '.join(unknown)}; the columns are {', '.join(flat.names)}"
+        )
+    return pa.schema(
+        [field for field in flat if field.name in wanted or _split(field.name)[0] in wanted]
+    )
 
 
 def _members(flat: pa.Schema) -> dict[str, list[int]]:

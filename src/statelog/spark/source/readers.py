@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,7 @@ from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list
 from statelog.model import KeyGroupRange
 from statelog.spark.source.columns import nested_batch
 from statelog.spark.source.filters import key_groups_left
-from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_existing_store
+from statelog.spark.source.opened import PATHS, Location
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # from Spark 4.1 on
@@ -56,19 +55,22 @@ class StateRead:
     What a read of state reads, chosen once.
 
     Args:
-        location, store: Where the state lies.
+        location: Where the state is.
         checkpoint_id, operator, variable: Which state.
+        columns: The flat columns to read.
+        flatten: Whether each element, entry and timer is a row.
         key: The columns of the operator's key.
         operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
         now_ms: What expired by then is left out, in all partitions.
     """
 
-    location: str
-    store: Mapping[str, object]
+    location: Location
     checkpoint_id: int
     operator: str
     variable: str
+    columns: Sequence[str]
+    flatten: bool
     key: pa.Schema
     operator_key_groups: KeyGroupRange
     ranges: Sequence[KeyGroupRange]
@@ -109,12 +111,12 @@ class StateRows(DataSourceReader):
         key_groups: KeyGroupRange = partition.value
         if not len(key_groups):
             return
-        reader = StateReader.open(
-            read.location, read.checkpoint_id, store_options=read.store, operator=read.operator
-        )
-        with reader:
-            for batch in reader.batches(read.variable, key_groups=key_groups, now_ms=read.now_ms):
-                yield nested_batch(batch, self._target)
+        with read.location.reader(read.checkpoint_id, read.operator) as reader:
+            found = reader.batches(
+                read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
+            )
+            for batch in found:
+                yield nested_batch(batch.select(list(read.columns)), self._target)
 
 
 class FilteredStateRows(StateRows):
@@ -136,13 +138,12 @@ class CheckpointRows(DataSourceReader):
     Reads one row for each checkpoint of a location.
 
     Args:
-        location, store: Where the state lies.
+        location: Where the state is.
         target: The columns, in the types that Spark takes.
     """
 
-    def __init__(self, location: str, store: Mapping[str, object], target: pa.Schema) -> None:
+    def __init__(self, location: Location, target: pa.Schema) -> None:
         self._location = location
-        self._store = store
         self._target = target
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -151,8 +152,7 @@ class CheckpointRows(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all checkpoints."""
-        store = open_existing_store(self._location, options=self._store)
-        rows = [_row(one) for one in list_checkpoints(store, LocationPaths())]
+        rows = [_row(one) for one in list_checkpoints(self._location.store(), PATHS)]
         yield nested_batch(
             pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target
         )

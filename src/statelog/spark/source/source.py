@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.rows.types import arrow_schema
-from statelog.spark.source.columns import nested_schema
-from statelog.spark.source.options import CHECKPOINTS_VIEW, SourceOptions
+from statelog.spark.source.changes import ChangeRows, ChangesRead, ChangeStream
+from statelog.spark.source.columns import nested_schema, selected_columns
+from statelog.spark.source.log import (
+    FILE_COLUMNS,
+    RAW_COLUMNS,
+    FileRows,
+    LogRead,
+    LogRows,
+    changelog_files,
+    operation_columns,
+)
+from statelog.spark.source.opened import Location, only_variable, ranges_of
+from statelog.spark.source.options import (
+    CHANGES_VIEW,
+    CHECKPOINTS_VIEW,
+    LOG_VIEW,
+    SourceOptions,
+)
 from statelog.spark.source.readers import (
     CHECKPOINT_COLUMNS,
     CheckpointRows,
@@ -21,12 +38,24 @@ from statelog.spark.source.readers import (
     StateRead,
     StateRows,
 )
-from statelog.state.kinds import StateKind
-from statelog.state.reader import StateReader
-from statelog.store import open_existing_store
+from statelog.state.reader.feed import ChangeFeed
 from statelog.store.location import is_known, normalize_url
 
-_PARTITION_BYTES: Final = 32 * 1024 * 1024
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """
+    What a read has, chosen once.
+
+    Args:
+        columns: Its flat columns.
+        reader: Makes the reader of a batch, given the columns in the types that Spark takes.
+        stream: Likewise of a stream; None where there is none.
+    """
+
+    columns: pa.Schema
+    reader: Callable[[pa.Schema], DataSourceReader]
+    stream: Callable[[pa.Schema], DataSourceStreamReader] | None = None
 
 
 class StateSource:
@@ -49,20 +78,16 @@ class StateSource:
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = SourceOptions.parse(options)
+        read = SourceOptions.parse(options)
         # A relative path has its meaning here, in the folder of the driver.
-        path = self._options.path
-        self._location = normalize_url(path) if is_known(path) else path
-        self._read: StateRead | None = None
-        if self._options.view == CHECKPOINTS_VIEW:
-            open_existing_store(self._location, options=self._options.store)
-            self._columns = CHECKPOINT_COLUMNS
-        else:
-            self._read, self._columns = _state(self._options, self._location)
+        path = normalize_url(read.path) if is_known(read.path) else read.path
+        location = Location(path, read.store)
+        views = {CHANGES_VIEW: _changes, LOG_VIEW: _log, CHECKPOINTS_VIEW: _checkpoints}
+        self._view = views.get(read.view, _state)(read, location)
 
     def schema(self) -> StructType:
         """Return the columns of the rows."""
-        return nested_schema(self._columns)
+        return nested_schema(self._view.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """
@@ -74,62 +99,126 @@ class StateSource:
         Raises:
             UsageError: They are not those of `schema`.
         """
+        return self._view.reader(self._checked(schema))
+
+    def stream(self, schema: StructType) -> DataSourceStreamReader:
+        """
+        Return what reads the rows of a stream; arguments and errors are those of `reader`.
+
+        Raises:
+            UsageError: The view has no stream.
+        """
+        if self._view.stream is None:
+            raise UsageError(
+                'a stream of the format statelog reads changes: add .option("view", "changes")'
+            )
+        return self._view.stream(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> pa.Schema:
         own = self.schema()
         if schema.simpleString() != own.simpleString():
             raise UsageError(
                 f"the rows have the columns {own.simpleString()}, not {schema.simpleString()}: "
                 "leave the schema out"
             )
-        target = arrow_schema(schema)
-        if self._read is None:
-            return CheckpointRows(self._location, self._options.store, target)
-        kind = FilteredStateRows if self._options.filterPushdown else StateRows
-        return kind(self._read, target)
+        return arrow_schema(schema)
 
 
-def _state(options: SourceOptions, location: str) -> tuple[StateRead, pa.Schema]:
-    """Return what is read of state, and its columns."""
-    reader = StateReader.open(
-        location,
-        options.checkpointId,
-        store_options=options.store,
-        operator=options.operatorId,
-    )
-    with reader:
-        variable = options.stateVarName or _only_variable(reader)
-        columns = reader.arrow_schema(variable)
-        key_groups = options.keyGroups or reader.key_groups
-        if key_groups.intersection(reader.key_groups) != key_groups:
-            raise InvalidOptionsError(
-                f"keyGroups {key_groups} is not inside {reader.key_groups}, the key groups of "
-                f"operator {reader.schema.operator_id}"
-            )
-        stored = sum(one.handle.size_bytes for one in reader.checkpoint.materialized)
-        stored += sum(one.size_bytes for one in reader.checkpoint.log)
-        parts = options.partitions or 1 + max(stored, 0) // _PARTITION_BYTES
+def _state(options: SourceOptions, location: Location) -> _View:
+    """Return what is read of state."""
+    chosen = location.checkpoint(options.checkpointId)
+    with location.reader(chosen, options.operatorId) as reader:
+        variable = options.stateVarName or only_variable(reader)
+        flatten = options.flattenCollections
+        columns = selected_columns(reader.arrow_schema(variable, flatten=flatten), options.columns)
         read = StateRead(
             location=location,
-            store=options.store,
             checkpoint_id=reader.checkpoint_id,
             operator=reader.schema.operator_id,
             variable=variable,
+            columns=tuple(columns.names),
+            flatten=flatten,
             key=reader.schema.key_schema,
             operator_key_groups=reader.key_groups,
-            ranges=key_groups.split(parts),
+            ranges=ranges_of(reader, options.keyGroups, options.partitions),
             now_ms=int(wall_clock_seconds() * 1000),
         )
-    return read, columns
+    kind = FilteredStateRows if options.filterPushdown else StateRows
+    return _View(columns, partial(kind, read))
 
 
-def _only_variable(reader: StateReader) -> str:
-    """Return the variable of an operator that has only one; timers do not count beside it."""
-    found = reader.variables()
-    declared = [one.name for one in found if one.kind is not StateKind.TIMER]
-    names = declared or [one.name for one in found]
-    if len(names) != 1:
-        known = ", ".join(one.name for one in found) or "none"
-        raise InvalidOptionsError(
-            f"operator {reader.schema.operator_id} has the state variables {known}; name one by "
-            "the option stateVarName"
+def _changes(options: SourceOptions, location: Location) -> _View:
+    """Return what is read of changes."""
+    upto = location.checkpoint(options.endingCheckpoint)
+    after = location.checkpoint(options.startingCheckpoint)
+    with location.reader(upto, options.operatorId) as reader:
+        if options.stateVarName is not None:
+            reader.arrow_schema(options.stateVarName)  # raises: it names the variables
+        names = None if options.stateVarName is None else [options.stateVarName]
+        columns = ChangeFeed(reader, [], names).schema
+        last = reader.checkpoint_id
+        read = ChangesRead(
+            location=location,
+            operator=reader.schema.operator_id,
+            variable=options.stateVarName,
+            ranges=ranges_of(reader, options.keyGroups, options.partitions),
+            columns=columns,
         )
-    return names[0]
+
+    def rows(target: pa.Schema) -> DataSourceReader:
+        if streamed := _given(options, "maxCheckpointsPerTrigger", "reader"):
+            raise InvalidOptionsError(f"{streamed} is an option of spark.readStream")
+        return ChangeRows(read, target, after, last)
+
+    def stream(target: pa.Schema) -> DataSourceStreamReader:
+        if _given(options, "endingCheckpoint"):
+            raise InvalidOptionsError(
+                "endingCheckpoint is an option of spark.read: a stream goes on"
+            )
+        reader = None if options.reader is None else (options.reader, options.readerMaxCheckpoints)
+        return ChangeStream(
+            read, target, start=after, limit=options.maxCheckpointsPerTrigger, reader=reader
+        )
+
+    return _View(columns, rows, stream)
+
+
+def _log(options: SourceOptions, location: Location) -> _View:
+    """Return what is read of the log, or of changelog files."""
+    found = changelog_files(location.path, location)
+    if found is not None:
+        used = ("stateVarName", "operatorId", "startingCheckpoint", "endingCheckpoint")
+        if unused := _given(options, *used):
+            raise InvalidOptionsError(
+                f"{location.path} has changelog files and no checkpoint; they are read without "
+                f"{unused}"
+            )
+        return _View(FILE_COLUMNS, partial(FileRows, *found, options.keyGroups))
+    upto = location.checkpoint(options.endingCheckpoint)
+    after = location.checkpoint(options.startingCheckpoint)
+    with location.reader(upto, options.operatorId) as reader:
+        columns, variable = RAW_COLUMNS, None
+        if options.decode:
+            variable = options.stateVarName or only_variable(reader)
+            columns = operation_columns(reader, variable)
+        (key_groups,) = ranges_of(reader, options.keyGroups, 1)
+        read = LogRead(
+            location=location,
+            operator=reader.schema.operator_id,
+            checkpoint_id=reader.checkpoint_id,
+            after=after,
+            variable=variable,
+            key_groups=key_groups,
+        )
+    return _View(columns, lambda target: LogRows(read, target, columns))
+
+
+def _checkpoints(options: SourceOptions, location: Location) -> _View:
+    """Return what is read of checkpoints."""
+    location.store()  # raises: there must be such a directory
+    return _View(CHECKPOINT_COLUMNS, partial(CheckpointRows, location))
+
+
+def _given(options: SourceOptions, *names: str) -> str:
+    """Return those of the options that were given, as text."""
+    return ", ".join(name for name in names if getattr(options, name) is not None)

@@ -9,7 +9,11 @@ map entry and timer is a row of flat columns, whose form the kind defines::
     key_group  key.<name>...  user_key.<name>...  value.<name>...          map
     key_group  key.<name>...  fires_at_ms                                  timers
 
-A variable with a time to live has `expires_at_ms` behind them.
+A variable with a time to live has `expires_at_ms` behind them.  `CollectionRows` makes one row of
+a key instead::
+
+    key_group  key.<name>...  value                 list of structs, map of structs
+    key_group  key.<name>...  fires_at_ms           list of times
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import pyarrow as pa
 
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.kinds import StateKind
+from statelog.state.kinds.timer import FIRES_COLUMN
 
 
 class VariableRows:
@@ -46,10 +52,52 @@ class VariableRows:
             keys: One row per key, in the columns of a snapshot.
             expired_ms: Entries that expire at or before this time are left out; None keeps them.
         """
-        column = keys.column(self._column)
-        if self._state.expires and expired_ms is not None:
-            column = self._state.kind.live_column(column, expired_ms)
-        cells, columns = self._state.kind.rows(column)
+        cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
         at = pa.array(cells)
         repeated = [column.take(at) for column in keys.columns[: self._key_width]]
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
+
+    def _live(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.Array:
+        column = keys.column(self._column)
+        if self._state.expires and expired_ms is not None:
+            column = self._state.kind.live_column(column, expired_ms)
+        return column
+
+
+class CollectionRows(VariableRows):
+    """
+    Makes one row of each key, with its whole list, map or timers; a value as `VariableRows` does.
+
+    Args:
+        codec: The operator's codec.
+        state_id: The variable; not dropped.
+    """
+
+    def __init__(self, codec: OperatorCodec, state_id: int) -> None:
+        super().__init__(codec, state_id)
+        kind = self._state.encode_cells([]).type
+        self._cell: pa.Field | None = None
+        if not pa.types.is_list(kind):
+            return
+        if self._state.user_key is not None:
+            user_key, entry = kind.value_type
+            kind = pa.map_(user_key.type, entry.type)
+        is_timer = self._state.descriptor.kind is StateKind.TIMER
+        self._cell = pa.field(FIRES_COLUMN if is_timer else "value", kind)
+        fields = list(self.schema)[: self._key_width]
+        self.schema = pa.schema([*fields, self._cell])
+
+    def of(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.RecordBatch:
+        """Return a row for each key that has any; arguments as for `VariableRows.of`."""
+        if self._cell is None:
+            return super().of(keys, expired_ms)
+        column = self._live(keys, expired_ms)
+        some = column.is_valid()
+        column = column.filter(some)
+        if pa.types.is_map(self._cell.type):
+            pairs = column.flatten()
+            column = pa.MapArray.from_arrays(
+                column.offsets, pairs.field(0), pairs.field(1), type=self._cell.type
+            )
+        columns = [one.filter(some) for one in keys.columns[: self._key_width]]
+        return pa.RecordBatch.from_arrays([*columns, column], schema=self.schema)

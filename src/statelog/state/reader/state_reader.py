@@ -10,31 +10,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final
 
 import pyarrow as pa
 
 from statelog.arguments import instance
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import retained_checkpoints
-from statelog.errors import (
-    CheckpointError,
-    ClosedError,
-    ObjectNotFoundError,
-    StatelogError,
-    UsageError,
-)
+from statelog.errors import ClosedError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
+from statelog.state.reader.gone import explained
 from statelog.state.reader.portions import portions, stored_bytes
-from statelog.state.reader.rows import VariableRows
+from statelog.state.reader.rows import CollectionRows, VariableRows
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_existing_store
 
@@ -186,9 +180,9 @@ class StateReader:
         """Return the variables that can be read; dropped ones are left out."""
         return tuple(self.schema.states[state_id] for state_id in self._codec.live)
 
-    def arrow_schema(self, variable: str) -> pa.Schema:
-        """Return the columns of a variable's rows; raises `UsageError` if there is none."""
-        return self._rows_of(variable).schema
+    def arrow_schema(self, variable: str, *, flatten: bool = True) -> pa.Schema:
+        """Return the columns of `batches`; raises `UsageError` if there is no such variable."""
+        return self._rows_of(variable, flatten).schema
 
     def keys_schema(self) -> pa.Schema:
         """Return the columns of `keys`."""
@@ -247,6 +241,7 @@ class StateReader:
         key_groups: KeyGroupRange | None = None,
         now_ms: int | None = None,
         include_expired: bool = False,
+        flatten: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """
         Return the rows of one variable, in the order of key groups, a few key groups at a time.
@@ -258,6 +253,7 @@ class StateReader:
                 None is the time of the call.
             include_expired: Return expired rows too, as far as they are still stored: a snapshot
                 leaves out what had expired a minute before it was written.
+            flatten: False for one row per key, with its list, map or timers as one value.
 
         Raises:
             UsageError: There is no such variable, or a key group lies outside of the job's.
@@ -270,7 +266,7 @@ class StateReader:
 
         Blocks: On the store, between batches.
         """
-        rows = {variable: self._rows_of(variable)}
+        rows = {variable: self._rows_of(variable, flatten)}
         expired_ms = None if include_expired else _time(now_ms)
         found = self._scan(rows, self._checked(key_groups), expired_ms)
         return (batch for _, batch in found)
@@ -304,9 +300,10 @@ class StateReader:
                 columns[at] = state.kind.live_column(columns[at], expired_ms)
         return pa.RecordBatch.from_arrays(columns, names=keys.schema.names)
 
-    def _rows_of(self, variable: str) -> VariableRows:
+    def _rows_of(self, variable: str, flatten: bool = True) -> VariableRows:
+        kind = VariableRows if flatten else CollectionRows
         try:
-            return VariableRows(self._codec, self.schema.state_id(variable))
+            return kind(self._codec, self.schema.state_id(variable))
         except KeyError:
             names = ", ".join(repr(state.name) for state in self.variables()) or "none"
             raise UsageError(
@@ -355,37 +352,9 @@ class StateReader:
         """Yield ranges that are restored together, for some of the operator's key groups."""
         return portions(stored_bytes(self._checkpoint), key_groups, _PORTION_BYTES)
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Raise the error for an object of the checkpoint that turns out to be missing."""
-        try:
-            yield
-        except ObjectNotFoundError as error:
-            self._fail_gone(error)
-
-    def _fail_gone(self, error: ObjectNotFoundError) -> NoReturn:
-        """Raise the error for an object of the checkpoint that does not exist."""
-        try:
-            retained_now = retained_checkpoints(self._store, self._paths)
-        except StatelogError:
-            retained_now = ()
-        facts = {"checkpoint_id": self.checkpoint_id, "path": error.facts.get("path", "")}
-        if retained_now and self.checkpoint_id not in retained_now:
-            retained = ", ".join(map(str, retained_now))
-            raise CheckpointError(
-                f"checkpoint {self.checkpoint_id} of {self._store.url} was deleted while it was "
-                f"read: the query that writes there retains {retained} now. Open the newest one, or "
-                "let the query retain more checkpoints (retainedCheckpoints), or keep one by "
-                "`statelog tag`",
-                reason="subsumed",
-                **facts,
-            ) from error
-        raise CheckpointError(
-            f"checkpoint {self.checkpoint_id} of {self._store.url} cannot be read: {error}",
-            reason="objects_missing",
-            missing=(facts["path"],),
-            **facts,
-        ) from error
+    def explained(self) -> AbstractContextManager[None]:
+        """Return a context that explains a missing object of the checkpoint."""
+        return explained(self._store, self._paths, self.checkpoint_id)
 
 
 def _time(now_ms: int | None) -> int:

@@ -23,7 +23,7 @@ def test_the_names_are_taken_in_any_case() -> None:
     assert found == SourceOptions(
         path="/state",
         stateVarName="total",
-        checkpointId=7,
+        checkpointId="7",
         operatorId="op",
         keyGroups=KeyGroupRange(0, 15),
         partitions=3,
@@ -47,16 +47,37 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
         ({"path": "/s", "variable": "x", "a": "y"}, "has no option a, variable; it has path, view"),
         ({}, r"needs a state location: spark.read.format\(\"statelog\"\).load"),
         ({"path": ""}, "needs a state location"),
-        ({"path": "/s", "view": "keys"}, "view must be state or checkpoints, not 'keys'"),
-        ({"path": "/s", "checkpointId": "newest"}, "a number or latest, not 'newest'"),
-        ({"path": "/s", "checkpointId": "-1"}, "a number or latest, not '-1'"),
+        (
+            {"path": "/s", "view": "keys"},
+            "view must be state, changes, log or checkpoints, not 'keys'",
+        ),
+        (
+            {"path": "/s", "checkpointId": "newest"},
+            "a number, latest, earliest, or a time of ISO 8601 .* not 'newest'",
+        ),
+        ({"path": "/s", "checkpointId": "-1"}, "or a time of ISO 8601 .* not '-1'"),
         ({"path": "/s", "keyGroups": "5-3"}, "or a range such as 0-15, not '5-3'"),
         ({"path": "/s", "keyGroups": "1,2"}, "or a range such as 0-15, not '1,2'"),
         ({"path": "/s", "partitions": "0"}, "a number of 1 or more, not '0'"),
         ({"path": "/s", "filterPushdown": "on"}, "true or false, not 'on'"),
         (
             {"path": "/s", "view": "checkpoints", "keyGroups": "1", "stateVarName": "x"},
-            "the view checkpoints takes no stateVarName, keyGroups",
+            "the view checkpoints takes no stateVarName, keyGroups; it takes no options but the path",
+        ),
+        (
+            {"path": "/s", "startingCheckpoint": "1", "reader": "x"},
+            "the view state takes no startingCheckpoint, reader; it takes stateVarName",
+        ),
+        ({"path": "/s", "columns": "a,,b"}, "columns must be names with commas"),
+        ({"path": "/s", "flattenCollections": "1"}, "flattenCollections must be true or false"),
+        ({"path": "/s", "view": "changes", "reader": "a b"}, "the option reader: 'a b' cannot be"),
+        (
+            {"path": "/s", "view": "changes", "readerMaxCheckpoints": "9"},
+            "readerMaxCheckpoints needs the option reader",
+        ),
+        (
+            {"path": "/s", "view": "changes", "maxCheckpointsPerTrigger": "0"},
+            "maxCheckpointsPerTrigger must be a number of 1 or more",
         ),
     ],
 )
@@ -73,3 +94,12 @@ def test_no_message_and_no_text_shows_a_secret() -> None:
     found = SourceOptions.parse({"path": "s3://bucket", "storeOptions.secret_access_key": secret})
     assert secret not in repr(found)
     assert found.store == {"secret_access_key": secret}
+
+
+def test_a_checkpoint_is_a_number_a_word_or_a_time() -> None:
+    times = ("2026-11-22T10:30:00Z", "2026-11-22 10:30", "2026-11-22", "2026-11-22T10:30+01:00")
+    for given in ("7", " 7 ", "EARLIEST", *times):
+        found = SourceOptions.parse({"path": "/s", "checkpointId": given})
+        assert found.checkpointId == (given.strip().lower() if "EARL" in given else given.strip())
+    begin = SourceOptions.parse({"path": "/s", "view": "changes", "startingCheckpoint": "latest"})
+    assert (begin.startingCheckpoint, begin.endingCheckpoint) == ("latest", None)

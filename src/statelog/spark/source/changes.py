@@ -1,0 +1,248 @@
+"""The view "changes": what checkpoints changed, of a batch and of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.reader_position import ReaderPosition
+from statelog.errors import CheckpointError
+from statelog.model import KeyGroupRange
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.spark.rows.spark_versions import AvailableNow, limit_of, read_limit
+from statelog.spark.source.columns import nested_batch
+from statelog.spark.source.opened import PATHS, Location
+from statelog.state.reader import LocationState
+from statelog.state.reader.chain import chain_before
+
+_OFFSET: Final = "checkpoint"
+_STARTING: Final = ".start"
+"""Suffix of the name that keeps the checkpoint whose whole state a new reader begins with."""
+_NOTHING: Final = -1
+"""The offset before the whole state was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangesRead:
+    """
+    What a read of changes reads.
+
+    Args:
+        location: Where the state is.
+        operator: Name of the operator.
+        variable: The only variable; None for all.
+        ranges: The key groups of each partition.
+        columns: The columns of the feed.
+    """
+
+    location: Location
+    operator: str
+    variable: str | None
+    ranges: Sequence[KeyGroupRange]
+    columns: pa.Schema
+
+
+class ChangesPart(InputPartition):
+    """The changes of some key groups, after one checkpoint and up to another."""
+
+    def __init__(self, after: int | None, upto: int, key_groups: KeyGroupRange) -> None:
+        super().__init__((after, upto, key_groups))
+
+
+class ChangeRows(DataSourceReader):
+    """
+    Reads the changes between two checkpoints.
+
+    Args:
+        read: What to read.
+        target: The columns, in the types that Spark takes.
+        after: Changes after this checkpoint; None for the whole state of *upto*, as inserts.
+        upto: The last checkpoint.
+    """
+
+    def __init__(self, read: ChangesRead, target: pa.Schema, after: int | None, upto: int) -> None:
+        self._read = read
+        self._target = target
+        self._between = after, upto
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition for each range of key groups."""
+        return [ChangesPart(*self._between, one) for one in self._read.ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a partition."""
+        return read_part(self._read, self._target, partition)
+
+
+class ChangeStream(DataSourceStreamReader, AvailableNow):
+    """
+    Follows the changes of a location.
+
+    An offset is the checkpoint up to which was read.  Spark 4.0 and 4.1 do not tell a source where the
+    next micro-batch begins, so it is remembered here.
+
+    Args:
+        read: What to read.
+        target: The columns, in the types that Spark takes.
+        start: The checkpoint to begin after; None for the whole state of the newest one first.
+        limit: Checkpoints of a micro-batch; None for all.
+        reader: Name of the position in the location, and how many checkpoints it keeps; None for none.
+    """
+
+    def __init__(
+        self,
+        read: ChangesRead,
+        target: pa.Schema,
+        *,
+        start: int | None,
+        limit: int | None,
+        reader: tuple[str, int] | None,
+    ) -> None:
+        self._read = read
+        self._target = target
+        self._start = start
+        self._limit = limit
+        self._reader = reader
+        self._known: int | None = None
+        self._last: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        """Return where a new query begins: at the named position, if there is one."""
+        position = self._position()
+        known = None if position is None else position.current()
+        begin = known if known is not None else self._start
+        if position is not None and begin is not None:
+            position.move(begin)
+        self._known = _NOTHING if begin is None else begin
+        return {_OFFSET: self._known}
+
+    def getDefaultReadLimit(self) -> Any:
+        """Return the limit of `maxCheckpointsPerTrigger`."""
+        return read_limit(self._limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note the newest checkpoint, at which the query ends."""
+        self._last = self._read.location.newest()
+
+    def latestOffset(
+        self, start: dict[str, int] | None = None, limit: object = None
+    ) -> dict[str, int]:
+        """
+        Return up to which checkpoint the next micro-batch reads.
+
+        Args:
+            start: Where it begins; None on Spark 4.0 and 4.1.
+            limit: Spark's read limit; None on Spark 4.0 and 4.1.
+
+        Raises:
+            CheckpointError: Checkpoints that were not read yet are gone.
+        """
+        begin = self._known if start is None else start[_OFFSET]
+        most = self._limit if limit is None else limit_of(limit)
+        end = self._read.location.newest() if self._last is None else self._last
+        if begin is not None and begin != _NOTHING:
+            if end <= begin:
+                return {_OFFSET: begin}
+            if most is not None:
+                ids = self._chain(begin, end)
+                end = ids[min(most, len(ids)) - 1]
+        elif (starting := self._position(_STARTING)) is not None:
+            # Until the whole state was processed, nothing but this keeps it.
+            starting.move(end)
+        self._known = end
+        return {_OFFSET: end}
+
+    def reportLatestOffset(self) -> dict[str, int] | None:
+        """Return the newest checkpoint, for the progress of the query."""
+        return {_OFFSET: self._read.location.newest()}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return one partition for each range of key groups."""
+        begin, upto = start[_OFFSET], end[_OFFSET]
+        self._known = upto
+        if begin == upto:
+            return []
+        after = None if begin == _NOTHING else begin
+        if after is not None:
+            self._chain(after, upto)  # a clear error now, instead of one of each task
+        return [ChangesPart(after, upto, one) for one in self._read.ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a partition."""
+        return read_part(self._read, self._target, partition)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Move the named position: all up to *end* was processed."""
+        position = self._position()
+        if position is not None and end[_OFFSET] != _NOTHING:
+            try:
+                position.move(end[_OFFSET])
+            except CheckpointError as error:
+                raise self._behind(end[_OFFSET], error) from error
+            if (starting := self._position(_STARTING)) is not None:
+                starting.remove()
+
+    def _chain(self, after: int, upto: int) -> list[int]:
+        """Return the checkpoints after one, up to another."""
+        store = self._read.location.store()
+        try:
+            with self._read.location.reader(upto, self._read.operator) as last:
+                chain = chain_before(store, PATHS, last.checkpoint, after)
+        except CheckpointError as error:
+            raise self._behind(after, error) from error
+        return [*(one.checkpoint_id for one in chain[1:]), upto]
+
+    def _behind(self, after: int, error: CheckpointError) -> CheckpointError:
+        """Return the error for a stream that cannot go on, with what to do about it."""
+        if error.reason not in ("subsumed", "not_found", "not_newer"):
+            return error
+        location = self._read.location.store()
+        newest = find_newest(location, PATHS).newest
+        shown = "" if newest is None else f"; the newest checkpoint is {newest.checkpoint_id}"
+        name, anew = "the stream", "with another checkpointLocation"
+        keep = "give it a name by the option reader"
+        if self._reader is not None:
+            name, anew = f"the reader {self._reader[0]!r}", f"{anew} and another name"
+            keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
+        return CheckpointError(
+            f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "
+            f"there{shown}. Begin anew {anew}; to keep checkpoints until they are read, {keep}. "
+            f"({error})",
+            reason=error.reason,
+            checkpoint_id=after,
+        )
+
+    def _position(self, suffix: str = "") -> ReaderPosition | None:
+        if self._reader is None:
+            return None
+        name, newest = self._reader
+        return ReaderPosition(
+            store=self._read.location.store(),
+            paths=PATHS,
+            name=name + suffix,
+            newest=newest,
+            clock_ms=lambda: int(wall_clock_seconds() * 1000),
+        )
+
+
+def read_part(
+    read: ChangesRead, target: pa.Schema, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """Yield the changes of a partition."""
+    after, upto, key_groups = partition.value
+    store = read.location.store()
+    with LocationState(store, operator=read.operator) as state:
+        for batch in state.feed(after, upto, read.variable, key_groups=key_groups):
+            if batch.schema.names != read.columns.names or batch.schema.types != read.columns.types:
+                raise CheckpointError(
+                    f"the state schema of operator {read.operator} changed with checkpoint {upto} of "
+                    f"{store.url} or before: start the query again, and its frame has the new columns",
+                    reason="incompatible",
+                    checkpoint_id=upto,
+                )
+            yield nested_batch(batch, target)

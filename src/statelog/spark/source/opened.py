@@ -1,0 +1,113 @@
+"""The location that a read is of: its store, and the checkpoints that options name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from statelog.checkpoint.at_time import find_checkpoint_at, parse_time
+from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.tags import retained_checkpoints
+from statelog.errors import CheckpointError, InvalidOptionsError
+from statelog.model import KeyGroupRange
+from statelog.state.kinds import StateKind
+from statelog.state.reader import StateReader
+from statelog.store import LocationPaths, ObjectStore, open_existing_store
+
+PATHS: Final = LocationPaths()
+_PARTITION_BYTES: Final = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """
+    A state location, which tasks open each on their own.
+
+    Args:
+        path: Path or URL.
+        options: Options of the store's client.
+    """
+
+    path: str
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+    def store(self) -> ObjectStore:
+        """Open the store; raises `UsageError` if there is no such directory."""
+        return open_existing_store(self.path, options=self.options)
+
+    def newest(self) -> int:
+        """
+        Return the id of the newest checkpoint.
+
+        Raises:
+            CheckpointError: There is none, or it is damaged.
+
+        Blocks: On the store.
+        """
+        store = self.store()
+        newest = find_newest(store, PATHS).newest
+        if newest is None:
+            raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+        return newest.checkpoint_id
+
+    def checkpoint(self, given: str | None) -> int | None:
+        """
+        Return the id that an option names; None for none, which is the newest one.
+
+        Raises:
+            CheckpointError: There is none that is old enough, or none at all.
+
+        Blocks: On the store, for a time and for "earliest".
+        """
+        if given is None or (given.isascii() and given.isdigit()):
+            return None if given is None else int(given)
+        if given == "latest":
+            return self.newest()
+        store = self.store()
+        if given == "earliest":
+            retained = retained_checkpoints(store, PATHS)
+            if not retained:
+                raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+            return retained[0]
+        return find_checkpoint_at(store, PATHS, parse_time(given))
+
+    def reader(self, checkpoint_id: int | None, operator: str | None) -> StateReader:
+        """Open the reader of a checkpoint; errors are those of `StateReader.open`."""
+        return StateReader.open(
+            self.path, checkpoint_id, store_options=self.options, operator=operator
+        )
+
+
+def ranges_of(
+    reader: StateReader, wanted: KeyGroupRange | None, partitions: int | None
+) -> tuple[KeyGroupRange, ...]:
+    """
+    Return the key groups of each partition of a read.
+
+    Raises:
+        InvalidOptionsError: *wanted* are not all key groups of the operator.
+    """
+    key_groups = wanted or reader.key_groups
+    if key_groups.intersection(reader.key_groups) != key_groups:
+        raise InvalidOptionsError(
+            f"keyGroups {key_groups} is not inside {reader.key_groups}, the key groups of "
+            f"operator {reader.schema.operator_id}"
+        )
+    stored = sum(one.handle.size_bytes for one in reader.checkpoint.materialized)
+    stored += sum(one.size_bytes for one in reader.checkpoint.log)
+    return key_groups.split(partitions or 1 + max(stored, 0) // _PARTITION_BYTES)
+
+
+def only_variable(reader: StateReader) -> str:
+    """Return the variable of an operator that has only one; timers do not count beside it."""
+    found = reader.variables()
+    declared = [one.name for one in found if one.kind is not StateKind.TIMER]
+    names = declared or [one.name for one in found]
+    if len(names) != 1:
+        known = ", ".join(one.name for one in found) or "none"
+        raise InvalidOptionsError(
+            f"operator {reader.schema.operator_id} has the state variables {known}; name one by "
+            "the option stateVarName"
+        )
+    return names[0]

@@ -1,0 +1,253 @@
+"""Changes, the log, and the options of `spark.read.format("statelog")` that choose state."""
+
+import datetime as dt
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark import processors, test_source
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.spark.test_source import flat, job, read, retained, summaries
+from tests.spark.versions import needs
+
+import statelog as sl
+from statelog.checkpoint.tags import TagKind, list_tags
+from statelog.store import LocationPaths, open_store
+
+workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
+workers_get_by_value(test_source.__name__)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def totals(spark: SparkSession, folder: Path, batches: int = 4, **options: Any) -> Job:
+    source = BatchSource(spark, folder / "in", INPUT)
+    for batch in range(batches):
+        source.add([(key, batch + 1) for key in range(batch, batch + 5)])
+    settings = {"maxParallelism": 8, "retainedCheckpoints": 9}
+    return Job(source, folder, ["key"], Totals(), TOTALS, {**settings, **options})
+
+
+def applied(rows: list[Any], state: dict[int, Any] | None = None) -> dict[int, Any]:
+    """Return the totals after the rows of a feed were applied to those before."""
+    found = dict(state or {})
+    for row in sorted(rows, key=lambda one: one.checkpoint_id):
+        assert found.get(row.key.key) == row.before.total
+        assert row.change == (
+            "insert" if row.before.total is None else "update" if row.after.total else "delete"
+        )
+        found[row.key.key] = row.after.total
+    return {key: one for key, one in found.items() if one is not None}
+
+
+def state_at(spark: SparkSession, location: Path, checkpoint_id: int) -> dict[int, Any]:
+    return {
+        row.key.key: row.value
+        for row in read(spark, location, checkpointId=checkpoint_id).collect()
+    }
+
+
+def test_changes_of_a_batch_give_the_state_of_every_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = totals(spark, tmp_path)
+    run.run()
+    ids = retained(run.state)
+    assert len(ids) == 4
+    states = [state_at(spark, run.state, one) for one in ids]
+    for after, start in ((None, {}), (ids[0], states[0]), (ids[2], states[2])):
+        for upto, wanted in zip(ids, states, strict=True):
+            if after is not None and upto < after:
+                continue
+            options = {"view": "changes", "endingCheckpoint": upto, "partitions": 3}
+            if after is not None:
+                options["startingCheckpoint"] = after
+            rows = read(spark, run.state, **options).collect()
+            assert applied(rows, start) == wanted
+            begun = -1 if after is None else after
+            assert {row.checkpoint_id for row in rows} <= set(range(begun + 1, upto + 1))
+    with pytest.raises(PySparkException, match="endingCheckpoint is an option of"):
+        options = {"view": "changes", "endingCheckpoint": 1}
+        spark.readStream.format("statelog").options(**options).load(
+            str(run.state)
+        ).writeStream.format("noop").option(
+            "checkpointLocation", str(tmp_path / "x")
+        ).start().processAllAvailable()
+
+
+class Follower:
+    """A query that reads the changes of a location as a stream."""
+
+    def __init__(self, spark: SparkSession, location: Path, folder: Path, **options: Any) -> None:
+        self.spark, self.location, self.folder = spark, location, folder
+        self.options = {"view": "changes", **{name: str(one) for name, one in options.items()}}
+        self.batches: list[list[Any]] = []
+
+    def run(self) -> list[list[Any]]:
+        """Run until all that is there was read; return the rows of each micro-batch."""
+        first = len(self.batches)
+        frame = self.spark.readStream.format("statelog").options(**self.options)
+        writer = frame.load(str(self.location)).writeStream.foreachBatch(self._sink)
+        writer = writer.option("checkpointLocation", str(self.folder)).trigger(availableNow=True)
+        query = writer.start()
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return self.batches[first:]
+
+    def _sink(self, frame: DataFrame, _batch: int) -> None:
+        self.batches.append(frame.collect())
+
+
+def reader_tags(location: Path) -> list[tuple[str, int]]:
+    tags = list_tags(open_store(location), LocationPaths())
+    return [(one.name, one.checkpoint_id) for one in tags if one.kind is TagKind.READER]
+
+
+@needs((4, 2), "limits of a stream of a Python data source")
+def test_a_stream_reads_what_is_there_in_limited_micro_batches(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = totals(spark, tmp_path, 5)
+    run.run()
+    ids = retained(run.state)
+    follower = Follower(
+        spark, run.state, tmp_path / "a", startingCheckpoint=ids[0], maxCheckpointsPerTrigger=2
+    )
+    batches = follower.run()
+    assert [sorted({row.checkpoint_id for row in rows}) for rows in batches] == [ids[1:3], ids[3:]]
+    state = state_at(spark, run.state, ids[0])
+    for rows in batches:
+        state = applied(rows, state)
+    assert state == state_at(spark, run.state, ids[-1])
+    assert follower.run() == []
+    # The whole state first, then what is new since.
+    whole = Follower(spark, run.state, tmp_path / "b", partitions=2)
+    (first,) = whole.run()
+    assert applied(first) == state
+    run.source.add([(99, 7), (4, 1)])
+    run.run()
+    (more,) = whole.run()
+    assert {row.key.key for row in more} == {99, 4}
+    assert applied(more, state) == state_at(spark, run.state, retained(run.state)[-1])
+
+
+def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    run = totals(spark, tmp_path, 2, retainedCheckpoints=1)
+    run.run()
+    follower = Follower(spark, run.state, tmp_path / "a", reader="copy", readerMaxCheckpoints=5)
+    (first,) = follower.run()
+    state = applied(first)
+    assert reader_tags(run.state)
+    position = max(one for _, one in reader_tags(run.state))
+    for batch in range(3):
+        run.source.add([(batch, 10)])
+    run.run()
+    ids = [one.checkpoint_id for one in summaries(run.state) if one.is_retained]
+    assert ids == [position, position + 1, position + 2, position + 3]
+    rows = [row for batch in follower.run() for row in batch]
+    assert applied(rows, state) == state_at(spark, run.state, ids[-1])
+    # Without the reader, more checkpoints than the bound: they are gone, and the error says so.
+    for batch in range(8):
+        run.source.add([(batch, 10)])
+    run.run()
+    assert len([one for one in summaries(run.state) if one.is_retained]) <= 5
+    with pytest.raises(PySparkException, match=r"reader 'copy' has read up to checkpoint \d+ .*"):
+        follower.run()
+
+
+def test_the_log_is_rows(spark: SparkSession, tmp_path: Path) -> None:
+    run = totals(spark, tmp_path)
+    run.run()
+    ids = retained(run.state)
+    frame = read(spark, run.state, view="log")
+    assert frame.columns == ["checkpoint_id", "sequence", "key_group", "operation", "key", "value"]
+    rows = frame.collect()
+    assert sorted((row.checkpoint_id, row.key.key) for row in rows) == sorted(
+        (ids[batch], key) for batch in range(4) for key in range(batch, batch + 5)
+    )
+    assert {row.operation for row in rows} == {"set"}
+    last = {row.key.key: row.value for row in sorted(rows, key=lambda one: one.checkpoint_id)}
+    assert last == state_at(spark, run.state, ids[-1])
+    some = read(spark, run.state, view="log", startingCheckpoint=ids[1], endingCheckpoint=ids[2])
+    assert {row.checkpoint_id for row in some.collect()} == {ids[2]}
+    raw = read(spark, run.state, view="log", decode="false").orderBy("checkpoint_id", "sequence")
+    assert raw.columns == ["checkpoint_id", "sequence", "key_group", "value"]
+    assert min(row.key_group for row in raw.collect()) == -1, "the schema is a metadata change"
+
+
+def test_changelog_files_of_flink_are_rows(spark: SparkSession, tmp_path: Path) -> None:
+    import json
+
+    files = tmp_path / "dstl"
+    files.mkdir()
+    wanted = []
+    for manifest in sorted(GOLDEN.glob("*.json")):
+        described = json.loads(manifest.read_text())
+        shutil.copy(GOLDEN / described["file"], files)
+        sets = sorted(described["changeSets"], key=lambda one: one["offset"])
+        changes = [one for each in sets for one in each["changes"]]
+        wanted += [(described["file"], one["kg"], one["len"]) for one in changes]
+    found = read(spark, files, view="log").collect()
+    assert sorted((row.file, row.key_group, len(row.value)) for row in found) == sorted(wanted)
+    lone = read(spark, files / "multi.snappy.dstl", view="log")
+    rows = lone.orderBy("sequence").collect()
+    assert [(row.file, row.key_group, len(row.value)) for row in rows] == [
+        one for one in wanted if one[0] == "multi.snappy.dstl"
+    ]
+    with pytest.raises(PySparkException, match="read without stateVarName"):
+        read(spark, files, view="log", stateVarName="x")
+
+
+def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_path: Path) -> None:
+    run = job(spark, tmp_path)
+    run.run()
+    some = read(spark, run.state, stateVarName="total", columns="key, value.n")
+    assert some.schema.simpleString() == (
+        "struct<key:struct<customer:string>,value:struct<n:bigint>>"
+    )
+    whole = read(spark, run.state, stateVarName="total").select("key", "value.n")
+    assert sorted((row.key.customer, row.value.n) for row in some.collect()) == sorted(
+        (row.key.customer, row.n) for row in whole.collect()
+    )
+    with pytest.raises(PySparkException, match=r"there is no column value\.x; the columns are"):
+        read(spark, run.state, stateVarName="total", columns="value.x")
+    for name in ("items", "recent", "by_day", "$timers", "total"):
+        rows = flat(read(spark, run.state, stateVarName=name))
+        nested = read(spark, run.state, stateVarName=name, flattenCollections="false").collect()
+        assert len(nested) == len({row["key.customer"] for row in rows}) == 7
+        if name == "by_day":
+            sizes = sum(len(row.value) for row in nested)
+            for row in nested:
+                for day, one in row.value.items():
+                    assert isinstance(day.day, dt.date)
+                    assert one.counts
+        elif name == "$timers":
+            sizes = sum(len(row.fires_at_ms) for row in nested)
+        else:
+            sizes = 7 if name == "total" else sum(len(row.value) for row in nested)
+        assert sizes == len(rows)
+    created = {one.checkpoint_id: one.created_at_ms for one in summaries(run.state)}
+    ids = retained(run.state)
+    for at, one in enumerate(ids):
+        time = dt.datetime.fromtimestamp(created[one] / 1000, dt.UTC)
+        frame = read(spark, run.state, stateVarName="items", checkpointId=time.isoformat())
+        assert (
+            frame.count() == read(spark, run.state, stateVarName="items", checkpointId=one).count()
+        )
+        assert frame.count() == 10 * (at + 2)
+        bare = time.replace(tzinfo=None).isoformat()
+        assert (
+            read(spark, run.state, stateVarName="items", checkpointId=bare).count() == frame.count()
+        )
+    with pytest.raises(PySparkException, match="has no retained checkpoint that was created at or"):
+        read(spark, run.state, stateVarName="items", checkpointId="2001-01-01")
+    assert sl.open(run.state).get("total", "c1") is not None
