@@ -157,6 +157,11 @@ def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
         assert row.created_at.timestamp() * 1000 == one.created_at_ms
         assert (row.size_bytes, row.parent_id) == (one.size_bytes, one.parent_id)
         assert (row.operators, row.problem) == (["transform_with_state"], None)
+        assert row.object_count == one.object_count >= 0
+        parent = listed.get(row.parent_id)
+        if parent is not None:
+            assert row.since_parent_ms == one.created_at_ms - parent.created_at_ms >= 0
+        assert row.durations_ms == dict(one.durations_ms)
     (damaged,) = (tmp_path / "state").rglob(f"chk-{rows[0].checkpoint_id}/_metadata")
     damaged.write_bytes(damaged.read_bytes()[:-7])
     bad = {row.checkpoint_id: row for row in frame.collect()}[rows[0].checkpoint_id]

@@ -6,6 +6,7 @@ import datetime as dt
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from statelog.checkpoint.history import StoredCheckpoint, find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.tags import retained_ids
@@ -17,6 +18,9 @@ from statelog.errors import (
 )
 from statelog.model import CompletedCheckpoint, Json
 from statelog.store import LocationPaths, ObjectStore
+
+DURATIONS_PROPERTY: Final = "durations_ms"
+"""Property of a checkpoint: an object of phase -> milliseconds."""
 
 
 class CheckpointState(enum.Enum):
@@ -48,6 +52,7 @@ class CheckpointSummary:
         log_length: Number of log handles.
         log_size_bytes: Summed value bytes of its log.
         snapshot_count: Number of snapshots.
+        object_count: Number of objects that it refers to, its metadata not counted.
         properties: What the engine stored with it.
         problem: Why it cannot be read, or "".
     """
@@ -62,6 +67,7 @@ class CheckpointSummary:
     log_length: int = 0
     log_size_bytes: int = 0
     snapshot_count: int = 0
+    object_count: int = 0
     properties: Mapping[str, Json] = field(default_factory=dict)
     problem: str = ""
 
@@ -75,6 +81,18 @@ class CheckpointSummary:
         """The micro-batch that made it; None if a query did not, or it cannot be read."""
         batch_id = self.properties.get("batch_id")
         return batch_id if isinstance(batch_id, int) else None
+
+    @property
+    def durations_ms(self) -> Mapping[str, int]:
+        """Milliseconds of each phase of its micro-batch by name, as far as they were recorded."""
+        stored = self.properties.get(DURATIONS_PROPERTY)
+        if not isinstance(stored, Mapping):
+            return {}
+        return {
+            name: int(one)
+            for name, one in stored.items()
+            if isinstance(one, int | float) and not isinstance(one, bool)
+        }
 
     @property
     def created_at(self) -> dt.datetime | None:
@@ -160,5 +178,6 @@ def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:
         log_length=len(checkpoint.log),
         log_size_bytes=sum(handle.size_bytes for handle in checkpoint.log),
         snapshot_count=len(checkpoint.materialized),
+        object_count=len(checkpoint.referenced_paths()),
         properties=checkpoint.properties,
     )

@@ -35,7 +35,6 @@ from statelog.core.checkpoint_events import (
 from statelog.core.pins import Pin, pinned, retained_ids
 from statelog.errors import CheckpointError, FencedError, UsageError, check
 from statelog.model import (
-    ChangelogStateHandle,
     CompletedCheckpoint,
     FileStateHandle,
     KeyGroupRange,
@@ -282,16 +281,12 @@ class CheckpointLedger:
             for one in snapshots
             if one.log is not None and one.log.handles_and_offsets
         )
-        log = latest.log if latest else ()
+        log = latest.inherited_log() if latest else ()
         materialized = latest.materialized if latest else ()
         if fresh := _unknown(materialized, snapshots):
             materialized = live_snapshots((*materialized, *fresh), self._max_parallelism)
             log = live_log(log, materialized, self._max_parallelism)
-        elif latest is not None:
-            log = _without_covered(latest, self._max_parallelism)
-        # What the checkpoint itself changed stays in its log, even if its own snapshot contains it,
-        # for readers of its changes; the next checkpoint leaves that out.
-        log = (*log, *fresh_log)
+        log = (*log, *fresh_log)  # all of them, see `inherited_log`
         return WriteMetadata(
             event.checkpoint_id,
             latest.checkpoint_id if latest else None,
@@ -401,12 +396,3 @@ def _unknown(
         for one in snapshots
         if one.materialized is not None and one.materialized not in known
     ]
-
-
-def _without_covered(
-    latest: CompletedCheckpoint, max_parallelism: int
-) -> tuple[ChangelogStateHandle, ...]:
-    """Return the log without what the latest checkpoint and its own snapshot both have."""
-    own = [one for one in latest.log if one.checkpoint_id == latest.checkpoint_id]
-    kept = live_log(own, latest.materialized, max_parallelism)
-    return (*latest.log[: len(latest.log) - len(own)], *kept)

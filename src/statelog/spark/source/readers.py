@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,9 @@ CHECKPOINT_COLUMNS: pa.Schema = pa.schema(
         ("tasks", pa.int64()),
         ("operators", pa.list_(pa.string())),
         ("problem", pa.string()),
+        ("object_count", pa.int64()),
+        ("since_parent_ms", pa.int64()),
+        ("durations_ms", pa.map_(pa.string(), pa.int64())),
     ]
 )
 """Columns of the view "checkpoints"."""
@@ -152,20 +155,29 @@ class CheckpointRows(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all checkpoints."""
-        rows = [_row(one) for one in list_checkpoints(self._location.store(), PATHS)]
+        found = list_checkpoints(self._location.store(), PATHS)
+        created = {one.checkpoint_id: one.created_at_ms for one in found}
+        rows = [_row(one, created) for one in found]
         yield nested_batch(
             pa.RecordBatch.from_pylist(rows, schema=CHECKPOINT_COLUMNS), self._target
         )
 
 
-def _row(one: CheckpointSummary) -> dict[str, object]:
+def _row(one: CheckpointSummary, created: Mapping[int, int | None]) -> dict[str, object]:
+    """Return a row; *created* has when each checkpoint was made, in milliseconds."""
     row = {name: getattr(one, name) for name in _SUMMARY_COLUMNS}
+    parent = None if one.parent_id is None else created.get(one.parent_id)
+    if parent is not None and one.created_at_ms is not None:
+        row["since_parent_ms"] = one.created_at_ms - parent
     row |= {
         "checkpoint_id": one.checkpoint_id,
         "state": one.state.value,
         "created_at": _time(one.created_at_ms),
         "problem": one.problem or None,
+        "durations_ms": list(one.durations_ms.items()),
     }
+    if one.created_at_ms is not None:
+        row["object_count"] = one.object_count
     if one.state in (CheckpointState.RETAINED, CheckpointState.SUBSUMED):
         record = BatchRecord.of_properties(one.properties, one.checkpoint_id)
         row |= {name: getattr(record, name) for name in _BATCH_COLUMNS}

@@ -1,0 +1,43 @@
+"""What a checkpoint changed is in its own log, whatever its snapshot contains."""
+
+from __future__ import annotations
+
+from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import ManualClock, log_in_file
+
+from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
+from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
+from statelog.model.checkpoint import MaterializedHandle
+from statelog.store import LocationPaths
+
+GROUPS = KeyGroupRange(0, 3)
+
+
+def test_a_snapshot_does_not_hide_the_changes_of_its_own_checkpoint() -> None:
+    store = DictStore()
+    coordinator = CheckpointCoordinator(
+        store,
+        LocationPaths(),
+        owner_id="writer",
+        max_parallelism=len(GROUPS),
+        options=CheckpointOptions(retained=2),
+        clock_ms=ManualClock(),
+    )
+    coordinator.claim()
+    coordinator.restore()
+    logs = []
+    for checkpoint_id in range(4):
+        log = log_in_file(store, GROUPS, [[(1, b"change")]], checkpoint_id)
+        snapshot = None
+        if checkpoint_id == 1:
+            path = LocationPaths().task_owned("snapshot")
+            store.put(path, b"snapshot")
+            snapshot = MaterializedHandle(GROUPS, checkpoint_id, FileStateHandle(path, 8))
+        coordinator.trigger(checkpoint_id, [GROUPS])
+        coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(GROUPS, log, snapshot))
+        logs.append(coordinator.complete(checkpoint_id, properties={}).log)
+    assert [[one.checkpoint_id for one in log] for log in logs] == [[0], [1], [2], [2, 3]]
+    latest = coordinator.latest
+    assert latest is not None
+    assert [one.checkpoint_id for one in latest.for_range(GROUPS).log] == [2, 3]
+    assert [one.checkpoint_id for one in coordinator.load(2).for_range(GROUPS).log] == [2]
