@@ -15,6 +15,7 @@ BENCHES = {
     "restart": "restart.py",
     "large_batch": "large_batch.py",
     "connect": "connect.py",
+    "read_state": "read_state.py",
 }
 
 
