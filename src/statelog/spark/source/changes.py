@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.reader_position import ReaderPosition
+from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
@@ -191,6 +192,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         """Return the checkpoints after one, up to another."""
         store = self._read.location.store()
         try:
+            find_checkpoint(store, PATHS, after)  # its state is where the changes begin
             with self._read.location.reader(upto, self._read.operator) as last:
                 chain = chain_before(store, PATHS, last.checkpoint, after)
         except CheckpointError as error:

@@ -1,0 +1,84 @@
+"""Positions of readers, and the checkpoint that a time means."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from tests.unit.state.reader.histories import History
+
+from statelog.checkpoint.at_time import find_checkpoint_at, parse_time
+from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.reader_position import ReaderPosition
+from statelog.checkpoint.tags import Tag, TagKind, put_tag, retained_checkpoints
+from statelog.errors import CheckpointError, UsageError
+from statelog.store import LocationPaths
+from statelog.testing.faulty_store import FaultyStore
+
+PATHS = LocationPaths()
+
+
+def position(history: History, name: str = "copy", newest: int = 4) -> ReaderPosition:
+    return ReaderPosition(
+        store=history.store, paths=PATHS, name=name, newest=newest, clock_ms=lambda: 7
+    )
+
+
+def kept(history: History) -> tuple[int, ...]:
+    return retained_checkpoints(history.store, PATHS)
+
+
+def test_a_position_keeps_what_was_not_read_within_its_bound() -> None:
+    history = History("position", FaultyStore(), retained=1)
+    history.run(2)
+    reader = position(history)
+    assert reader.current() is None
+    reader.move(1)
+    other = Tag(kind=TagKind.TAG, name="copy", checkpoint_id=1)
+    put_tag(history.store, PATHS, other, clock_ms=lambda: 7)
+    history.run(2)
+    assert (kept(history), reader.current()) == ((1, 2, 3), 1)
+    reader.move(3)
+    reader.move(3)
+    history.run(3)  # a clean-up that has something to delete learns of the new position
+    assert (kept(history), reader.current()) == ((1, 3, 4, 5, 6), 3), "1 has a tag of its own"
+    history.run(3)
+    assert kept(history)[0] == 1
+    assert set(range(6, 10)) <= {*kept(history)} <= {1, *range(5, 10)}
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 3 .*(no longer|not exist).* cannot be pinned"
+    ):
+        position(history, "late").move(3)
+    reader.move(9)
+    position(history, "second").move(8)
+    reader.remove()
+    history.run(2)
+    assert {1, 8, 9, 10, 11} <= {*kept(history)}
+    assert reader.current() is None
+    with pytest.raises(UsageError, match="cannot be the name"):
+        position(history, "a/b")
+
+
+def test_a_time_means_the_newest_checkpoint_before_it() -> None:
+    history = History("times", FaultyStore(), retained=3)
+    history.run(5)
+    made = {
+        one: read_checkpoint(history.store, PATHS, one).checkpoint.created_at_ms
+        for one in (2, 3, 4)
+    }
+    assert len(set(made.values())) == 3
+    for one, milliseconds in made.items():
+        time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=milliseconds)
+        assert find_checkpoint_at(history.store, PATHS, time) == one
+        bare = parse_time(time.replace(tzinfo=None).isoformat())
+        assert find_checkpoint_at(history.store, PATHS, bare) == one
+        before = time - dt.timedelta(milliseconds=1)
+        if one > 2:
+            assert find_checkpoint_at(history.store, PATHS, before) == one - 1
+            continue
+        with pytest.raises(CheckpointError, match="the oldest, checkpoint 2, was created at"):
+            find_checkpoint_at(history.store, PATHS, before)
+    with pytest.raises(UsageError, match="'yesterday' is no time of ISO 8601"):
+        parse_time("yesterday")
+    with pytest.raises(CheckpointError, match="has no retained checkpoint"):
+        find_checkpoint_at(FaultyStore(), PATHS, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))

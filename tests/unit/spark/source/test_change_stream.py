@@ -1,0 +1,118 @@
+"""The stream of changes, called as each version of Spark calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.state.reader.histories import GROUPS, History
+
+from statelog.checkpoint.tags import list_tags
+from statelog.errors import CheckpointError
+from statelog.model import KeyGroupRange
+from statelog.spark.rows.types import arrow_schema
+from statelog.spark.source.changes import ChangesRead, ChangeStream
+from statelog.spark.source.columns import nested_schema
+from statelog.spark.source.opened import Location
+from statelog.state.reader import StateReader
+from statelog.state.reader.feed import ChangeFeed
+from statelog.store import LocationPaths, open_store
+
+BOUND = 8
+
+
+def a_history(folder: Path, batches: int, retained: int = 9) -> History:
+    history = History("stream", open_store(str(folder), fsync=False), retained=retained)
+    history.rng.random = lambda: 0.9  # type: ignore[method-assign]  # the schema stays as it is
+    history.run(batches)
+    return history
+
+
+def stream(folder: Path, name: str | None = None, **options: Any) -> ChangeStream:
+    with StateReader.open(folder) as reader:
+        columns = ChangeFeed(reader, []).schema
+    halves = [KeyGroupRange(0, 2), KeyGroupRange(3, GROUPS - 1)]
+    read = ChangesRead(
+        location=Location(str(folder)), operator="op", variable=None, ranges=halves, columns=columns
+    )
+    values: dict[str, Any] = {"start": None, "limit": None, **options}
+    reader_option = None if name is None else (name, BOUND)
+    return ChangeStream(read, arrow_schema(nested_schema(columns)), reader=reader_option, **values)
+
+
+def offset(checkpoint_id: int) -> dict[str, int]:
+    return {"checkpoint": checkpoint_id}
+
+
+def limit(most: int | None) -> Any:
+    return SimpleNamespace() if most is None else SimpleNamespace(max_files=most)
+
+
+def names(folder: Path) -> list[tuple[str, int]]:
+    store = open_store(str(folder))
+    return [(one.name, one.checkpoint_id) for one in list_tags(store, LocationPaths())]
+
+
+def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:
+    a_history(tmp_path, 6)
+    source = stream(tmp_path, start=1, limit=2)
+    assert source.initialOffset() == offset(1)
+    assert source.latestOffset(offset(1), limit(2)) == offset(3)
+    assert source.latestOffset(offset(3), limit(1)) == offset(4)
+    assert source.latestOffset(offset(1), limit(None)) == offset(5), "Spark's limit counts"
+    assert source.latestOffset(offset(5), limit(2)) == offset(5)
+    assert source.reportLatestOffset() == offset(5)
+    parts = source.partitions(offset(1), offset(3))
+    assert [part.value[:2] for part in parts] == [(1, 3)] * 2
+    rows = [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
+    assert {row["checkpoint_id"] for row in rows} == {2, 3}
+    assert source.partitions(offset(3), offset(3)) == []
+
+
+def test_without_spark_s_limits_the_stream_bounds_itself(tmp_path: Path) -> None:
+    history = a_history(tmp_path, 5)
+    source = stream(tmp_path, start=0, limit=3)
+    source.initialOffset()
+    assert [source.latestOffset(), source.latestOffset(), source.latestOffset()] == [
+        offset(3),
+        offset(4),
+        offset(4),
+    ]
+    again = stream(tmp_path, start=0, limit=1)  # a restart: Spark plans the last batch again
+    again.partitions(offset(1), offset(2))
+    assert again.latestOffset() == offset(3)
+    history.run(2)
+    available = stream(tmp_path, start=0)
+    available.prepareForTriggerAvailableNow()
+    history.run(2)
+    assert available.latestOffset(offset(4), limit(None)) == offset(6), "what was there then"
+
+
+def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
+    history = a_history(tmp_path, 3, retained=1)
+    source = stream(tmp_path, name="copy", limit=1)
+    begin = source.initialOffset()
+    end = source.latestOffset(begin, limit(1))
+    assert end == offset(2)
+    assert names(tmp_path) == [("copy.start", 2)], "kept until it was read"
+    history.run(3)
+    rows = [
+        row
+        for part in source.partitions(begin, end)
+        for batch in source.read(part)
+        for row in batch.to_pylist()
+    ]
+    assert {(row["change"], row["checkpoint_id"]) for row in rows} == {("insert", 2)}
+    source.commit(end)
+    assert names(tmp_path) == [("copy", 2)]
+    assert stream(tmp_path, name="copy").initialOffset() == offset(2), "it goes on there"
+    history.run(BOUND)
+    with pytest.raises(
+        CheckpointError, match=r"reader 'copy' has read up to checkpoint 2 .*"
+    ) as one:
+        source.latestOffset(end, limit(1))
+    assert "raise readerMaxCheckpoints, which is 8" in str(one.value)
+    with pytest.raises(CheckpointError, match="give it a name by the option reader"):
+        stream(tmp_path).partitions(offset(2), offset(5 + BOUND))
