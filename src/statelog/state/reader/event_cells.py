@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.state.encoding.deltas import StateCodec
+from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds.kind import OP_ADD_ELEMENT, OP_CLEAR, OP_PUT, RowNumbers, Times
 from statelog.state.reader.joining import numbered_keys
 from statelog.state.reader.ordering import stable_order
@@ -181,7 +182,7 @@ class _Gathered:
         columns, codec = self._state.kind.element_keys(self._elements), self._state.user_key
         if columns is None or codec is None:
             return None
-        numbers, rows = numbered_keys(columns, codec.schema, codec.decode)
+        numbers, rows = numbered_keys(columns, hash_columns(columns, codec.schema), codec.decode)
         codes = keys * (len(rows) + 1) + numbers[self._order]
         order = stable_order(codes + len(rows) + 1)
         following = np.full(len(keys), len(keys), np.int64)

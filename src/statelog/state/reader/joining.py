@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statelog.state.keys.key_hash import hash_columns
+from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import RowNumbers, Values
 from statelog.state.reader.equality import comparable, equal_rows
 from statelog.state.reader.ordering import hash_order
@@ -49,20 +49,19 @@ def matching_rows(
 
 
 def numbered_keys(
-    columns: Sequence[pa.Array], schema: pa.Schema, decode: Callable[..., list[Values]]
+    columns: Sequence[pa.Array], hashes: Hashes, decode: Callable[..., list[Values]]
 ) -> tuple[RowNumbers, RowNumbers]:
     """
     Return a number for each row, the same for equal keys, and a row of each number.
 
     Args:
         columns: The key columns.
-        schema: Their types.
+        hashes: The hash of each row.
         decode: Makes of the columns the keys as tables hold them; for keys that share a hash.
     """
     if not len(columns[0]):
         none = np.empty(0, np.int64)
         return none, none
-    hashes = hash_columns(columns, schema)
     order = hash_order(hashes)
     ordered = hashes[order]
     again = ordered[1:] == ordered[:-1]

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.state.columnar.sorted_run import RowLayout
-from statelog.state.keys.key_hash import hash_columns
+from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds.kind import RowNumbers, Times
 from statelog.state.reader.differences import change_words
 from statelog.state.reader.equality import Mask, equal_rows, valid_rows
@@ -27,6 +27,8 @@ from statelog.state.reader.ordering import numbered, stable_order
 
 EVENTS: Final = 65_536
 """Rows of a batch of events."""
+_FILTER_BITS: Final = 22
+"""Bits of a hash by which rows are passed over: 4 MiB of marks."""
 _ELEMENTS: Final = 1_000_000
 """Elements that the events of a batch may refer to, if they are more than one event."""
 
@@ -57,9 +59,11 @@ class Window:
         codec = layout.codec
         width = layout.first_state - 1
         parts = list(operations.values())
-        touched = _rows_with(layout, base, parts)
-        known = base.take(pa.array(touched))
         batches = [one.batch for one in parts]
+        asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
+        hashes = layout.hashes(base.columns[1 : 1 + width])
+        touched = _rows_with(hashes, asked)
+        known = base.take(pa.array(touched))
         self._keys = [
             pa.concat_arrays([known.column(1 + at), *(batch.column(at) for batch in batches)])
             for at in range(width)
@@ -67,7 +71,9 @@ class Window:
         self._key_groups = np.concatenate(
             [known.column(0).to_numpy(), *(one.key_groups for one in parts)]
         )
-        numbers, self._rows = numbered_keys(self._keys, codec.key.schema, codec.key.decode)
+        numbers, self._rows = numbered_keys(
+            self._keys, np.concatenate([hashes[touched], asked]), codec.key.decode
+        )
         # An event as one number: first by key, then by checkpoint.
         steps = len(times_ms)
         codes, start = [], known.num_rows
@@ -75,6 +81,9 @@ class Window:
             codes.append(numbers[start : start + len(one.checkpoints)] * steps + one.checkpoints)
             start += len(one.checkpoints)
         self._events, inverse = numbered(np.concatenate(codes))
+        # For an index given twice, numpy keeps the last value: the first row of an event.
+        self._logged = np.empty(len(self._events), np.int64)
+        self._logged[inverse[::-1]] = np.arange(len(inverse))[::-1]
         self._key_of = self._events // steps
         self._checkpoint_of = self._events % steps
         has_event = np.zeros(len(self._rows), np.bool_)
@@ -109,7 +118,8 @@ class Window:
             ids: The id of each checkpoint of the window.
         """
         names = np.array(ids, np.int64)
-        order = stable_order(self._checkpoint_of)
+        # Of a checkpoint in the order of its log, in which the cells after the events are stored.
+        order = stable_order(self._checkpoint_of * (1 + self._logged.max()) + self._logged)
         for some in self._portions(order):
             times = self._times_ms[self._checkpoint_of[some]]
             before, after = (
@@ -171,16 +181,12 @@ class Window:
             start = stop
 
 
-def _rows_with(layout: RowLayout, base: pa.RecordBatch, parts: Sequence[Operations]) -> RowNumbers:
-    """Return the rows of *base* whose keys may be changed, by their hashes."""
-    if not base.num_rows:
-        return np.empty(0, np.int64)
-    width = layout.first_state - 1
-    changed = [layout.hashes(one.batch.columns[:width]) for one in parts]
-    asked = np.sort(np.concatenate(changed))
-    hashes = hash_columns(base.columns[1 : 1 + width], layout.codec.key.schema)
-    at = np.minimum(np.searchsorted(asked, hashes), len(asked) - 1)
-    rows: RowNumbers = np.flatnonzero(asked[at] == hashes)
+def _rows_with(hashes: Hashes, asked: Hashes) -> RowNumbers:
+    """Return the rows whose keys may be among those asked for; a few others too."""
+    bits = np.uint64(64 - _FILTER_BITS)
+    marks = np.zeros(1 << _FILTER_BITS, np.bool_)
+    marks[asked >> bits] = True
+    rows: RowNumbers = np.flatnonzero(marks[hashes >> bits])
     return rows
 
 
