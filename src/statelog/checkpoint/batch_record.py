@@ -55,6 +55,26 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_due_ms: int | None = None
 
 
+class RecordingEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    An object with what some keys saw in one micro-batch.
+
+    Args:
+        checkpoint: The checkpoint with which it was committed.
+        path, size: Its name, and its length when it was written.
+        at_ms: When it was written, milliseconds since 1970.
+        keys: Number of recorded keys.
+        dropped: Number of keys that exceeded a bound and were left out.
+    """
+
+    checkpoint: int
+    path: str
+    size: int
+    at_ms: int
+    keys: int
+    dropped: int = 0
+
+
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
     The properties of a checkpoint that a micro-batch made.
@@ -86,6 +106,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             micro-batch, `puts` of claims and of the commit before; None if unknown.
         objects, object_bytes: Number and size of the objects that the tasks wrote to the store; None
             if unknown.
+        recordings: The recordings of this micro-batch, and the kept ones of those before it.
     """
 
     operators: tuple[OperatorRecord, ...]
@@ -112,6 +133,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     retries: dict[str, int] | None = None
     objects: int | None = None
     object_bytes: int | None = None
+    recordings: tuple[RecordingEntry, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -139,12 +161,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         for name in _OPTIONAL:
             if properties[name] is None:
                 del properties[name]
+        if not self.recordings:  # as in a query without them, byte for byte
+            del properties["recordings"]
         if len(self.operators) == 1:
             del properties["operators"]
             properties |= msgspec.to_builtins(self.operators[0])
         else:
             properties["version"] = _SEVERAL
-        properties[OBJECTS_PROPERTY] = [handle.path for handle in self.staged_files()]
+        files = [handle.path for handle in self.staged_files()]
+        properties[OBJECTS_PROPERTY] = [*files, *(one.path for one in self.recordings)]
         return properties
 
     @classmethod

@@ -24,12 +24,15 @@ from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundErro
 from statelog.store import LocationPaths, LocationStore, ObjectInfo, ObjectStore
 from statelog.store.location_store import parent_path
 from statelog.store.paths import (
+    RECORDINGS_FOLDER,
     TEMPORARY_FOLDER,
     parse_checkpoint_folder,
     parse_checkpoint_metadata,
 )
 
 _FAILURES_MAX: Final = 3
+FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
+"""The recording of a key that failed is kept this long; no checkpoint names it."""
 _PART_MAX: Final = 1000
 """The limit of S3 for one request; a failed part is deleted again one by one."""
 
@@ -161,6 +164,7 @@ def collect_garbage(
     min_age: dt.timedelta,
     dry_run: bool,
     now: dt.datetime,
+    failed_recording_age: dt.timedelta = FAILED_RECORDING_AGE,
 ) -> CleanUpReport:
     """
     Delete objects that no retained checkpoint reaches and that are older than *min_age*.
@@ -174,6 +178,7 @@ def collect_garbage(
         min_age: Younger objects are kept.
         dry_run: Only report what would be deleted.
         now: The time, with a time zone; compared with the store's own times.
+        failed_recording_age: Recordings of keys whose processing failed are kept this long.
 
     Raises:
         CheckpointError: A retained checkpoint is damaged or missing (`reason` "damaged"); nothing
@@ -191,7 +196,11 @@ def collect_garbage(
         return CleanUpReport(unknown=len(listed), reason=reason, dry_run=dry_run)
     ours = [info for info in listed if _is_ours(paths, info.path)]
     orphans = [info for info in ours if info.path not in marked]
-    old = [info for info in orphans if now - info.last_modified >= min_age]
+    failed = paths.failed_recordings + "/"
+    ages = {True: max(failed_recording_age, min_age), False: min_age}
+    old = [
+        info for info in orphans if now - info.last_modified >= ages[info.path.startswith(failed)]
+    ]
     old.sort(key=lambda info: info.path)
     sizes = {info.path: info.size_bytes for info in old}
     report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
@@ -269,7 +278,7 @@ def _is_ours(paths: LocationPaths, path: str) -> bool:
     folder, separator, _ = relative.partition("/")
     if not separator:
         return False
-    if folder in ("dstl", "shared", "taskowned", "output"):
+    if folder in ("dstl", "shared", "taskowned", "output", RECORDINGS_FOLDER):
         return True
     if folder == TEMPORARY_FOLDER:  # of the whole store, which may contain other locations
         return not paths.root

@@ -29,6 +29,7 @@ from statelog.cli.output import (
     print_error,
 )
 from statelog.cli.report import report
+from statelog.cli.replay import replay
 from statelog.cli.rewind import rewind
 from statelog.cli.savepoints import fork, tag, untag
 from statelog.cli.state import diff, get, history, read
@@ -58,6 +59,7 @@ verbs.command()(tag)
 verbs.command()(untag)
 verbs.command()(fork)
 verbs.command()(report)
+verbs.command()(replay)
 
 
 def _print_version(wanted: bool) -> None:

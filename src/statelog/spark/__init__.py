@@ -17,19 +17,22 @@ from statelog.spark.migration import (
     to_spark,
     with_initial_state,
 )
+from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.query.settings import OperatorSettings
 from statelog.spark.stream.sinks import idempotent, writer_id
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter
 from statelog.spark.what_if import BatchOutcome, WhatIf, what_if
+from statelog.spark.testing.replay import Difference, ReplayedStep, replay
 from statelog.state.objects.aggregates import AggregateFunction
 
 __all__ = [
     "AggregateFunction",
     "BatchOutcome",
     "BatchProgress",
+    "Difference",
     "OperatorSettings",
+    "ReplayedStep",
     "SnapshotPolicy",
     "StatefulStream",
     "StatefulStreamWriter",
@@ -38,6 +41,7 @@ __all__ = [
     "enable",
     "from_spark",
     "idempotent",
+    "replay",
     "spark_checkpoint",
     "spark_state",
     "to_spark",

@@ -34,6 +34,7 @@ from statelog.spark.query.input_plan import InputPlan, input_plan
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.query import time_mode_of
 from statelog.spark.query.resolve import (
     chained_arguments,
@@ -41,7 +42,7 @@ from statelog.spark.query.resolve import (
     resolve_settings,
 )
 from statelog.spark.query.session import is_connect, parse_schema, session_of, use_this_python
-from statelog.spark.query.settings import OperatorSettings, QuerySettings
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.types import arrow_schema

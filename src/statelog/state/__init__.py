@@ -9,5 +9,6 @@ Keyed state: tables, the changes that bring them forward, and snapshots.
     columnar   sorted runs of columns, for state beyond the budget
     backend    where a worker keeps its state; replay: the log applied to it
     keyed_state   the state of one process, brought to a checkpoint
+    recordings   what some keys saw, kept to be replayed
     reader     state as of a checkpoint as Arrow tables, for everything outside the job
 """

@@ -15,6 +15,8 @@ from statelog.errors import UsageError
 
 METADATA_FILE_NAME = "_metadata"
 TEMPORARY_FOLDER = "tmp"
+RECORDINGS_FOLDER = "recordings"
+FAILED_FOLDER = "failed"
 _CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
 _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
 _OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
@@ -62,6 +64,19 @@ class LocationPaths:
     def output(self, name: str) -> str:
         """Return the name of a file with staged output rows."""
         return self._join("output", name)
+
+    def recording(self, name: str) -> str:
+        """Return the name of a file with what some keys of a micro-batch saw."""
+        return self._join(RECORDINGS_FOLDER, name)
+
+    @property
+    def failed_recordings(self) -> str:
+        """Folder of the recordings of keys whose processing failed."""
+        return self._join(RECORDINGS_FOLDER, FAILED_FOLDER)
+
+    def failed_recording(self, name: str) -> str:
+        """Return the name of the recording of a key whose processing failed."""
+        return f"{self.failed_recordings}/{name}"
 
     def temporary(self, name: str) -> str:
         """Return the name of an object that is needed only during one call."""

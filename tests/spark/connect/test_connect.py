@@ -15,7 +15,7 @@ from tests.spark.streams import BatchSource, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
-from statelog.spark import disable, enable, transform_with_state
+from statelog.spark import disable, enable, replay, transform_with_state
 from statelog.spark.connect.query_files import SparkFiles
 from statelog.spark.connect.stream import ConnectStream
 from statelog.spark.driver.checkpoint_files import LocalFiles
@@ -192,3 +192,13 @@ def test_sinks_and_writers_that_cannot_work_are_refused(job: ConnectJob, tmp_pat
         job.start(sink=Locked())
     with pytest.raises(UsageError, match="plain grouping keys"):
         transform_with_state(job.source.frame().rollup("key"), Totals(), TOTALS)
+
+
+def test_keys_are_recorded(job: ConnectJob, tmp_path: Path) -> None:
+    job.options["record"] = [1]
+    for rows in BATCHES:
+        job.source.add(rows)
+    job.run()
+    steps = replay(str(tmp_path / "state"), 1, processor=Totals())
+    assert [] == [one for one in steps if one.differences]
+    assert [[1, 3], [-4], [1]] == [[row.amount for row in one.input] for one in steps]

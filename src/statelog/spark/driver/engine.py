@@ -26,6 +26,7 @@ from statelog.spark.driver.failures import cause_of, is_active
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun, next_due_ms
 from statelog.spark.driver.recorded_cost import RecordedCosts
+from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.staged_rows import row_files
 from statelog.spark.driver.state_location import StateLocation, now_ms
@@ -80,7 +81,8 @@ class MicroBatchEngine:
         self._deliveries = deliveries(query, sink, self._coordinator.section)
         self._delivery = self._deliveries[query.settings.delivery]
         self._operators = [
-            OperatorRun(query, index, self._location) for index in range(len(query.operators))
+            OperatorRun(query, index, self._location, keys)
+            for index, keys in enumerate(record_keys(query))
         ]
         self._running = self._operators[0]
         """The operator that ran last, which a failed job belongs to."""
@@ -249,6 +251,7 @@ class MicroBatchEngine:
                 self._coordinator.acknowledge(batch.checkpoint_id, TaskStateSnapshot(one, *done))
         times, acks = batch.times, [*chain(*answers)]
         rows = self._delivery.committed_rows(answers[-1])
+        recordings = self._location.recordings(batch.checkpoint_id, acks)
         record = BatchRecord(
             operators=tuple(
                 operator.record(own) for operator, own in zip(self._operators, answers, strict=True)
@@ -271,6 +274,7 @@ class MicroBatchEngine:
             source_folders=list(times.source_folders),
             checkpoint_location=self._checkpoint_location,
             **self._cost.before_commit(watch, acks)._asdict(),
+            recordings=recordings,
         )
         completed = self._coordinator.complete(
             batch.checkpoint_id,

@@ -20,6 +20,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import has_due_timer
+from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.query.initial_state import InitialState, with_initial_rows
@@ -67,11 +68,19 @@ class OperatorRun:
         query: The query.
         index: Which of its operators.
         location: The state.
+        recorded_keys: Single keys to record.
 
     Thread: Spark's thread of the query.
     """
 
-    def __init__(self, query: Query, index: int, location: StateLocation) -> None:
+    def __init__(
+        self,
+        query: Query,
+        index: int,
+        location: StateLocation,
+        recorded_keys: tuple[tuple[object, ...], ...] = (),
+    ) -> None:
+        self._recorded_keys = recorded_keys
         self.definition = query.operators[index]
         self._query = query
         self._index = index
@@ -204,6 +213,7 @@ class OperatorRun:
             },
             inline_bytes=min(settings.inline_bytes, _MAX_INLINE_BYTES // len(ranges)),
             staged=staged,
+            record=record_spec(self._query, self._index, self._recorded_keys, len(ranges)),
         )
 
     def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import KnownCheckpoints, find_newest
@@ -25,10 +25,13 @@ from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import pause
+from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.recordings import committed_recordings, kept_recordings
 from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
-from statelog.spark.worker.protocol import NEVER_MS
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, open_location
@@ -267,6 +270,18 @@ class StateLocation:
         """Return the newest checkpoint in which an operator ran."""
         return self._last_runs[operator]
 
+    def recordings(self, checkpoint_id: int, acks: Sequence[TaskAck]) -> tuple[RecordingEntry, ...]:
+        """
+        Write what the tasks of a micro-batch recorded; return the recordings its checkpoint names.
+
+        Blocks: On the store, where keys were recorded.
+        """
+        files = OutputFiles(self._store, self._paths, RandomIds())
+        now = now_ms()
+        fresh = committed_recordings(files, acks, checkpoint_id, now)
+        before = () if self.record is None else self.record.recordings
+        return kept_recordings(before, fresh, self._query.settings, now)
+
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects that no checkpoint names, or log the failure."""
         try:
@@ -289,6 +304,7 @@ class StateLocation:
                 min_age=self._query.settings.checkpoints.min_age_of_orphans,
                 dry_run=False,
                 now=dt.datetime.now(dt.UTC),
+                failed_recording_age=self._query.settings.record_age,
             )
         except StatelogError as error:
             _log.warning("deletion of orphans in %s failed: %s", self._query.location, error)

@@ -5,6 +5,7 @@ Everything about a stateful query that is decided once, before it runs.
     declared_state       from the processor's `init`, run once, to the declared state variables
     operator_definition  the operator as its call defines it
     settings             the declarations of all settings, each made by `setting`
+    record               which keys are recorded; operator_settings: the settings as arguments
     resolve              from session, code and writer to `QuerySettings`
     query                operators, settings and location in one immutable object for the driver
 

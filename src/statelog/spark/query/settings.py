@@ -3,24 +3,38 @@ The settings of one stateful query, each declared once.
 
 A field of `QuerySettings` declares a setting: its type and default, its name as users type it, its
 parser, the places where it may be set, and its text.  `SETTINGS` is the table of these declarations.
-The docstring of `OperatorSettings`, docs/reference/settings.md and the check of unknown names use
+The docstring of `OperatorSettings` (operator_settings.py), docs/reference/settings.md and the check of unknown names use
 it; `resolve` reads the places and resolves the settings.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict
+from typing import Final
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
 from statelog.options import CheckpointOptions, SnapshotPolicy
-from statelog.options.units import parse_bool, parse_count, parse_size, parse_text
+from statelog.options.units import (
+    parse_bool,
+    parse_count,
+    parse_duration,
+    parse_size,
+    parse_text,
+)
 from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.query.record import (
+    DEFAULT_AGE,
+    DEFAULT_BYTES,
+    DEFAULT_CHECKPOINTS,
+    RecordRule,
+    parse_record,
+)
 from statelog.spark.query.setting import (
     Place,
     Setting,
@@ -219,6 +233,35 @@ class QuerySettings:
         former="materialization",
         default_factory=SnapshotPolicy,
     )
+    record: RecordRule | None = setting(
+        "record",
+        parse_record,
+        'a list of keys, 0 to 1, or "failed"',
+        "Record what these keys, this share of all keys, or keys whose processing fails see, for "
+        "`statelog replay`. It is personal data where the rows are. Default: nothing.",
+        default=None,
+    )
+    record_bytes: int = setting(
+        "recordBytes",
+        parse_size,
+        "bytes, at least 1",
+        "Most bytes recorded in one micro-batch; one key takes at most an eighth.",
+        default=DEFAULT_BYTES,
+    )
+    record_checkpoints: int = setting(
+        "recordCheckpoints",
+        parse_count,
+        "at least 1",
+        "Number of the newest checkpoints whose recordings are kept.",
+        default=DEFAULT_CHECKPOINTS,
+    )
+    record_age: dt.timedelta = setting(
+        "recordAge",
+        parse_duration,
+        "duration",
+        "Older recordings are deleted, also those of keys that failed.",
+        default=DEFAULT_AGE,
+    )
     on_progress: Callable[[BatchProgress], None] | None = setting(
         "onProgress",
         as_given,
@@ -253,6 +296,8 @@ class QuerySettings:
         _ = self.backend  # made here, so that wrong values are rejected at once
         if self.inline_bytes < 0:
             raise InvalidOptionsError(f"inlineBytes is at least 0; got {self.inline_bytes}")
+        if self.record_bytes < 1 or self.record_checkpoints < 1:
+            raise InvalidOptionsError("recordBytes and recordCheckpoints are at least 1")
         if self.adopt and self.restore_from == "empty":
             raise InvalidOptionsError(
                 "adopt continues from existing state, restoreFrom='empty' requires that there is "
@@ -316,49 +361,3 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     if "setting" in each.metadata
 }
 """The declarations by the name of their field in `QuerySettings`."""
-
-
-class OperatorSettings(TypedDict, total=False):
-    """
-    Its docstring is built from SETTINGS.
-
-    A test compares the names here with that table.
-    """
-
-    stateLocation: str | None
-    delivery: str | None
-    fileSink: str | None
-    noDataBatches: bool | None
-    tasks: int | None
-    minTasks: int | None
-    maxTasks: int | None
-    maxParallelism: int | None
-    operatorId: str | None
-    restoreFrom: int | str | None
-    adopt: bool | None
-    retainedCheckpoints: int | None
-    inlineBytes: int | str | None
-    memoryBudget: int | str | None
-    stateBackend: str | None
-    localDirectory: str | None
-    storeOptions: Mapping[str, object] | None
-    fsync: bool | None
-    snapshotPolicy: SnapshotPolicy | None
-    onProgress: Callable[[BatchProgress], None] | None
-    metrics: Metrics | None
-
-
-def _documentation() -> str:
-    lines = [
-        "Settings of an operator beyond Spark's arguments.",
-        "",
-        "A setting that is left out, or None, is read from the session's configuration",
-        "(`spark.statelog.<name>`), then has its default.",
-        "",
-        "Args:",
-    ]
-    lines += [f"    {one.name}: ({one.values}) {one.text}" for one in SETTINGS.values()]
-    return "\n".join(lines)
-
-
-OperatorSettings.__doc__ = _documentation()

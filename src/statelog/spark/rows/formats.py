@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.row_input import RowInput
 from statelog.spark.rows.row_output import RowOutput
@@ -106,3 +107,33 @@ class PandasRowFormat:
         from statelog.spark.rows.pandas_output import FrameOutput
 
         return FrameOutput(schema, self.columns, batch_id, self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingFormat:
+    """
+    A row format whose inputs keep their rows in columns too.
+
+    Args:
+        plain: The row format.
+    """
+
+    plain: RowFormat
+
+    @property
+    def rows_at_once(self) -> int:
+        """Return what the plain format returns."""
+        return self.plain.rows_at_once
+
+    def input(
+        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
+    ) -> KeyedInput:
+        """Return an empty input that keeps its rows."""
+        made = self.plain.input(layout, key_codec, nulls)
+        if isinstance(made, KeyedRows):
+            made.keep_rows()
+        return made
+
+    def output(self, schema: pa.Schema, batch_id: int) -> Output:
+        """Return an empty output."""
+        return self.plain.output(schema, batch_id)

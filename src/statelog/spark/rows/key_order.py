@@ -8,7 +8,7 @@ than the rest of reading.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,30 @@ class KeyOrder:
 NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 
+@dataclass(slots=True)
+class KeptRows:
+    """
+    The rows of a task's input in columns.
+
+    Args:
+        batches: The rows as they were read.
+        order: Their order.
+        key_columns: The key columns, one row for each key in the order of keys.
+    """
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    order: KeyOrder = NO_ROWS
+    key_columns: list[pa.Array] = field(default_factory=list)
+
+    def numbers(self, key: int) -> RowNumbers:
+        """Return the numbers of the rows of the key with this index."""
+        return self.order.rows[self.order.bounds[key] : self.order.bounds[key + 1]]
+
+    def key_at(self, key_group: int, position: int) -> int:
+        """Return the index of the key at a position in its key group."""
+        return self.order.ranges[key_group][0] + position
+
+
 class KeyedRows:
     """
     The sorted keys of a task's rows, for both row formats.
@@ -59,6 +83,11 @@ class KeyedRows:
         self._keys: list[Key] = []
         self._shown: list[Key] = []
         self.row_count = 0
+        self.kept: KeptRows | None = None
+
+    def keep_rows(self) -> None:
+        """Keep what `read` gets in columns, so that the rows of a key can be recorded."""
+        self.kept = KeptRows()
 
     def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
         """
@@ -70,6 +99,8 @@ class KeyedRows:
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
         columns = [column.take(firsts) for column in key_columns]
+        if self.kept is not None:
+            self.kept.order, self.kept.key_columns = self._order, columns
         shown = list(zip(*[column.to_pylist() for column in columns], strict=True))
         self._shown = shown
         self._keys = shown if self._codec.is_plain else [self._codec.freeze(key) for key in shown]

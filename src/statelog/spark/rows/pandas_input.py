@@ -76,6 +76,20 @@ class PandasSettings:
     infers: bool = True
 
     @classmethod
+    def defaults(cls, timezone: str = "UTC") -> PandasSettings:
+        """Return Spark's defaults, with times in a zone."""
+        return cls(
+            timezone=timezone,
+            max_records=10_000,
+            max_bytes=_NO_LIMIT,
+            safecheck=False,
+            assign_by_name=True,
+            int_to_decimal=False,
+            int_extension=False,
+            infers=frames_are_inferred(has_initial=False),
+        )
+
+    @classmethod
     def of(cls, session: SparkSession, *, has_initial: bool = False) -> PandasSettings:
         """
         Return the settings of *session* as they are now.
@@ -142,6 +156,8 @@ class FrameInput(KeyedRows):
         parts = [batch for batch in batches if batch.num_rows]
         if not parts:
             return
+        if self.kept is not None:
+            self.kept.batches += parts
         table = pa.Table.from_batches(parts).combine_chunks()
         key_columns = [table.column(at).combine_chunks() for at in self._layout.key_positions]
         self._convert_times(self._sort(table.column(0).to_numpy(), key_columns))

@@ -23,7 +23,15 @@ from statelog.spark.rows.pandas_conversion import ColumnConverter
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.pandas_internals import FrameJoiner, frame_access
 
-_UNFIT = (PySparkException, pa.ArrowException, KeyError, TypeError, ValueError, IndexError)
+_UNFIT = (
+    PySparkException,
+    pa.ArrowException,
+    IndexError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(slots=True)

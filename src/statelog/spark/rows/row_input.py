@@ -41,6 +41,8 @@ class RowInput(KeyedRows):
             inputs = [column.to_pylist() for column in batch.columns[layout.first_input :]]
             rows.extend(map(make, zip(*inputs, strict=True)))
             parts.append(batch.select([0, *layout.key_positions]))
+            if self.kept is not None:
+                self.kept.batches.append(batch)
         if not parts:
             return
         groups, *keys = pa.Table.from_batches(parts).combine_chunks().columns

@@ -17,14 +17,14 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from statelog.errors import UsageError
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.pickled_processor import pickled
-from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.interface import OutputCollector, RowLike
 from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
@@ -33,12 +33,21 @@ from statelog.spark.rows.spark_errors import (
 )
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.testing.key_state import (
+    cells_given,
+    expiry_shown,
+    state_shown,
+    timers_given,
+)
 from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
-from statelog.spark.testing.tester_rows import TesterOutput, TesterRows
+from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, typed_rows
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
+from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.values import UNENCODABLE
+from statelog.state.recordings.cells import Cells
+from statelog.state.schema.descriptors import OperatorStateSchema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +79,10 @@ class ProcessorTester:
         ProcessorError: `init` or `handleInitialState` failed.
     """
 
+    _stored: OperatorStateSchema | None = None
+    """The schema of recorded state that a replay begins with, and the time of it."""
+    _stored_ms = 0
+
     def __init__(
         self,
         processor: StatefulProcessor,
@@ -93,13 +106,15 @@ class ProcessorTester:
         self._extractor = eventTimeExtractor
         self._pickled = pickled(processor)
         self.processor = processor
-        self._output = None if outputStructType is None else _arrow_schema(outputStructType)
+        self._columns = None if outputStructType is None else _struct(outputStructType)
+        self._output = None if self._columns is None else arrow_schema(self._columns)
         self._now_ms = 0
         self._watermark_ms = 0
+        self._shown_watermark_ms = -1
         self._in_pandas = initialStatePandas is not None
         self._batch_id = -1
-        keys = None if keySchema is None else _arrow_schema(keySchema)
-        self._state = TesterState(processor, self._time_mode, keys)
+        keys = None if keySchema is None else arrow_schema(_struct(keySchema))
+        self._state = TesterState(processor, self._time_mode, keys, self._stored, self._stored_ms)
         self.handle = TesterHandle(
             self._open, self._state.declared, self._state.drop, self._time_mode
         )
@@ -110,15 +125,53 @@ class ProcessorTester:
                 rows.add(*self._state.place(key), [row])
             self._run(TesterRows(), rows)
 
-    # ---------------------------------------------------------------------------------- batches
+    def begin(
+        self,
+        key: object,
+        state: Mapping[str, object] | None = None,
+        timers: Sequence[int] = (),
+        *,
+        expiresAtMs: Mapping[str, Any] | None = None,
+        processingTimeMs: int | None = None,
+        watermarkMs: int | None = None,
+    ) -> None:
+        """
+        Begin in the middle of a stream: set times and the whole state of a key; run nothing.
 
-    def test(self, key: object, input: list[Row]) -> list[Row]:
+        Args:
+            key: The key.
+            state: By variable: a tuple for a value, a list of tuples for a list, a dict from tuples
+                to tuples for a map.  Variables that are left out are empty.
+            timers: Times in milliseconds.
+            expiresAtMs: When values with a time to live expire, by variable, in milliseconds: a
+                number, a list of numbers, or a dict from map keys to numbers.  Default: as if
+                written at *processingTimeMs*.
+            processingTimeMs: Processing time from now on; None leaves it.
+            watermarkMs: Watermark from now on; None leaves it.
+
+        Raises:
+            UsageError: `init` creates no such variable, or a value does not fit it.
+        """
+        self.handle.setGroupingKey(key)
+        if processingTimeMs is not None:
+            self._now_ms = processingTimeMs
+        if watermarkMs is not None:
+            self._watermark_ms = self._shown_watermark_ms = watermarkMs
+            self.handle.setWatermark(watermarkMs)
+        _, _, values = self._state.place(key)
+        cells = cells_given(self._state.codec, state or {}, expiresAtMs or {}, self._now())
+        if timers:
+            cells |= timers_given(self._state.codec, timers)
+        self._state.set_cells(values, cells)
+
+    def test(self, key: object, input: list[Row], *, initialState: Sequence[Row] = ()) -> list[Row]:
         """
         Run one micro-batch of one key through a processor of Rows.
 
         Args:
             key: The key: one value, or a tuple of the values of several key columns.
             input: The rows.
+            initialState: Rows with which `handleInitialState` is called before.
 
         Returns:
             What the processor yields, for timers that were due too.
@@ -131,9 +184,12 @@ class ProcessorTester:
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             input = [row for row in input if extractor(row) > self._watermark_ms]
-        return self._run(self._rows_of(key, input))
+        initial = self._rows_of(key, initialState) if initialState else None
+        return self._run(self._rows_of(key, input), initial)
 
-    def testInPandas(self, key: object, input: pd.DataFrame) -> pd.DataFrame:
+    def testInPandas(
+        self, key: object, input: pd.DataFrame, *, initialState: Sequence[pd.DataFrame] = ()
+    ) -> pd.DataFrame:
         """
         Run one micro-batch through a processor of pandas frames.
 
@@ -145,7 +201,35 @@ class ProcessorTester:
         if self._time_mode == "eventtime" and extractor is not None:
             late = [extractor(row) <= self._watermark_ms for _, row in input.iterrows()]
             input = input[[not one for one in late]].reset_index(drop=True)
-        return self._in_form(self._run(self._rows_of(key, [input])))
+        initial = self._rows_of(key, initialState) if initialState else None
+        return self._in_form(self._run(self._rows_of(key, [input]), initial))
+
+    def testNoData(self) -> Any:
+        """
+        Run one micro-batch without rows: timers that are due fire.
+
+        Returns:
+            What the processor yields: rows, or a frame after `testInPandas`.
+        """
+        return self._in_form(self._run(TesterRows()))
+
+    def typedOutput(self, produced: Any, *, timezone: str = "UTC") -> list[Row]:
+        """
+        Return rows, or a frame, as the sink gets them: converted to *outputStructType*.
+
+        Times are in UTC, structs are dicts.
+
+        Args:
+            produced: What a test of this tester returned.
+            timezone: The zone of times without one in a frame.
+
+        Raises:
+            UsageError: The tester has no *outputStructType*.
+            ProcessorError: A row does not fit it.
+        """
+        if self._output is None or self._columns is None:
+            raise UsageError("typedOutput needs a tester with an outputStructType")
+        return typed_rows(produced, self._columns, self._batch_id, timezone)
 
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """
@@ -161,7 +245,7 @@ class ProcessorTester:
             UsageError: The time mode is another one, or time would not move forward.
         """
         self._now_ms = self._moved("setProcessingTime", self._now_ms, currentTimeMs)
-        return self._in_form(self._run(TesterRows()))
+        return self.testNoData()
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
         """
@@ -176,8 +260,6 @@ class ProcessorTester:
     def restart(self) -> None:
         """Read the state back from the log, then from a snapshot."""
         self._state.restart(self._now())
-
-    # ------------------------------------------------------------------------------------ state
 
     def updateValueState(self, stateName: str, key: object, value: Values) -> None:
         """Set a value state of *key*."""
@@ -224,6 +306,14 @@ class ProcessorTester:
         self.handle.setGroupingKey(key)
         return list(self.handle.listTimers())
 
+    def stateOf(self, key: object) -> dict[str, Any]:
+        """Return all state of *key* that is not empty, in the form that `begin` takes."""
+        return state_shown(*self._kept(key))
+
+    def expiryOf(self, key: object) -> dict[str, Any]:
+        """Return when the state of *key* expires, in the form that `begin` takes."""
+        return expiry_shown(*self._kept(key))
+
     def deleteState(self, stateName: str, key: object) -> None:
         """
         Delete a state variable of *key*.
@@ -233,7 +323,9 @@ class ProcessorTester:
         self.handle.setGroupingKey(key)
         self.handle.deleteState(stateName)
 
-    # ---------------------------------------------------------------------------------- inside
+    def _kept(self, key: object) -> tuple[OperatorCodec, Cells, int]:
+        _, _, values = self._state.place(key)
+        return self._state.codec, self._state.cells(values), self._now()
 
     def _rows_of(self, key: object, rows: Iterable[RowLike]) -> TesterRows:
         keyed = TesterRows()
@@ -245,25 +337,36 @@ class ProcessorTester:
             return []  # no key yet: no timers, no rows
         self._batch_id += 1
         output = TesterOutput()
-        run = ProcessorRun(
-            self._context(), self._state.current(), self._state.key_group_range, output
-        )
-        run.process(rows, initial)
+        run = self._process(rows, initial, output)
+        self._in_pandas |= output.has_frames
         if self._output is not None and not self._in_pandas:
             typed = RowOutput(self._output, self._batch_id)
             typed.extend(output.rows)
             typed.batch()
+        self._commit(run)
+        return output.rows
+
+    def _process(
+        self, rows: TesterRows, initial: TesterRows | None, output: OutputCollector
+    ) -> ProcessorRun:
+        """Run the processor over rows, then over due timers."""
+        state = self._state
+        run = ProcessorRun(self._context(), state.current(), state.key_group_range, output)
+        run.process(rows, initial)
+        return run
+
+    def _commit(self, run: ProcessorRun) -> None:
         try:
             self._state.commit(run.overlays)
         except UNENCODABLE as error:
             raise run.locate_unencodable_value(error) from error
-        return output.rows
 
     def _now(self) -> int:
         return -1 if self._time_mode == "none" else self._now_ms
 
     def _context(self) -> BatchContext:
-        watermark_ms = self._watermark_ms if self._time_mode == "eventtime" else -1
+        has_watermark = self._time_mode == "eventtime"
+        watermark_ms = self._watermark_ms if has_watermark else self._shown_watermark_ms
         processor = pickle.loads(self._pickled)
         return BatchContext(processor, self._batch_id, self._time_mode, self._now(), watermark_ms)
 
@@ -292,5 +395,5 @@ class ProcessorTester:
         return pd.concat(produced, ignore_index=True) if produced else pd.DataFrame()
 
 
-def _arrow_schema(schema: StructType | str) -> pa.Schema:
-    return arrow_schema(parse_ddl(schema) if isinstance(schema, str) else schema)
+def _struct(schema: StructType | str) -> StructType:
+    return parse_ddl(schema) if isinstance(schema, str) else schema

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
 
 from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.row_output import RowOutput
+from statelog.spark.rows.types import arrow_schema, make_row
 from statelog.state.heap.tables import Key
 
 
@@ -44,15 +49,19 @@ class TesterOutput:
     """
     Collects what a processor yields.
 
-    Attributes: `rows`: the rows or frames.
+    Attributes: `rows`: the rows or frames; `has_frames`: whether there are frames.
     """
 
     def __init__(self) -> None:
         self.rows: list[RowLike] = []
+        self.has_frames = False
 
     def extend(self, produced: Iterable[RowLike]) -> None:
-        """Run one call's generator, and take what it yields."""
-        self.rows.extend(produced)
+        """Run one call's generator, and take what it yields; frames are copied, as in a task."""
+        for each in produced:
+            is_frame = hasattr(each, "iloc")
+            self.has_frames |= is_frame
+            self.rows.append(each.copy() if is_frame else each)
 
     def bound_each_call(self) -> None:
         """Do nothing: the rows of a test fit in memory."""
@@ -62,3 +71,37 @@ class TesterOutput:
 
     def flush(self) -> None:
         """Do nothing, as `bound_each_call`."""
+
+
+def typed_rows(produced: Any, columns: StructType, batch_id: int, timezone: str) -> list[Row]:
+    """
+    Return what a processor yielded as rows of the output's types.
+
+    Args:
+        produced: Rows, or one frame.
+        columns: Names and types of the output.
+        batch_id: For messages.
+        timezone: The zone of times without one in a frame.
+
+    Raises:
+        ProcessorError: A row does not fit.
+    """
+    schema = arrow_schema(columns)
+    if isinstance(produced, list) and not any(hasattr(each, "iloc") for each in produced):
+        rows = RowOutput(schema, batch_id)
+        rows.extend(produced)
+        return rows_in(rows.batch())
+    # Imported here, because the import of pandas takes time.
+    from statelog.spark.rows.pandas_input import PandasSettings
+    from statelog.spark.rows.pandas_output import FrameOutput
+
+    frames = FrameOutput(schema, columns, batch_id, PandasSettings.defaults(timezone))
+    frames.extend(produced if isinstance(produced, list) else [produced])
+    return rows_in(frames.batch())
+
+
+def rows_in(table: pa.RecordBatch | pa.Table) -> list[Row]:
+    """Return the rows of a table; times are aware, structs are dicts."""
+    names = table.schema.names
+    columns = [column.to_pylist() for column in table.columns]
+    return [make_row(names, values) for values in zip(*columns, strict=True)]

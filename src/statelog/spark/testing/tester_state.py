@@ -20,7 +20,9 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.timers import Timers
+from statelog.state.recordings.cells import Cells, cells_of
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
+from statelog.state.schema.evolution import evolve
 
 
 class TesterState:
@@ -31,6 +33,9 @@ class TesterState:
         processor: The processor, whose `init` declares the state variables.
         time_mode: "none", "processingtime" or "eventtime".
         keys: Names and types of the key's columns; None for those of the first key.
+        stored: The schema of the state that the test begins with, which the processor's has to be
+            a later form of, and whose key is taken; None for none.
+        stored_ms: The time from which a time to live counts that the processor adds.
 
     Attributes: `key_group_range`: all key groups; `declared`: the declared state variables.
 
@@ -40,11 +45,18 @@ class TesterState:
     """
 
     def __init__(
-        self, processor: StatefulProcessor, time_mode: str, keys: pa.Schema | None
+        self,
+        processor: StatefulProcessor,
+        time_mode: str,
+        keys: pa.Schema | None,
+        stored: OperatorStateSchema | None = None,
+        stored_ms: int = 0,
     ) -> None:
+        self._stored = stored
+        self._stored_ms = stored_ms
         self._processor = processor
         self._time_mode = time_mode
-        self._given_keys = keys
+        self._given_keys = keys if stored is None else stored.key_schema
         self._log: TesterLog | None = None
         self.key_group_range = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
         self.declared = self._operator(pa.schema([])).states  # wrong ones are an error at once
@@ -73,7 +85,10 @@ class TesterState:
 
     def place(self, key: object) -> tuple[int, Key, Key]:
         """Return a key's group, and the key in both its forms."""
-        shown: Key = key if type(key) is tuple and self._is_whole_key(key) else (key,)
+        return self.place_values(key if type(key) is tuple and self._is_whole_key(key) else (key,))
+
+    def place_values(self, shown: Key) -> tuple[int, Key, Key]:
+        """Return as `place` the key with these values of its columns."""
         codec = self._opened(shown).state.codec
         frozen = codec.key.freeze(shown)
         count = len(self.key_group_range)
@@ -81,6 +96,27 @@ class TesterState:
             # Only Spark can hash a struct; the group makes no difference here.
             return crc32(repr(frozen).encode("utf-8")) % count, frozen, shown
         return key_group_of(shown, codec.key.schema, count), frozen, shown
+
+    def cells(self, values: Key) -> Cells:
+        """Return the cells of the key with these values of its columns."""
+        group, frozen, _ = self.place_values(values)
+        return cells_of(self.current().groups[group], frozen)
+
+    def set_cells(self, values: Key, cells: Cells) -> None:
+        """Make *cells* the state of the key with these values of its columns."""
+        group, frozen, _ = self.place_values(values)
+        state = self.current()
+        overlay: Overlay = [{} for _ in state.codec.states]
+        for state_id, kind in enumerate(state.codec.kinds):
+            cell = cells.get(state_id)
+            rules = kind.rules
+            overlay[state_id][frozen] = rules.replacing_delta(cell) if cell else rules.clear_delta()
+        self.commit({group: overlay})
+
+    @property
+    def codec(self) -> OperatorCodec:
+        """The codec of the state; a key was used before."""
+        return self._opened(()).state.codec
 
     def drop(self, name: str) -> None:
         """Delete a state variable for all keys."""
@@ -114,8 +150,14 @@ class TesterState:
         return handle, lambda: self.commit({group: overlay})
 
     def _operator(self, keys: pa.Schema) -> OperatorStateSchema:
-        return operator_schema(
-            self._processor, "tester", keys, parse_ddl, time_mode=self._time_mode
+        stored = self._stored
+        name = "tester" if stored is None else stored.operator_id
+        wanted = operator_schema(self._processor, name, keys, parse_ddl, time_mode=self._time_mode)
+        # Without keys only the variables are asked for.
+        return (
+            wanted
+            if stored is None or not len(keys)
+            else evolve(stored, wanted, now_ms=self._stored_ms)
         )
 
     def _opened(self, first_key: Key) -> TesterLog:

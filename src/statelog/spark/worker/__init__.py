@@ -7,6 +7,8 @@ One task of one micro-batch, in a Python worker.
     task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
     output_parts    the output rows as record batches; task_log: the changes into the changelog
+    recorder        what chosen keys see (key_choice, recorded_rows); recording: that as bytes
+    replayable      the command that replays a key that failed
     batch_task      a task over a batch frame, whose state is discarded
 
 Other packages use `protocol`, `task_entry`, `batch_task`, `processor_run`, `handle`, `failures` and

@@ -155,7 +155,17 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        path = self.paths.output(self.ids.new_id())
+        return self._put(self.paths.output(self.ids.new_id()), data)
+
+    def put_recording(self, data: bytes) -> FileStateHandle:
+        """
+        Write a recording and return its handle.
+
+        Blocks: For the store.
+        """
+        return self._put(self.paths.recording(self.ids.new_id()), data)
+
+    def _put(self, path: str, data: bytes) -> FileStateHandle:
         self.store.put(path, data)
         return FileStateHandle(path, len(data), checksum([data]))
 

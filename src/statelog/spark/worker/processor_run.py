@@ -28,6 +28,7 @@ from statelog.spark.rows.types import make_row, row_factory
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
+from statelog.spark.worker.recorder import FailedCall, TaskRecorder
 from statelog.spark.worker.retired_changes import RetiredChanges
 from statelog.spark.worker.spill import SpillFile
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
@@ -52,6 +53,7 @@ class ProcessorRun:
         state: The state as of the base checkpoint.
         key_group_range: The task's key groups.
         output: Collects what the processor yields.
+        recorder: Records what chosen keys see; None for none.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class ProcessorRun:
         state: KeyedState,
         key_group_range: KeyGroupRange,
         output: OutputCollector,
+        recorder: TaskRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
+        self._key_group = -1
         self._context = context
         self._state = state
         self._range = key_group_range
@@ -128,6 +133,8 @@ class ProcessorRun:
     @ends_of_process_are_errors
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
         """Run the processor over keys with all their rows; raises as `process`."""
+        if self._recorder is not None:
+            self._recorder.begin_part(rows, initial)
         if self._state.is_columnar:
             keys = {group: rows.table_keys(group) for group in rows.key_groups()}
             (self._state.borrow if self._in_parts else self._state.prepare)(keys)
@@ -139,6 +146,9 @@ class ProcessorRun:
 
     def retire(self, changes: ChangeBatch) -> None:
         """Drop the overlays, which were appended to the log as *changes*."""
+        if self._recorder is not None:
+            self._recorder.settle(self._group, self.overlays)
+            self._recorder.end_part()
         if self._retired is not None:
             self._retired.add(self._state.groups, self.overlays, changes)
         self._cursor.leave()
@@ -155,6 +165,8 @@ class ProcessorRun:
         if self._timers_id is not None:
             self._fire_timers(self._timers_id)
         self._cursor.leave()
+        if self._recorder is not None:
+            self._recorder.settle(self._group, self.overlays)
         try:
             self._context.processor.close()
         except (Exception, SystemExit) as error:
@@ -170,6 +182,9 @@ class ProcessorRun:
             try:
                 for key, shown, rows in initial.keys(key_group):
                     self._cursor.key = key
+                    if self._recorder is not None and key in self._recorder.marked(key_group):
+                        number = self._begin_record(self._recorder, key)
+                        self._recorder.called(number, "handleInitialState")
                     for row in rows:
                         initialize(shown, row, self._times)
                     self.key_count += key not in with_rows
@@ -179,11 +194,20 @@ class ProcessorRun:
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
         handle_rows = self._context.processor.handleInputRows
         cursor, times, extend = self._cursor, self._times, self.output.extend
+        recorder = self._recorder
+        marked = () if recorder is None else recorder.marked(key_group)
         count = 0
         key: Key = ()
         try:
             for key, shown, rows in rows_of.keys(key_group):
                 cursor.key = key
+                if marked and recorder is not None and key in marked:
+                    number = self._begin_record(recorder, key)
+                    produced = handle_rows(shown, rows, times)
+                    made = () if produced is None else produced
+                    extend(recorder.watch(number, "handleInputRows", -1, made))
+                    count += 1
+                    continue
                 produced = handle_rows(shown, rows, times)
                 if produced is not None:
                     extend(produced)
@@ -199,9 +223,16 @@ class ProcessorRun:
             overlay = self.overlays[key_group] = [{} for _ in self._codec.states]
         return overlay
 
+    def _group(self, key_group: int) -> KeyGroupState:
+        return self._shadows.get(key_group) or self._state.groups[key_group]
+
     def _enter(self, key_group: int) -> None:
-        group = self._shadows.get(key_group) or self._state.groups[key_group]
-        self._cursor.enter(group, self._overlay(key_group))
+        self._key_group = key_group
+        self._cursor.enter(self._group(key_group), self._overlay(key_group))
+
+    def _begin_record(self, recorder: TaskRecorder, key: Key) -> int:
+        """Begin to record the current key; return its number."""
+        return recorder.begin(self._key_group, key, self._group(self._key_group))
 
     def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
         """Return the due timers as (time, key group, key), by time."""
@@ -231,26 +262,32 @@ class ProcessorRun:
             for key_group, some in keys.items():
                 group = self._state.groups[key_group]
                 self._shadows[key_group] = self._retired.brought_forward(key_group, group, some)
+        recorded = set() if self._recorder is None else self._recorder.of_timers(due)
         for time, key_group, key in due:
             self._enter(key_group)
             self._cursor.key = key
-            self._fire(time, key)
+            self._fire(time, key, is_recorded=(key_group, key) in recorded)
             self.output.convert_if_many()
 
-    def _fire(self, time: int, key: Key) -> None:
-        timers = self._timers
+    def _fire(self, time: int, key: Key, *, is_recorded: bool) -> None:
+        timers, recorder = self._timers, self._recorder
         if timers is None or not timers.contains(time):
             return  # the call for an earlier timer deleted it
+        if is_recorded and recorder is not None:
+            number = self._begin_record(recorder, key)
         try:
             produced = self._context.processor.handleExpiredTimer(
                 key=self._key_of_timer(key),
                 timerValues=self._times,
                 expiredTimerInfo=ExpiredTimerInfo(time),
             )
+            if is_recorded and recorder is not None:
+                made = () if produced is None else produced
+                produced = recorder.watch(number, "handleExpiredTimer", time, made)
             if produced is not None:
                 self.output.extend(produced)
         except (Exception, SystemExit) as error:
-            raise self._failed("handleExpiredTimer", key, error) from error
+            raise self._failed("handleExpiredTimer", key, error, time) from error
         timers.delete(time)
 
     @cached_property
@@ -297,7 +334,16 @@ class ProcessorRun:
                 for key in table:
                     deltas[key] = kind.rules.clear_delta()
 
-    def _failed(self, method: str, key: Key | None, error: BaseException) -> ProcessorError:
+    def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
+        if self._recorder is not None and key_group >= 0:
+            group = self._group(key_group)
+            self._recorder.failed = FailedCall(key_group, key, method, timer_ms, group)
+
+    def _failed(
+        self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
+    ) -> ProcessorError:
+        if key is not None:
+            self._note_failure(self._key_group, key, method, timer_ms)
         name = type(self._context.processor).__name__
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
@@ -316,6 +362,7 @@ class ProcessorRun:
                     try:
                         state.batch(state.operations({key: delta}))
                     except UNENCODABLE as unfit:
+                        self._note_failure(key_group, key, "")
                         return ProcessorError(
                             f"state {state.descriptor.name!r} of key "
                             f"{self._codec.key.thaw(key)!r:.200} in batch {self._context.batch_id} "

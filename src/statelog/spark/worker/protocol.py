@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.late_rows import LateRows
@@ -120,6 +121,7 @@ class TaskSpec:
         snapshots: Key groups of which to write a snapshot in this micro-batch, by partition.
         inline_bytes: Deltas, and outputs, up to this size are sent to the driver in the answer.
         staged: Whether output rows are sent in the answer (False: they are the task's result).
+        record: What to record; None for nothing.
     """
 
     context: BatchContext
@@ -133,6 +135,7 @@ class TaskSpec:
     snapshots: Mapping[int, KeyGroupRange]
     inline_bytes: int
     staged: bool
+    record: RecordSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +179,8 @@ class TaskAck:
         delta_bytes: Bytes of all changes.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
         objects, object_bytes: Number and size of the objects that it wrote to the store.
+        recording, recording_file: What chosen keys saw: in the answer, or the name of its file.
+        recorded_keys, dropped_keys: Number of keys in it, and of those that exceeded a bound.
         caught_up: How the task brought its state forward.
         milliseconds: Duration of each phase.
         attempt: Number of attempts of the task that failed before this one.
@@ -199,6 +204,10 @@ class TaskAck:
     next_due_ms: int = NEVER_MS
     objects: int = 0
     object_bytes: int = 0
+    recording: bytes = b""
+    recording_file: FileStateHandle | None = None
+    recorded_keys: int = 0
+    dropped_keys: int = 0
     caught_up: CatchUp = field(default_factory=CatchUp)
     milliseconds: dict[str, float] = field(default_factory=dict)
     attempt: int = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -31,11 +32,15 @@ from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedH
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import RandomIds
 from statelog.spark.rows.event_time_check import check_event_times
+from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.late_rows import LateCount
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.processor_run import ProcessorRun
-from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
+from statelog.spark.worker.recorder import TaskRecorder
+from statelog.spark.worker.recording import acknowledge_recording
+from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.stopwatch import Stopwatch
@@ -162,18 +167,25 @@ def _run(
     counter = RowCounter(key_group_range, spec.rows.layout.key_positions)
     read = spec.rows.is_read and spec.rows.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
-    rows = TaskInput(spec.rows, worker.state.codec.key, key_group_range, counted, file)
+    recorder = _recorder(worker, spec)
+    rows = TaskInput(_input_rows(spec), worker.state.codec.key, key_group_range, counted, file)
     ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
     ack.late_rows = late.rows
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     output = _output(worker, spec, file)
-    run = ProcessorRun(spec.context, worker.state, key_group_range, output)
-    _process(worker, spec, rows, run, ack, watch)
+    run = ProcessorRun(spec.context, worker.state, key_group_range, output, recorder)
+    with replayable_failure(worker.store, worker.paths, recorder, spec):
+        _process(worker, spec, rows, run, ack, watch)
     if isinstance(output, StagedOutputParts):
         ack.output = output.staged()
         watch.lap("stage")
     ack.output_rows = output.row_count
+    if recorder is not None:
+        acknowledge_recording(
+            OutputFiles(worker.store, worker.paths, worker.ids), recorder, spec, ack
+        )
+        watch.lap("record")
     ack.group_entries = [
         worker.state.entry_count(KeyGroupRange(one, one)) for one in key_group_range
     ]
@@ -185,6 +197,21 @@ def _run(
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output.batches() if isinstance(output, DirectOutput) else iter(())
+
+
+def _recorder(worker: _Worker, spec: TaskSpec) -> TaskRecorder | None:
+    if spec.record is None:
+        return None
+    starts, ends = [one.start for one in spec.ranges], [one.end for one in spec.ranges]
+    groups = KeyGroupRange(min(starts), max(ends))
+    output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
+    return TaskRecorder(spec.record, worker.state.codec, groups, output)
+
+
+def _input_rows(spec: TaskSpec) -> TaskRows:
+    """Return the task's rows, whose inputs keep them in columns where keys are recorded."""
+    rows = spec.rows
+    return rows if spec.record is None else replace(rows, row_format=KeepingFormat(rows.row_format))
 
 
 def _output(worker: _Worker, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:

@@ -138,6 +138,10 @@ class Kind(ABC, Generic[Cell, Delta]):
         """Return a new delta that removes the cell of a key."""
 
     @abstractmethod
+    def replacing_delta(self, cell: Cell) -> Delta:
+        """Return a delta that makes *cell* the cell of a key, whatever it was."""
+
+    @abstractmethod
     def fold(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> None:
         """Bring *table* forward by *deltas*, which stay as they are."""
 

@@ -63,6 +63,12 @@ class ListKind(Kind[ListCell, ListDelta]):
         """Return a delta that removes all entries."""
         return ListDelta(replaced=True)
 
+    def replacing_delta(self, cell: ListCell) -> ListDelta:
+        """Return a delta that removes all entries, then appends those of *cell*."""
+        delta = ListDelta(replaced=True)
+        delta.tail = list(cell)
+        return delta
+
     def fold(self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]) -> None:
         """Append the new entries in place, or replace the list."""
         for key, delta in deltas.items():

@@ -63,6 +63,12 @@ class MapKind(Kind[MapCell, MapDelta]):
         """Return a delta that removes all entries."""
         return MapDelta(cleared=True)
 
+    def replacing_delta(self, cell: MapCell) -> MapDelta:
+        """Return a delta that removes all entries, then sets those of *cell*."""
+        delta = MapDelta(cleared=True)
+        delta.entries.update(cell)
+        return delta
+
     def fold(self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]) -> None:
         """Set and remove entries in place, or in an empty map."""
         for key, delta in deltas.items():

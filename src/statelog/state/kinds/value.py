@@ -36,6 +36,10 @@ class ValueKind(Kind[Entry, Entry | None]):
         """Return a delta that removes the value."""
         return None
 
+    def replacing_delta(self, cell: Entry) -> Entry:
+        """Return the entry, which is its own delta."""
+        return cell
+
     def fold(self, table: dict[Key, Entry], deltas: Mapping[Key, Entry | None]) -> None:
         """Replace the values in *table* that *deltas* changes."""
         if None in deltas.values():

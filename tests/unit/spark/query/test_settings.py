@@ -10,8 +10,10 @@ pytest.importorskip("pyspark")
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.options import CheckpointOptions, SnapshotPolicy
 from statelog.spark.query.delivery import Delivery
+from statelog.spark.query.operator_settings import OperatorSettings
+from statelog.spark.query.record import RecordRule, parse_record
 from statelog.spark.query.resolve import resolve_settings
-from statelog.spark.query.settings import SETTINGS, OperatorSettings, QuerySettings
+from statelog.spark.query.settings import SETTINGS, QuerySettings
 
 
 def settled(
@@ -44,8 +46,15 @@ def test_every_setting_can_be_configured_as_text() -> None:
             "checkpoint.compress-metadata": "false",
             "snapshot.max-log-handles": "5",
             "storeOptions.aws_region": "eu-central-1",
+            "record": '["a", ["b", 2]]',
+            "recordBytes": "1 mb",
+            "recordCheckpoints": "7",
+            "recordAge": "36 h",
         }
     )
+    assert RecordRule(keys=(("a",), ("b", 2))) == found.record
+    assert (1 << 20, 7) == (found.record_bytes, found.record_checkpoints)
+    assert 36 * 3600 == found.record_age.total_seconds()
     assert ("s3://bucket/jobs", None) == (found.base_location, found.state_location)
     assert (Delivery.DIRECT, 3, 12) == (found.delivery, found.tasks, found.max_parallelism)
     assert (65536, False) == (found.inline_bytes, found.fsync)
@@ -191,3 +200,28 @@ def test_tasks_are_bounded_by_the_cores_unless_said_otherwise() -> None:
     assert (6, 6) == QuerySettings(min_tasks=6).task_bounds(4)
     assert (2, 9) == QuerySettings(min_tasks=2, max_tasks=9).task_bounds(4)
     assert (5, 5) == QuerySettings(tasks=5).task_bounds(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("failed", RecordRule()),
+        ("Failed", RecordRule()),
+        ("0.25", RecordRule(rate=0.25)),
+        (1, RecordRule(rate=1.0)),
+        (["a", ("b", 2)], RecordRule(keys=(("a",), ("b", 2)))),
+        ([5], RecordRule(keys=((5,),))),
+        ("[5]", RecordRule(keys=((5,),))),
+        (0, None),
+        ("off", None),
+        ("", None),
+    ],
+)
+def test_what_is_recorded_is_a_list_a_share_or_what_failed(given: object, meant: object) -> None:
+    assert meant == parse_record(given, key="record")
+
+
+@pytest.mark.parametrize("given", [True, 1.5, -0.1, "everything", [], {"a": 1}, None, float("nan")])
+def test_what_is_recorded_is_nothing_else(given: object) -> None:
+    with pytest.raises(InvalidOptionsError, match="'record' must be a list of keys, the share"):
+        parse_record(given, key="record")

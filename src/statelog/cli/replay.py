@@ -1,0 +1,187 @@
+"""`statelog replay`: what a recorded key saw, through the processor of today."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from statelog import extras
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    console,
+    open_existing,
+    plural,
+    print_json,
+)
+from statelog.cli.replay_show import show_recordings, show_step, step_json
+from statelog.errors import UsageError
+from statelog.state.reader.lookup import key_from_text
+from statelog.state.recordings import StoredRecording, list_recordings, read_recording, steps_of
+from statelog.state.recordings.step import RecordedStep
+from statelog.store import LocationPaths, ObjectStore
+
+if TYPE_CHECKING:
+    from statelog.spark.testing.find_processor import FoundProcessor
+    from statelog.spark.testing.replay import ReplayedStep
+
+
+def replay(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Values of the key columns, in their order; -- before a negative number. Without "
+            "a key the recorded keys are listed."
+        ),
+    ] = None,
+    *,
+    from_checkpoint: Annotated[
+        int | None,
+        typer.Option("--from", help="Leave out the micro-batches before this checkpoint.", min=0),
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option(help="operatorId, where the query has several operators.")
+    ] = None,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            help="The processor: module:Class or file.py:Class; a function that returns it will do. "
+            "By default the class that has the recorded name.",
+            metavar="MODULE:CLASS",
+        ),
+    ] = None,
+    write_test: Annotated[
+        Path | None,
+        typer.Option(help="Write the steps that differ or fail as a pytest file.", metavar="FILE"),
+    ] = None,
+    pdb: Annotated[
+        bool, typer.Option("--pdb", help="Stop at the first difference or error in the debugger.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    Run what a recorded key saw through the processor of today, and compare.
+
+    A query records keys with the setting `record`.  Each micro-batch of the key is one step: it begins
+    with the recorded state and timers, and its rows, state and timers are compared with the recorded
+    ones.  Exit status 1 if a step differs or fails.
+    """
+    store = open_existing(location)
+    if not key:
+        show_recordings(_recorded_keys(store), as_json=as_json)
+        raise typer.Exit(EXIT_OK)
+    extras.require_spark("the replay of a processor")
+    steps = _recorded_steps(store, location, key, operator, from_checkpoint)
+    found = _processor(steps, processor)
+    replayed = _replayed(steps, found, pdb=pdb)
+    for one in replayed:
+        if as_json:
+            print_json(step_json(one))
+        else:
+            show_step(one)
+    if write_test is not None:
+        _write(write_test, replayed, found, as_json=as_json)
+    bad = [one for one in replayed if one.differences or one.error is not None]
+    if not as_json:
+        _summary(replayed, f"{found.module}:{found.name}")
+    raise typer.Exit(EXIT_FINDING if bad else EXIT_OK)
+
+
+def _recorded_keys(store: ObjectStore) -> list[tuple[StoredRecording, RecordedStep]]:
+    return [
+        (stored, step)
+        for stored in list_recordings(store, LocationPaths())
+        for task in read_recording(store, stored)
+        for step in steps_of(task)
+    ]
+
+
+def _recorded_steps(
+    store: ObjectStore,
+    location: str,
+    key: Sequence[str],
+    operator: str | None,
+    from_checkpoint: int | None,
+) -> list[RecordedStep]:
+    """Return the steps of a key that is given as text."""
+    from statelog.spark.testing.replay import recorded_steps
+
+    refused: UsageError | None = None
+    values: list[tuple[object, ...]] = []
+    schemas = []
+    for stored in list_recordings(store, LocationPaths()):
+        for task in read_recording(store, stored):
+            if operator is None or task.operator_id == operator:
+                schemas.append(task.state_schema().key_schema)
+    for schema in schemas:
+        try:
+            made = key_from_text(key, schema)
+        except UsageError as error:
+            refused = error
+            continue
+        if made not in values:
+            values.append(made)
+    if not values and refused is not None:
+        raise refused
+    wanted = values[0] if values else tuple(key)
+    return recorded_steps(store, wanted, operator=operator, from_checkpoint=from_checkpoint)
+
+
+def _processor(steps: Sequence[RecordedStep], processor: str | None) -> FoundProcessor:
+    from statelog.spark.testing.find_processor import find_processor, recorded_processor
+
+    return recorded_processor(steps[-1].task) if processor is None else find_processor(processor)
+
+
+def _replayed(
+    steps: Sequence[RecordedStep], found: FoundProcessor, *, pdb: bool
+) -> list[ReplayedStep]:
+    from statelog.spark.testing.debug_replay import debug_step
+    from statelog.spark.testing.replay import replay_step
+
+    replayed = []
+    for step in steps:
+        one = replay_step(step, found.processor)
+        replayed.append(one)
+        if pdb and (one.differences or one.error is not None):
+            show_step(one)
+            debug_step(one, found.processor)
+            break
+    return replayed
+
+
+def _write(
+    file: Path, steps: Sequence[ReplayedStep], found: FoundProcessor, *, as_json: bool
+) -> None:
+    from statelog.spark.testing.write_test import file_text, steps_to_write
+
+    chosen = steps_to_write(steps)
+    try:
+        file.write_text(file_text(chosen, found, file), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error}") from error
+    if not as_json:
+        which = "that differ or fail" if len(chosen) < len(steps) else "recorded"
+        sys.stdout.flush()
+        console().print(
+            f"wrote {file}: {plural(len(chosen), 'test')} of {plural(len(steps), 'step')}, those "
+            f"{which}; it contains recorded data",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _summary(steps: Sequence[ReplayedStep], processor: str) -> None:
+    differ = sum(bool(one.differences) for one in steps)
+    failed = sum(one.error is not None and not one.differences for one in steps)
+    parts = [f"{plural(len(steps), 'step')} with {processor}"]
+    parts.append(f"{differ} differ" if differ else "no difference")
+    if failed:
+        parts.append(f"{failed} failed as recorded")
+    style = "bold red" if differ or failed else "green"
+    console().print(": ".join(parts[:2]) + "".join(f", {one}" for one in parts[2:]), style=style)

@@ -1,0 +1,136 @@
+"""
+Commit the recordings of a micro-batch with it.
+
+The recordings in the answers of the tasks become one object, which the checkpoint names.  Each later
+checkpoint names the objects that are still kept, so that the clean-up deletes an object with the last
+retained checkpoint that names it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from statelog.checkpoint.batch_record import RecordingEntry
+from statelog.errors import StoreError
+from statelog.spark.query.query import Query
+from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
+from statelog.spark.query.settings import QuerySettings
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import TaskAck
+from statelog.state.recordings.format import encode_file
+
+_log = logging.getLogger("statelog.spark")
+
+
+def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
+    """
+    Return the keys to record of each operator.
+
+    Raises:
+        UsageError: A key is a key of no operator.
+    """
+    rule = query.settings.record
+    if rule is None:
+        return [() for _ in query.operators]
+    return keys_of_operators(rule, [one.schema.key_schema for one in query.operators])
+
+
+def record_spec(
+    query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
+) -> RecordSpec | None:
+    """
+    Return what the tasks of an operator record; None for nothing.
+
+    Args:
+        query: The query.
+        operator: Index of the operator.
+        keys: Single keys.
+        tasks: Number of its tasks, which share the bytes.
+    """
+    settings = query.settings
+    if settings.record is None:
+        return None
+    each = max(settings.record_bytes // (tasks * len(query.operators)), 1)
+    return RecordSpec(
+        rate=settings.record.rate,
+        keys=keys,
+        batch_bytes=each,
+        key_bytes=min(key_bytes_of(settings.record_bytes), each),
+        operator_id=query.operators[operator].schema.operator_id
+        if len(query.operators) > 1
+        else "",
+    )
+
+
+def committed_recordings(
+    files: OutputFiles,
+    acks: Sequence[TaskAck],
+    checkpoint_id: int,
+    now_ms: int,
+) -> list[RecordingEntry]:
+    """
+    Write the recordings of a micro-batch, and return how its checkpoint names them.
+
+    Args:
+        files: Writes files of the state location.
+        acks: The answers of the tasks of all operators.
+        checkpoint_id: The checkpoint being made.
+        now_ms: The wall clock.
+
+    Blocks: For the store, where keys were recorded.
+    """
+    entries = []
+    inline = [ack for ack in acks if ack.recording]
+    try:
+        if inline:
+            handle = files.put_recording(encode_file([ack.recording for ack in inline]))
+            entries.append(_entry(handle.path, handle.size_bytes, inline, checkpoint_id, now_ms))
+    except StoreError as error:  # a query does not stop for want of its recordings
+        _log.warning("checkpoint %d has no recordings: %s", checkpoint_id, error)
+    for ack in acks:
+        if ack.recording_file is not None:
+            path, size = ack.recording_file.path, ack.recording_file.size_bytes
+            entries.append(_entry(path, size, [ack], checkpoint_id, now_ms))
+    dropped = sum(ack.dropped_keys for ack in acks)
+    if dropped:
+        _log.warning(
+            "checkpoint %d: %d keys were not recorded, because they exceed recordBytes",
+            checkpoint_id,
+            dropped,
+        )
+    return entries
+
+
+def _entry(
+    path: str, size: int, acks: Sequence[TaskAck], checkpoint_id: int, now_ms: int
+) -> RecordingEntry:
+    return RecordingEntry(
+        checkpoint=checkpoint_id,
+        path=path,
+        size=size,
+        at_ms=now_ms,
+        keys=sum(ack.recorded_keys for ack in acks),
+        dropped=sum(ack.dropped_keys for ack in acks),
+    )
+
+
+def kept_recordings(
+    before: Sequence[RecordingEntry],
+    fresh: Sequence[RecordingEntry],
+    settings: QuerySettings,
+    now_ms: int,
+) -> tuple[RecordingEntry, ...]:
+    """
+    Return the recordings that a checkpoint names: its own, and those of earlier ones still kept.
+
+    Args:
+        before: Those that the checkpoint before it names.
+        fresh: Its own.
+        settings: How many and how long they are kept.
+        now_ms: The wall clock.
+    """
+    oldest_ms = now_ms - settings.record_age.total_seconds() * 1000
+    every = [*(one for one in before if one.at_ms > oldest_ms), *fresh]
+    ids = sorted({one.checkpoint for one in every})[-settings.record_checkpoints :]
+    return tuple(one for one in every if one.checkpoint in ids)

@@ -1,0 +1,55 @@
+"""Stop in the debugger where a replayed step fails or differs."""
+
+from __future__ import annotations
+
+import pdb
+import sys
+from collections.abc import Callable
+from typing import IO
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.spark.testing.replay import ReplayedStep, replay_step
+from statelog.spark.testing.replay_tester import StepResult
+
+
+def debug_step(
+    step: ReplayedStep,
+    processor: StatefulProcessor,
+    *,
+    stdin: IO[str] | None = None,
+    stdout: IO[str] | None = None,
+) -> None:
+    """
+    Open the debugger at the first difference of a step, or at its error.
+
+    A step that fails is opened where the processor raised.  A step that differs is run again, and
+    stops where the processor is called.
+
+    Args:
+        step: A step with an error or with differences.
+        processor: The processor.
+        stdin: Where commands are read; None for the terminal.
+        stdout: Where the debugger prints; None for the terminal.
+    """
+    sys.stdout.flush()
+    debugger = pdb.Pdb(stdin=stdin, stdout=stdout or sys.stdout)
+    cause = None if step.error is None else step.error.__cause__
+    if cause is not None and cause.__traceback__ is not None:
+        debugger.reset()
+        debugger.interaction(None, cause.__traceback__)
+        return
+    methods = {call.method for call in step.recorded.calls} or {"handleInputRows"}
+    for method in sorted(methods):
+        code = getattr(getattr(type(processor), method, None), "__code__", None)
+        if code is not None:
+            # As the debugger's `break function`: at its first line, not at its definition.
+            debugger.set_break(code.co_filename, code.co_firstlineno, funcname=method)
+    debugger.rcLines.append("continue")
+
+    def run(call: Callable[[], StepResult]) -> StepResult:
+        results: list[StepResult] = []
+        debugger.runcall(lambda: results.append(call()))
+        return results[0]
+
+    replay_step(step.recorded, processor, run)

@@ -1,0 +1,126 @@
+"""
+The state of one key as a test writes and reads it: tuples, lists of tuples, dicts of tuples.
+
+It is converted to the cells of the tables, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from statelog.errors import UsageError
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.kinds import StateKind
+from statelog.state.recordings.cells import Cells
+from statelog.state.schema.descriptors import TIMERS_NAME
+
+
+def cells_given(
+    codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, Any], now_ms: int
+) -> Cells:
+    """
+    Return the cells of a key whose state is given.
+
+    Args:
+        codec: The operator's codec.
+        state: By variable, see `ProcessorTester.begin`.
+        expires: When it expires, in the same form.
+        now_ms: For a time to live without an expiry.
+
+    Raises:
+        UsageError: There is no such variable, or a value does not fit it.
+    """
+    cells: Cells = {}
+    for name, value in state.items():
+        state_id, one = _variable(codec, name)
+        cell = _cell(one, value, expires.get(name), now_ms)
+        if cell:
+            cells[state_id] = cell
+    return cells
+
+
+def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
+    """Return the cell of timers; raises `UsageError` where the time mode has none."""
+    try:
+        state_id = codec.schema.state_id(TIMERS_NAME)
+    except KeyError:
+        raise UsageError(
+            "timers need the time mode ProcessingTime or EventTime; this tester has None"
+        ) from None
+    return {state_id: tuple(sorted(set(timers)))}
+
+
+def _variable(codec: OperatorCodec, name: str) -> tuple[int, StateCodec]:
+    known = [codec.schema.states[at].name for at in codec.live]
+    if name not in known or name == TIMERS_NAME:
+        names = ", ".join(one for one in known if one != TIMERS_NAME)
+        raise UsageError(f"init creates no state {name!r}; it creates {names or 'none'}")
+    state_id = codec.schema.state_id(name)
+    return state_id, codec.states[state_id]
+
+
+def _cell(one: StateCodec, value: Any, expires: Any, now_ms: int) -> Any:
+    ttl_ms = one.descriptor.ttl_ms
+
+    def entry(given: Any, at: Any) -> tuple[Any, ...]:
+        stored: tuple[Any, ...] = one.value.normalize(given)
+        return stored if ttl_ms is None else (now_ms + ttl_ms if at is None else at, stored)
+
+    if value is None:
+        return None
+    kind = one.descriptor.kind
+    if kind is StateKind.VALUE:
+        return entry(value, expires)
+    if kind is StateKind.LIST:
+        times = [None] * len(value) if expires is None else list(expires)
+        return [entry(each, at) for each, at in zip(value, times, strict=True)]
+    if one.user_key is None:
+        raise UsageError(f"state {one.descriptor.name!r} has no map keys")
+    by_key = {} if expires is None else expires
+    return {
+        one.user_key.normalize(user_key): entry(each, by_key.get(user_key))
+        for user_key, each in value.items()
+    }
+
+
+def state_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
+    """Return the state in *cells* that has not expired by *now_ms*; timers are left out."""
+    return _shown(codec, cells, now_ms, lambda one, entry: entry[1] if one.expires else entry)
+
+
+def expiry_shown(codec: OperatorCodec, cells: Cells, now_ms: int) -> dict[str, Any]:
+    """Return when the state in *cells* expires, of variables with a time to live."""
+    found = {state_id: cell for state_id, cell in cells.items() if codec.states[state_id].expires}
+    return _shown(codec, found, now_ms, lambda _one, entry: entry[0])
+
+
+def _shown(codec: OperatorCodec, cells: Cells, now_ms: int, form: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for state_id in codec.live:
+        one = codec.states[state_id]
+        cell = cells.get(state_id)
+        if cell and one.expires:
+            cell = one.kind.live_cell(cell, now_ms)
+        if not cell or one.descriptor.name == TIMERS_NAME:
+            continue
+        shown[one.descriptor.name] = _by_kind(one, cell, form)
+    return shown
+
+
+def _by_kind(one: StateCodec, cell: Any, form: Any) -> Any:
+    kind = one.descriptor.kind
+    if kind is StateKind.VALUE:
+        return form(one, cell)
+    if kind is StateKind.LIST:
+        return [form(one, entry) for entry in cell]
+    return {user_key: form(one, entry) for user_key, entry in cell.items()}
+
+
+def timers_shown(codec: OperatorCodec, cells: Cells) -> list[int]:
+    """Return the timers in *cells*, ascending."""
+    for state_id in codec.live:
+        if codec.schema.states[state_id].name == TIMERS_NAME:
+            return list(cells.get(state_id, ()))
+    return []

@@ -1,0 +1,175 @@
+"""Write recorded values as Python code, for a test that a person reads."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.pandas.types import from_arrow_schema
+
+WIDTH: Final = 96
+"""Longest line of a written test, where its literals allow it."""
+
+
+class Literals:
+    """
+    Writes values as code, and notes what the code needs.
+
+    Attributes: `imports`: lines to import; `has_local`: whether `local` is called, which makes the
+    naive local times that state holds; `has_nan`: whether a NaN was written.
+    """
+
+    def __init__(self) -> None:
+        self.imports: set[str] = set()
+        self.has_local = False
+        self.has_nan = False
+
+    def take(self, other: Literals) -> None:
+        """Note what other code needs too."""
+        self.imports |= other.imports
+        self.has_local |= other.has_local
+        self.has_nan |= other.has_nan
+
+    def of(self, value: Any, kind: pa.DataType | None = None, *, in_state: bool = False) -> str:
+        """
+        Return a value as code.
+
+        Args:
+            value: The value.
+            kind: Its Arrow type, which has the time zone; None if unknown.
+            in_state: Whether it is read from state, where times are naive and local.
+        """
+        if isinstance(value, Row) and hasattr(value, "__fields__"):
+            return self._row(value, kind, in_state)
+        if isinstance(value, Mapping):
+            return self._mapping(value, kind, in_state)
+        if isinstance(value, list):
+            inner = kind.value_type if kind is not None and _is_list(kind) else None
+            return f"[{', '.join(self.of(one, inner, in_state=in_state) for one in value)}]"
+        if isinstance(value, tuple):
+            return self.values(value, None, in_state=in_state)
+        if isinstance(value, float):
+            return self._float(value)
+        if isinstance(value, decimal.Decimal):
+            self.imports.add("from decimal import Decimal")
+            return f'Decimal("{value}")'
+        if isinstance(value, dt.date | dt.timedelta | dt.time):
+            return self._time(value, kind, in_state)
+        return _text(value) if isinstance(value, str) else repr(value)
+
+    def values(
+        self, values: Sequence[Any], schema: pa.Schema | None, *, in_state: bool = False
+    ) -> str:
+        """Return the values of the fields of *schema* as a tuple."""
+        kinds = [None] * len(values) if schema is None else schema.types
+        parts = [self.of(*one, in_state=in_state) for one in zip(values, kinds, strict=True)]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+    def row(self, row: Row, schema: pa.Schema) -> str:
+        """Return a Row of the fields of *schema* as code."""
+        return self._row(row, pa.struct(list(schema)), in_state=False)
+
+    def _row(self, row: Row, kind: pa.DataType | None, in_state: bool) -> str:
+        self.imports.add("from pyspark.sql import Row")
+        names = list(row.__fields__)
+        kinds = {} if kind is None else {one.name: one.type for one in kind}
+        parts = [
+            self.of(value, kinds.get(name), in_state=in_state)
+            for name, value in zip(names, row, strict=True)
+        ]
+        if all(name.isidentifier() for name in names):
+            fields = ", ".join(f"{name}={part}" for name, part in zip(names, parts, strict=True))
+            return f"Row({fields})"
+        return f"Row({', '.join(map(_text, names))})({', '.join(parts)})"
+
+    def _mapping(self, value: Mapping[Any, Any], kind: pa.DataType | None, in_state: bool) -> str:
+        parts = []
+        for name, part in value.items():
+            inner, outer = None, None
+            if kind is not None and pa.types.is_map(kind):
+                outer, inner = kind.key_type, kind.item_type
+            elif kind is not None and pa.types.is_struct(kind):
+                inner = kind.field(name).type
+            written = self.of(part, inner, in_state=in_state)
+            parts.append(f"{self.of(name, outer, in_state=in_state)}: {written}")
+        return f"{{{', '.join(parts)}}}"
+
+    def _float(self, value: float) -> str:
+        if math.isnan(value):
+            self.has_nan = True
+            return 'float("nan")'
+        return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+    def _time(self, value: Any, kind: pa.DataType | None, in_state: bool) -> str:
+        self.imports.add("import datetime as dt")
+        if isinstance(value, dt.timedelta):
+            return f"dt.timedelta({value.days}, {value.seconds}, {value.microseconds})"
+        if not isinstance(value, dt.datetime):
+            return repr(value).replace("datetime.", "dt.", 1)
+        zone = kind.tz if kind is not None and pa.types.is_timestamp(kind) else None
+        if in_state and zone is not None and value.tzinfo is None:
+            self.has_local = True
+            return f"local({self._moment(value.astimezone(dt.UTC), 'UTC')})"
+        return self._moment(value, zone or ("UTC" if value.tzinfo is not None else None))
+
+    def _moment(self, value: dt.datetime, zone: str | None) -> str:
+        parts = [value.year, value.month, value.day, value.hour, value.minute]
+        if value.second or value.microsecond:
+            parts.append(value.second)
+        if value.microsecond:
+            parts.append(value.microsecond)
+        written = ", ".join(map(str, parts))
+        if zone is None:
+            return f"dt.datetime({written})"
+        if zone in ("UTC", "Etc/UTC"):
+            return f"dt.datetime({written}, tzinfo=dt.UTC)"
+        self.imports.add("from zoneinfo import ZoneInfo")
+        fold = ", fold=1" if value.fold else ""
+        return f'dt.datetime({written}, tzinfo=ZoneInfo("{zone}"){fold})'
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _text(value: str) -> str:
+    """Return text in double quotes, where that needs no more escapes."""
+    written = repr(value)
+    return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in written else written
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """Return a schema as DDL text."""
+    columns = from_arrow_schema(schema)
+    parts = []
+    for column in columns.fields:
+        name = column.name
+        quoted = name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
+        parts.append(f"{quoted} {column.dataType.simpleString()}")
+    return ", ".join(parts)
+
+
+def wrapped(begin: str, parts: Iterable[str], end: str, indent: int = 4) -> str:
+    """Return *parts* between brackets: on one line if they fit, else each on its own."""
+    items = list(parts)
+    space = " " * indent
+    line = f"{space}{begin}{', '.join(items)}{end}"
+    if len(line) <= WIDTH and "\n" not in line:
+        return line
+    inner = "".join(f"{space}    {item},\n" for item in items)
+    return f"{space}{begin}\n{inner}{space}{end}"
+
+
+def braces(parts: Iterable[str], indent: int) -> str:
+    """Return *parts* in braces: on one line if they are short, else each on its own."""
+    items = list(parts)
+    line = f"{{{', '.join(items)}}}"
+    if len(line) + indent + 30 <= WIDTH or not items:
+        return line
+    inner = "".join(f"{' ' * indent}    {item},\n" for item in items)
+    return f"{{\n{inner}{' ' * indent}}}"

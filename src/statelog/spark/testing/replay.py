@@ -1,0 +1,261 @@
+"""
+Replay what a key saw through a processor of today.
+
+Each recorded micro-batch is one step.  A step begins with the recorded state and timers of the key, at
+the recorded times, and runs the recorded rows and the timers that were due.  What comes out is
+compared with the recording: rows, state, timers, and whether it failed.  Steps are independent, so a
+difference in one does not show again in those after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
+from statelog.spark.testing.find_processor import find_processor, recorded_processor
+from statelog.spark.testing.replay_tester import ReplayTester, StepResult
+from statelog.spark.testing.tester_rows import rows_in
+from statelog.state.recordings import RecordedStep, steps_of_key
+from statelog.store import LocationPaths, ObjectStore, open_existing_store
+
+__all__ = ["Difference", "ReplayedStep", "replay", "replay_steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """
+    Something that is not as it was recorded.
+
+    Args:
+        what: "output", "timers", "error", or "state" and the name of a variable.
+        recorded: What was recorded; None for nothing.
+        found: What the processor of today makes.
+    """
+
+    what: str
+    recorded: object
+    found: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedStep:
+    """
+    One micro-batch of a key, recorded and replayed.
+
+    Args:
+        recorded: The recording.
+        input: The input rows.
+        before: State and timers before: by variable, as `ProcessorTester.stateOf`.
+        timers_before: Timers before, in milliseconds.
+        expiry_before: When the state before expires, as `ProcessorTester.expiryOf`.
+        recorded_result: What was recorded; None where the key failed.
+        found: What the processor of today makes; None where it failed.
+        error: Its error, or None.
+        differences: What is not as it was recorded.
+    """
+
+    recorded: RecordedStep
+    input: Sequence[Row]
+    before: Mapping[str, Any]
+    timers_before: Sequence[int]
+    expiry_before: Mapping[str, Any]
+    recorded_result: StepResult | None
+    found: StepResult | None
+    error: ProcessorError | None
+    differences: tuple[Difference, ...]
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint of the micro-batch; of a failure, the one it would have made."""
+        return self.recorded.task.checkpoint_id
+
+
+def replay(
+    location: str,
+    key: object,
+    *,
+    processor: StatefulProcessor | str | None = None,
+    operator: str | None = None,
+    from_checkpoint: int | None = None,
+    store_options: Mapping[str, object] | None = None,
+) -> list[ReplayedStep]:
+    """
+    Replay what a key saw through a processor of today, without a Spark session.
+
+    Args:
+        location: The state location, as a path or URL.
+        key: The values of the key columns, as a tuple; for one column the value alone will do.
+        processor: The processor, or `module:Class` of it; None for the one whose class has the
+            recorded name.
+        operator: Name of the operator, where the query has several.
+        from_checkpoint: Leave out the micro-batches before this checkpoint.
+        store_options: Options of the store's client.
+
+    Returns:
+        A step for each micro-batch in which the key was recorded, oldest first; each has its
+        `differences`.
+
+    Raises:
+        UsageError: The key was not recorded, or the processor cannot be found or made.
+        CheckpointError: The processor cannot continue from the recorded state.
+        CorruptionError: A recording is damaged.
+        StoreError: The store failed.
+
+    Blocks: On the store; reads every recording of the location.
+    """
+    store = open_existing_store(location, options=store_options)
+    steps = recorded_steps(store, key, operator=operator, from_checkpoint=from_checkpoint)
+    if isinstance(processor, str):
+        processor = find_processor(processor).processor
+    return replay_steps(steps, processor)
+
+
+def recorded_steps(
+    store: ObjectStore,
+    key: object,
+    *,
+    operator: str | None = None,
+    from_checkpoint: int | None = None,
+) -> list[RecordedStep]:
+    """
+    Return what was recorded of a key; arguments and errors are those of `replay`.
+
+    Blocks: On the store.
+    """
+    every = steps_of_key(store, LocationPaths(), key, operator=operator)
+    steps = [one for one in every if one.task.checkpoint_id >= (from_checkpoint or 0)]
+    if not steps:
+        since = (
+            "" if from_checkpoint is None or not every else f" from checkpoint {from_checkpoint}"
+        )
+        raise UsageError(
+            f"{store.url} has no recording of the key {key!r:.200}{since}. `statelog replay "
+            f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
+        )
+    names = dict.fromkeys(one.task.operator_id for one in steps)
+    if len(names) > 1:
+        raise UsageError(
+            f"the key {key!r:.200} was recorded at several operators: name one of "
+            f"{', '.join(names)} (--operator)",
+            operators=tuple(names),
+        )
+    return steps
+
+
+def replay_steps(
+    steps: Sequence[RecordedStep],
+    processor: StatefulProcessor | None = None,
+    run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
+) -> list[ReplayedStep]:
+    """
+    Replay recorded steps.
+
+    Args:
+        steps: The steps.
+        processor: The processor; None for the one whose class has the recorded name.
+        run: Runs each step; a debugger may do it.
+
+    Raises:
+        UsageError: There is no such processor.
+        CheckpointError: The processor cannot continue from the recorded state.
+    """
+    return [
+        replay_step(one, processor or recorded_processor(one.task).processor, run) for one in steps
+    ]
+
+
+def replay_step(
+    step: RecordedStep,
+    processor: StatefulProcessor,
+    run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
+) -> ReplayedStep:
+    """Replay one recorded step; arguments and errors are those of `replay_steps`."""
+    try:
+        tester = ReplayTester(processor, step, row_format_of(step))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the processor cannot begin with the recorded state: {error}", reason="incompatible"
+        ) from error
+    before = tester.state_in(step.before)
+    found: StepResult | None = None
+    failed: ProcessorError | None = None
+    try:
+        found = run(tester.run)
+    except ProcessorError as error:
+        failed = error
+    recorded = None
+    if step.after is not None:
+        after = tester.state_in(step.after)
+        recorded = StepResult(rows_in(step.output), after.state, after.expiry, after.timers)
+    return ReplayedStep(
+        recorded=step,
+        input=rows_in(step.input.select(range(step.task.first_input, step.input.num_columns)))
+        if step.input.num_rows
+        else [],
+        before=before.state,
+        timers_before=before.timers,
+        expiry_before=before.expiry,
+        recorded_result=recorded,
+        found=found,
+        error=failed,
+        differences=tuple(_differences(step, recorded, found, failed)),
+    )
+
+
+def row_format_of(step: RecordedStep) -> RowFormat:
+    """Return the row format with which a step was recorded."""
+    if step.task.row_format == "rows":
+        return SparkRowFormat()
+    # Imported here, because the import of pandas takes time.
+    from statelog.spark.rows.pandas_input import PandasSettings
+
+    settings: dict[str, Any] = dict(step.task.frames)
+    columns = StructType.fromJson(json.loads(settings.pop("columns")))
+    return PandasRowFormat(PandasSettings(**settings), columns)
+
+
+def _differences(
+    step: RecordedStep,
+    recorded: StepResult | None,
+    found: StepResult | None,
+    failed: ProcessorError | None,
+) -> list[Difference]:
+    if failed is not None:
+        what = failed.__cause__ or failed
+        text = f"{type(what).__name__}: {what}"
+        before = None if step.failure is None else f"{step.failure.error}: {step.failure.message}"
+        return [] if before == text else [Difference("error", before, text)]
+    if recorded is None or found is None:
+        failure = step.failure
+        was = None if failure is None else f"{failure.error}: {failure.message}"
+        return [Difference("error", was, None)]
+    pairs: list[tuple[str, object, object]] = [("output", recorded.output, found.output)]
+    for name in dict.fromkeys((*recorded.state, *found.state)):
+        pairs.append((f"state {name}", recorded.state.get(name), found.state.get(name)))
+        if name in recorded.state and name in found.state:
+            times = recorded.expiry.get(name), found.expiry.get(name)
+            pairs.append((f"expiry of state {name}", *times))
+    pairs.append(("timers", recorded.timers, found.timers))
+    return [Difference(*one) for one in pairs if not same(one[1], one[2])]
+
+
+def same(one: object, other: object) -> bool:
+    """Return whether two values are equal; a NaN equals a NaN."""
+    if isinstance(one, float) and isinstance(other, float) and one != one:
+        return other != other
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if len(one) != len(other):
+            return False
+        pairs = zip(sorted(one.items(), key=repr), sorted(other.items(), key=repr), strict=True)
+        return one == other or all(same(*pair) for pair in pairs)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

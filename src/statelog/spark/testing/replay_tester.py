@@ -1,0 +1,158 @@
+"""A `ProcessorTester` that begins with a recorded step and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.spark.rows.formats import RowFormat
+from statelog.spark.rows.interface import Output, RowLike
+from statelog.spark.rows.layout import InputLayout
+from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
+from statelog.spark.testing.processor_tester import ProcessorTester
+from statelog.spark.testing.tester_rows import TesterRows, rows_in
+from statelog.state.recordings import RecordedStep
+from statelog.state.recordings.cells import cells_in
+
+TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
+"""Spark's names of time modes, by those of recordings."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """
+    The state of a key.
+
+    Args:
+        state: By variable, as `ProcessorTester.stateOf`.
+        expiry: As `ProcessorTester.expiryOf`.
+        timers: Times in milliseconds, ascending.
+    """
+
+    state: Mapping[str, Any]
+    expiry: Mapping[str, Any]
+    timers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """
+    What comes out of a step.
+
+    Args:
+        output: The rows, with the types of the output.
+        state: State after, by variable; *expiry* is when it expires.
+        timers: Timers after, in milliseconds.
+    """
+
+    output: Sequence[Row]
+    state: Mapping[str, Any]
+    expiry: Mapping[str, Any]
+    timers: Sequence[int]
+
+
+class ReplayTester(ProcessorTester):
+    """
+    Runs one recorded step.
+
+    Args:
+        processor: The processor.
+        step: The step.
+        row_format: With which it was recorded.
+
+    Raises:
+        CheckpointError: The processor cannot continue from the recorded state.
+        ProcessorError: `init` failed.
+    """
+
+    def __init__(
+        self, processor: StatefulProcessor, step: RecordedStep, row_format: RowFormat
+    ) -> None:
+        self._stored, self._stored_ms = step.schema, max(step.task.now_ms, 0)
+        super().__init__(
+            processor,
+            timeMode=TIME_MODES[step.task.time_mode],
+            eventTimeExtractor=lambda row: 1 << 62,  # the recorded rows were not late
+        )
+        self._step = step
+        self._row_format = row_format
+        task = step.task
+        self._now_ms = task.now_ms
+        self._watermark_ms = self._shown_watermark_ms = task.watermark_ms
+        self._place = self._state.place_values(step.key)
+        self._state.set_cells(step.key, self._cells(step.before))
+
+    def _cells(self, table: pa.Table) -> dict[int, Any]:
+        return cells_in(self._state.codec, self._step.task.schema, table)[0]
+
+    def state_in(self, table: pa.Table) -> KeyState:
+        """Return the state in one row of a recorded table."""
+        return self._shown_state(self._cells(table))
+
+    def _shown_state(self, cells: dict[int, Any]) -> KeyState:
+        codec, now = self._state.codec, self._now()
+        state, expiry = state_shown(codec, cells, now), expiry_shown(codec, cells, now)
+        return KeyState(state, expiry, timers_shown(codec, cells))
+
+    def run(self) -> StepResult:
+        """
+        Run the step and return what comes out.
+
+        Raises:
+            ProcessorError: The processor failed.
+        """
+        step = self._step
+        task = step.task
+        self._batch_id = task.batch_id
+        output = self._row_format.output(step.output.schema, task.batch_id)
+        rows = self._recorded(step.input, task.key_positions, task.first_input)
+        initial = None
+        if step.initial.num_rows:
+            initial = self._recorded(step.initial, task.initial_positions, task.first_initial)
+        run = self._process(rows, initial, StepOutput(output))
+        batch = output.batch()
+        self._commit(run)
+        after = self._shown_state(self._state.cells(step.key))
+        return StepResult(rows_in(batch), after.state, after.expiry, after.timers)
+
+    def _recorded(self, table: pa.Table, keys: tuple[int, ...], first: int) -> TesterRows:
+        """Return recorded rows as the input of a run, in the form in which a task gave them."""
+        found = TesterRows()
+        if table.num_rows:
+            codec = self._state.codec.key
+            read = self._row_format.input(InputLayout(keys, first), codec)
+            read.read(table.combine_chunks().to_batches())
+            for key_group in read.key_groups():
+                for _, shown, rows in read.keys(key_group):
+                    found.add(self._place[0], self._place[1], shown, rows)
+        return found
+
+
+class StepOutput:
+    """
+    Gives what a processor yields to the output of a row format.
+
+    Args:
+        output: Converts it.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def extend(self, produced: Iterable[RowLike]) -> None:
+        """Take what one call yields."""
+        self._output.extend(produced)
+
+    def bound_each_call(self) -> None:
+        """Do nothing: the rows of a step fit in memory."""
+
+    def convert_if_many(self) -> None:
+        """Do nothing, as `bound_each_call`."""
+
+    def flush(self) -> None:
+        """Do nothing: `ReplayTester.run` converts the rows."""

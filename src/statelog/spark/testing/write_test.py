@@ -1,0 +1,297 @@
+"""
+Write recorded steps as a pytest file: plain code with the recorded values as literals.
+
+A step that was committed becomes a test that asserts the recorded rows, state and timers: it passes
+with the processor that was recorded.  A step that failed becomes a test that runs it: it fails as
+production did, until the processor is corrected.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.spark.rows.layout import InputLayout
+from statelog.spark.testing.find_processor import FoundProcessor
+from statelog.spark.testing.literals import Literals, braces, ddl_of, wrapped
+from statelog.spark.testing.replay import ReplayedStep, row_format_of
+from statelog.spark.testing.replay_tester import TIME_MODES
+from statelog.spark.testing.tester_rows import rows_in
+from statelog.state.encoding.values import KeyCodec
+from statelog.state.kinds import StateKind
+from statelog.state.recordings import RecordedStep
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+
+_PLAIN = '''
+
+def plain(value):
+    """Return a value with text for each NaN, which equals nothing."""
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return [[plain(name), plain(one)] for name, one in value.items()]
+    return "NaN" if value != value else value
+'''
+_OTHERS = ("import pandas", "from pyspark", "from statelog")
+_LOCAL = '''
+
+def local(moment):
+    """State holds timestamps in the zone of the machine, without naming it."""
+    return moment.astimezone().replace(tzinfo=None)
+'''
+
+
+def steps_to_write(steps: Sequence[ReplayedStep]) -> list[ReplayedStep]:
+    """Return the steps that differ or failed; all of them if none does."""
+    chosen = [one for one in steps if one.differences or one.error is not None]
+    return chosen or list(steps)
+
+
+def file_text(steps: Sequence[ReplayedStep], found: FoundProcessor, file: Path) -> str:
+    """
+    Return the code of a pytest file.
+
+    Args:
+        steps: What to write, at least one step.
+        found: The processor, as the file imports it.
+        file: Where the file will be, for the path of the processor's module.
+    """
+    written = Literals()
+    written.imports.add("from statelog.testing import ProcessorTester")
+    first = steps[0].recorded
+    is_pandas = first.task.row_format == "pandas"
+    if is_pandas:
+        written.imports.add("import pandas as pd")
+    tests = [_test(one, written, is_pandas) for one in steps]
+    key = _key(first, written)
+    tester = _tester(first, found)
+    helpers = (_LOCAL if written.has_local else "") + (_PLAIN if written.has_nan else "")
+    return (
+        f"{_head(first)}\n\n{_imports(written, found, file)}\n"
+        f"KEY = {key}\n{helpers}\n\n{tester}\n\n\n" + "\n\n\n".join(tests) + "\n"
+    )
+
+
+def _head(step: RecordedStep) -> str:
+    return (
+        f'"""\nWhat one key of the operator {step.task.operator_id} saw, recorded by a running query.'
+        "\n\nWritten by `statelog replay --write-test`.  It contains recorded data.\n"
+        '"""'
+    )
+
+
+def _imports(written: Literals, found: FoundProcessor, file: Path) -> str:
+    lines = set(written.imports)
+    path = ""
+    if found.folder:
+        lines |= {"import sys", "from pathlib import Path"}
+        relative = os.path.relpath(found.folder, file.resolve().parent)
+        path = f"\nsys.path.insert(0, str(Path(__file__).parent / {relative!r}))\n".replace(
+            "'", '"'
+        )
+    own_lines = [one for one in lines if one.startswith(_OTHERS)]
+    standard = sorted(lines.difference(own_lines), key=lambda one: (one.startswith("from "), one))
+    groups = [standard, sorted(own_lines, key=lambda one: (one.startswith("from "), one))]
+    own = f"from {found.module} import {found.name.partition('.')[0]}"
+    note = "  # noqa: E402" if path else ""
+    blocks = ["\n".join(group) for group in groups if group]
+    return "\n\n".join(blocks) + f"\n{path}\n{own}{note}\n"
+
+
+def _key(step: RecordedStep, written: Literals) -> str:
+    schema = step.schema.key_schema
+    if len(step.key) == 1:
+        return written.of(step.key[0], schema.types[0])
+    return written.values(step.key, schema)
+
+
+def _tester(step: RecordedStep, found: FoundProcessor) -> str:
+    task = step.task
+    arguments = [f"{found.name}()" if found.is_called else found.name]
+    arguments.append(f'timeMode="{TIME_MODES[task.time_mode]}"')
+    if task.time_mode == "eventtime":
+        arguments.append("eventTimeExtractor=lambda row: 2**62")
+    arguments.append(f'keySchema="{ddl_of(step.schema.key_schema)}"')
+    arguments.append(f'outputStructType="{ddl_of(step.output.schema)}"')
+    inner = "".join(f"        {one},\n" for one in arguments)
+    inner = inner.replace("2**62,\n", "2**62,  # late rows were dropped before\n")
+    return f"def new_job():\n    return ProcessorTester(\n{inner}    )"
+
+
+def _test(step: ReplayedStep, written: Literals, is_pandas: bool) -> str:
+    task = step.recorded.task
+    failure = step.recorded.failure
+    moment = dt.datetime.fromtimestamp(task.recorded_at_ms / 1000, dt.UTC)
+    name = f"test_batch_{task.batch_id}" + ("_does_not_fail" if failure is not None else "")
+    when = f"Batch {task.batch_id}, checkpoint {task.checkpoint_id}, {moment:%Y-%m-%d %H:%M:%S} UTC"
+    lines = [f"def {name}():"]
+    if failure is None:
+        lines.append(f"    # {when}.")
+    else:
+        told = " ".join(f"{failure.error}: {failure.message}".split())
+        lines.append(f"    # {when}: {failure.method or 'the new state'} raised")
+        lines.append(f"    # {told:.300}")
+    lines.append("    job = new_job()")
+    lines.append(_begin(step, written))
+    call = _call(step, written, is_pandas)
+    if failure is not None:
+        lines.append(f"{call}  # fails as it did, until the processor is corrected")
+        return "\n".join(lines)
+    lines.append(call.replace("    job.", "    output = job.", 1))
+    lines += _assertions(step, written, is_pandas)
+    return "\n".join(lines)
+
+
+def _begin(step: ReplayedStep, written: Literals) -> str:
+    task, schema = step.recorded.task, step.recorded.schema
+    parts = ["KEY"]
+    if step.before:
+        parts.append(f"state={_state(step.before, schema, written, indent=8)}")
+    if step.timers_before:
+        parts.append(f"timers={list(step.timers_before)!r}")
+    if step.expiry_before:
+        expiry = _state(step.expiry_before, schema, written, is_expiry=True, indent=8)
+        parts.append(f"expiresAtMs={expiry}")
+    if task.time_mode != "none":
+        parts.append(f"processingTimeMs={task.now_ms}")
+        if task.watermark_ms >= 0:
+            parts.append(f"watermarkMs={task.watermark_ms}")
+    return wrapped("job.begin(", parts, ")")
+
+
+def _call(step: ReplayedStep, written: Literals, is_pandas: bool) -> str:
+    recorded = step.recorded
+    method = "testInPandas" if is_pandas else "test"
+    if not recorded.input.num_rows and not recorded.initial.num_rows:
+        return "    job.testNoData()"
+    form = _frames if is_pandas else _rows
+    rows = form(recorded, written, initial=False)
+    if not recorded.initial.num_rows:
+        return _long_call(f"job.{method}(KEY, ", rows, ")", is_pandas)
+    first = form(recorded, written, initial=True)
+    both = [_one(rows, is_pandas), f"initialState=[{', '.join(first)}]"]
+    return wrapped(f"job.{method}(", ["KEY", *both], ")")
+
+
+def _one(rows: Sequence[str], is_pandas: bool) -> str:
+    return rows[0] if is_pandas else f"[{', '.join(rows)}]"
+
+
+def _long_call(begin: str, rows: Sequence[str], end: str, is_pandas: bool) -> str:
+    if is_pandas:
+        return f"    {begin}{rows[0]}{end}"
+    return wrapped(f"{begin}[", rows, f"]{end}")
+
+
+def _rows(step: RecordedStep, written: Literals, *, initial: bool) -> list[str]:
+    table = step.initial if initial else step.input
+    first = step.task.first_initial if initial else step.task.first_input
+    if not table.num_rows:
+        return []
+    shown = table.select(range(first, table.num_columns))
+    return [written.row(row, shown.schema) for row in rows_in(shown)]
+
+
+def _frames(step: RecordedStep, written: Literals, *, initial: bool) -> list[str]:
+    """Return the rows as one frame with the types that the processor got."""
+    import pandas as pd  # here, because its import takes time
+
+    task = step.task
+    table = step.initial if initial else step.input
+    positions = task.initial_positions if initial else task.key_positions
+    first = task.first_initial if initial else task.first_input
+    if not table.num_rows:
+        return ["pd.DataFrame()"]
+    read = row_format_of(step).input(
+        InputLayout(positions, first), KeyCodec(step.schema.key_schema)
+    )
+    read.read(table.combine_chunks().to_batches())
+    frames: list[Any] = []
+    for key_group in read.key_groups():
+        for _, _, some in read.keys(key_group):
+            frames += some
+    whole = pd.concat(frames, ignore_index=True)
+    columns = []
+    for name in whole.columns:
+        column = whole[name]
+        values = [None if one is pd.NaT else one for one in column.tolist()]
+        if column.dtype.kind in "mM":
+            values = [None if one is None else str(one) for one in values]
+        cells = ", ".join(written.of(one) for one in values)
+        columns.append(f'"{name}": pd.Series([{cells}], dtype="{column.dtype}")')
+    inner = "".join(f"            {one},\n" for one in columns)
+    return [f"pd.DataFrame(\n        {{\n{inner}        }}\n    )"]
+
+
+def _assertions(step: ReplayedStep, written: Literals, is_pandas: bool) -> list[str]:
+    result = step.recorded_result
+    if result is None:
+        return []
+    recorded = step.recorded
+    checked = Literals()
+    rows = [checked.row(row, recorded.output.schema) for row in result.output]
+    output = "job.typedOutput(output)"
+    zone = recorded.task.frames.get("timezone", "UTC")
+    if is_pandas and zone not in ("UTC", "Etc/UTC"):
+        output = f'job.typedOutput(output, timezone="{zone}")'
+    lines = [_equal(output, rows, checked)]
+    own = Literals()
+    state = _state(result.state, recorded.schema, own)
+    found = "job.stateOf(KEY)"
+    if own.has_nan:
+        state, found = f"plain({state})", f"plain({found})"
+    lines.append(f"    assert {found} == {state}")
+    written.take(checked)
+    written.take(own)
+    if result.expiry:
+        expiry = _state(result.expiry, recorded.schema, written, is_expiry=True)
+        lines.append(f"    assert job.expiryOf(KEY) == {expiry}")
+    if recorded.task.time_mode != "none":
+        lines.append(f"    assert job.peekTimers(KEY) == {list(result.timers)!r}")
+    return lines
+
+
+def _equal(found: str, rows: Sequence[str], written: Literals) -> str:
+    if written.has_nan:
+        return wrapped(f"assert plain({found}) == plain([", rows, "])")
+    return wrapped(f"assert {found} == [", rows, "]")
+
+
+def _state(
+    state: Mapping[str, Any],
+    schema: OperatorStateSchema,
+    written: Literals,
+    *,
+    is_expiry: bool = False,
+    indent: int = 4,
+) -> str:
+    by_name = {one.name: one for one in schema.states if not one.dropped}
+    parts = []
+    for name, value in state.items():
+        one = by_name.get(name)
+        text = written.of(value) if one is None else _variable(one, value, written, is_expiry)
+        parts.append(f"{written.of(name)}: {text}")
+    return braces(parts, indent)
+
+
+def _variable(one: StateDescriptor, value: Any, written: Literals, is_expiry: bool) -> str:
+    def form(entry: Any) -> str:
+        schema = one.value_schema if len(entry or ()) == len(one.value_schema) else None
+        return written.values(entry, schema, in_state=True)
+
+    plain = repr if is_expiry else form
+    if one.kind is StateKind.VALUE:
+        return plain(value)
+    if one.kind is StateKind.LIST:
+        return f"[{', '.join(map(plain, value))}]"
+    keys: pa.Schema | None = one.user_key_schema
+    parts = [
+        f"{written.values(user_key, keys, in_state=True)}: {plain(entry)}"
+        for user_key, entry in value.items()
+    ]
+    return f"{{{', '.join(parts)}}}"

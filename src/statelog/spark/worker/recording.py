@@ -1,0 +1,229 @@
+"""
+The recording of a task: what its recorder has collected, within the bounds, as bytes.
+
+What a task records is sent to the driver with its answer, or written to a file of the state location
+where it is large.  The driver commits it with the micro-batch.  A key that failed is written at once,
+because its micro-batch commits nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.errors import ProcessorError, StoreError
+from statelog.model.json_types import Json
+from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
+from statelog.spark.worker.failures import processor_lines
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import TaskAck, TaskSpec
+from statelog.spark.worker.recorder import TOO_LARGE, TOO_MANY, TaskRecorder
+from statelog.state.recordings.cells import cells_table
+from statelog.state.recordings.format import (
+    Failure,
+    TaskRecording,
+    encode_file,
+    encode_recording,
+    to_stream,
+)
+from statelog.state.recordings.step import RECORD_COLUMN
+
+_log = logging.getLogger("statelog.spark")
+_LINES_MAX: Final = 20_000
+_RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())
+
+
+def acknowledge_recording(
+    files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec, ack: TaskAck
+) -> None:
+    """
+    Put the recording of a task into its answer, or into a file where it is large.
+
+    Blocks: For the store, where it is large.
+    """
+    data, ack.recorded_keys, ack.dropped_keys = task_recording(recorder, spec)
+    if len(data) <= spec.inline_bytes:
+        ack.recording = data
+        return
+    try:
+        ack.recording_file = files.put_recording(encode_file([data]))
+    except StoreError as error:  # a query does not stop for want of its recordings
+        _log.warning("what %d keys saw was not recorded: %s", ack.recorded_keys, error)
+
+
+def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:
+    """
+    Return the recording of a task, and the numbers of its keys and of keys left out.
+
+    Raises:
+        ProcessorError: A row that the processor yielded does not fit the output.
+    """
+    if not recorder.keys:
+        return b"", 0, 0
+    keep = _within_bounds(recorder)
+    dropped = recorder.dropped()
+    if not keep and not dropped:
+        return b"", 0, 0
+    recording = _recording(recorder, spec, keep, recorder.output_rows(), dropped)
+    return encode_recording(recording), len(keep), sum(dropped.values())
+
+
+def failed_recording(
+    recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
+) -> tuple[str, bytes] | None:
+    """
+    Return the recording of the key that failed: a name for it, and a file.
+
+    None where no key is known, or it exceeds a bound.
+    """
+    call = recorder.failed
+    number = None if call is None else recorder.fail(call)
+    if call is None or number is None:
+        return None
+    cause = error.__cause__
+    failure = Failure(
+        method=call.method,
+        error=_class_of(cause or error),
+        message=str(cause) if cause is not None else error.message,
+        lines=processor_lines(cause)[-_LINES_MAX:],
+    )
+    if call.method and not any(one[0] == number for one in recorder.calls):
+        recorder.called(number, call.method, call.timer_ms)
+    output = recorder.output_or_none()
+    if output is None:  # a row that does not fit: the calls are recorded without their rows
+        recorder.calls = [(*one[:3], 0) for one in recorder.calls]
+        output = pa.Table.from_batches([], spec.rows.output)
+    recording = _recording(recorder, spec, [number], output, {}, failure)
+    # The same failure of the same micro-batch has the same name, however often it is repeated.
+    name = f"{spec.context.batch_id}-{spec.state.operator}-{_digest(recording.before)}"
+    return name, encode_file([encode_recording(recording)])
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _class_of(error: BaseException) -> str:
+    kind = type(error)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _within_bounds(recorder: TaskRecorder) -> list[int]:
+    """Return the numbers of the keys to keep; note at the others why not."""
+    keep = [number for number, one in enumerate(recorder.keys) if not one.lost]
+    tables = _state_tables(recorder, keep)
+    rows: dict[int, int] = {}
+    for number, batch in (*recorder.rows, *recorder.initial):
+        rows[number] = rows.get(number, 0) + batch.nbytes
+    kept = []
+    total = 0
+    for at, number in enumerate(keep):
+        size = rows.get(number, 0) + sum(table.slice(at, 1).nbytes for table in tables)
+        if size > recorder.spec.key_bytes:
+            recorder.keys[number].lost = TOO_LARGE
+        elif total + size > recorder.spec.batch_bytes:
+            recorder.keys[number].lost = TOO_MANY
+        else:
+            total += size
+            kept.append(number)
+    return kept
+
+
+def _state_tables(recorder: TaskRecorder, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
+    kept = [recorder.keys[number] for number in keep]
+    groups, keys = [one.key_group for one in kept], [one.key for one in kept]
+    return (
+        cells_table(recorder.codec, groups, keys, [one.before for one in kept]),
+        cells_table(recorder.codec, groups, keys, [one.after for one in kept]),
+    )
+
+
+def _recording(
+    recorder: TaskRecorder,
+    spec: TaskSpec,
+    keep: Sequence[int],
+    output: pa.Table,
+    dropped: dict[str, int],
+    failure: Failure | None = None,
+) -> TaskRecording:
+    numbers = {number: at for at, number in enumerate(keep)}
+    before, after = _state_tables(recorder, keep)
+    picked: list[int] = []
+    position = 0
+    for number, _, _, count in recorder.calls:
+        if number in numbers:
+            picked += range(position, position + count)
+        position += count
+    rows, context = spec.rows, spec.context
+    initial = None if rows.initial is None else rows.initial.layout
+    return TaskRecording(
+        operator_id=recorder.codec.schema.operator_id,
+        operator=spec.state.operator,
+        checkpoint_id=spec.checkpoint_id,
+        batch_id=context.batch_id,
+        time_mode=context.time_mode,
+        now_ms=context.now_ms,
+        watermark_ms=context.watermark_ms,
+        recorded_at_ms=time.time_ns() // 1_000_000,
+        processor=processor_name(context.processor),
+        source=source_of(context.processor),
+        row_format="rows" if frames_of(rows.row_format) is None else "pandas",
+        frames=frames_of(rows.row_format) or {},
+        schema=recorder.codec.metadata_change(),
+        key_positions=rows.layout.key_positions,
+        first_input=rows.layout.first_input,
+        initial_positions=() if initial is None else initial.key_positions,
+        first_initial=0 if initial is None else initial.first_input,
+        before=to_stream(before),
+        after=to_stream(after) if failure is None else b"",
+        input=to_stream(_numbered(recorder.rows, numbers)),
+        initial=to_stream(_numbered(recorder.initial, numbers)),
+        calls=[(numbers[one[0]], *one[1:]) for one in recorder.calls if one[0] in numbers],
+        output=to_stream(output.take(pa.array(picked, pa.int64()))),
+        failure=failure,
+        dropped=dropped,
+    )
+
+
+def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> pa.Table:
+    """Return rows with the number of their key in a first column."""
+    found = [(numbers[number], table) for number, table in rows if number in numbers]
+    if not found:
+        return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
+    repeated = np.repeat([at for at, _ in found], [table.num_rows for _, table in found])
+    whole = pa.concat_tables([table for _, table in found]).combine_chunks()
+    return whole.add_column(0, _RECORD_FIELD, pa.array(repeated, pa.int32()))
+
+
+def processor_name(processor: StatefulProcessor) -> str:
+    """Return `module:Class` of a processor."""
+    kind = type(processor)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def source_of(processor: StatefulProcessor) -> str:
+    """Return the file of a processor's class, as its driver compiled it; "" if unknown."""
+    code = getattr(getattr(type(processor), "handleInputRows", None), "__code__", None)
+    return str(getattr(code, "co_filename", ""))
+
+
+def frames_of(row_format: RowFormat) -> dict[str, Json] | None:
+    """Return the settings of frames; None where rows are Rows."""
+    plain = row_format.plain if isinstance(row_format, KeepingFormat) else row_format
+    if not isinstance(plain, PandasRowFormat):
+        return None
+    found: dict[str, Json] = dataclasses.asdict(plain.settings)
+    found["columns"] = plain.columns.json()
+    return found

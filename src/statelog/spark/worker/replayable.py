@@ -1,0 +1,123 @@
+"""Name the command that replays a key whose processing failed, and keep what it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import ProcessorError, StoreError
+from statelog.spark.worker.failures import with_message
+from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.recorder import TaskRecorder
+from statelog.spark.worker.recording import failed_recording, processor_name, source_of
+from statelog.state.heap.tables import Key
+from statelog.store import LocationPaths, ObjectStore
+
+_log = logging.getLogger("statelog.spark")
+
+FAILURES_MAX: Final = 100
+"""Most recordings of failed keys in a location; the oldest ones are deleted."""
+_SWITCH_ON: Final = (
+    'To replay such a key in a test or a debugger, record it: record="failed" '
+    "(spark.statelog.record=failed)"
+)
+
+
+@contextlib.contextmanager
+def replayable_failure(
+    store: ObjectStore, paths: LocationPaths, recorder: TaskRecorder | None, spec: TaskSpec
+) -> Iterator[None]:
+    """
+    Record the key that fails, and end the error with the command that replays it.
+
+    Args:
+        store: Where the recording is written.
+        paths: The location in the store.
+        recorder: The recorder of the task; None where nothing is recorded.
+        spec: The instructions of the task.
+    """
+    try:
+        yield
+    except ProcessorError as error:
+        if "key" not in error.facts or error.facts["key"] is None:
+            raise
+        advice = _SWITCH_ON if recorder is None else _recorded(store, paths, recorder, spec, error)
+        raise with_message(error, f"{error.message}. {advice}") from error.__cause__
+
+
+def _recorded(
+    store: ObjectStore,
+    paths: LocationPaths,
+    recorder: TaskRecorder,
+    spec: TaskSpec,
+    error: ProcessorError,
+) -> str:
+    """Write the recording of the failure, and return what to say of it."""
+    try:
+        made = failed_recording(recorder, spec, error)
+        if made is None:
+            return "The key was not recorded: its rows and state take more than an eighth of recordBytes"
+        name, data = made
+        store.put(paths.failed_recording(name), data)
+        _delete_oldest(store, paths)
+    except StoreError as failed:
+        _log.warning("the recording of a failed key could not be written: %s", failed)
+        return f"The key could not be recorded: {failed}"
+    call = recorder.failed
+    key = () if call is None else recorder.codec.key.thaw(call.key)
+    return f"Replay it: {replay_command(store.url, key, recorder, spec)}"
+
+
+def _delete_oldest(store: ObjectStore, paths: LocationPaths) -> None:
+    listed = sorted(store.list(paths.failed_recordings), key=lambda info: info.last_modified)
+    store.delete([info.path for info in listed[:-FAILURES_MAX]])
+
+
+def replay_command(location: str, key: Key, recorder: TaskRecorder, spec: TaskSpec) -> str:
+    """
+    Return the command that replays a key.
+
+    Args:
+        location: The state location.
+        key: The key, as the user sees it.
+        recorder: The recorder of the task.
+        spec: The instructions of the task.
+    """
+    processor = processor_name(spec.context.processor)
+    words = ["statelog", "replay"]
+    if recorder.spec.operator_id:
+        words += ["--operator", recorder.spec.operator_id]
+    module, _, name = processor.partition(":")
+    source = source_of(spec.context.processor)
+    # A class that was sent by value: its module cannot be imported, maybe not by the user either.
+    by_value = module == "__main__" or module not in sys.modules
+    if by_value and source.endswith(".py") and "<" not in name:
+        words += ["--processor", f"{source}:{name}"]
+    texts = key_texts(key, recorder.codec.schema.key_schema)
+    if texts is None:  # no text names such a key; the Python API takes its values
+        return f"statelog.spark.replay({location!r}, {key!r})"
+    words.append(location)
+    if any(text.startswith("-") for text in texts):
+        words.append("--")
+    return shlex.join([*words, *texts])
+
+
+def key_texts(key: Key, schema: pa.Schema) -> list[str] | None:
+    """Return a key as the command line takes it; None where it cannot."""
+    try:
+        return (
+            [
+                pa.scalar(value, field.type).cast(pa.string()).as_py()
+                for value, field in zip(key, schema, strict=True)
+            ]
+            if None not in key
+            else None
+        )
+    except (pa.ArrowException, TypeError, ValueError):
+        return None

@@ -1,0 +1,40 @@
+"""
+Recordings: what some keys of a query saw, kept beside the state to be replayed.
+
+    format     recordings of tasks as bytes, and back
+    cells      the state of some keys as Arrow columns, and back
+    step       one key in one micro-batch: input, state before and after, calls, output
+    location   the recordings of a location: list, find by key, remove a key
+
+Recorded data is the data of the query: it is as personal as the rows and the state are.
+Format: docs/reference/formats/recording.md.
+"""
+
+from statelog.state.recordings.format import Failure, TaskRecording, decode_file, encode_file
+from statelog.state.recordings.location import (
+    ForgottenRecordings,
+    StoredRecording,
+    forget_key,
+    list_recordings,
+    objects_with_key,
+    read_recording,
+    steps_of_key,
+)
+from statelog.state.recordings.step import Call, RecordedStep, steps_of
+
+__all__ = [
+    "Call",
+    "Failure",
+    "ForgottenRecordings",
+    "RecordedStep",
+    "StoredRecording",
+    "TaskRecording",
+    "decode_file",
+    "encode_file",
+    "forget_key",
+    "list_recordings",
+    "objects_with_key",
+    "read_recording",
+    "steps_of",
+    "steps_of_key",
+]

@@ -1,0 +1,124 @@
+"""
+The state of some keys as Arrow columns, in the layout of a snapshot.
+
+One row per key: `key_group`, `key.<name>`, then one column for each state variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
+from statelog.state.heap.tables import KeyGroupState, Overlay
+from statelog.state.kinds import Key
+
+Cells: TypeAlias = dict[int, Any]
+"""State id -> cell of one key; a variable without state is left out."""
+
+
+def cells_of(group: KeyGroupState, key: Key) -> Cells:
+    """Return the cells of *key* in the tables of its key group."""
+    return {state_id: table[key] for state_id, table in enumerate(group.tables) if key in table}
+
+
+def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) -> Cells:
+    """
+    Return the cells of a key with its deltas folded in; *cells* and *overlay* stay as they are.
+
+    Args:
+        cells: The cells before.
+        overlay: The deltas of its key group.
+        key: The key.
+        group: Its key group.
+    """
+    after = dict(cells)
+    for state_id, deltas in enumerate(overlay):
+        if key not in deltas:
+            continue
+        rules = group.kinds[state_id].rules
+        table = rules.new_table()
+        if state_id in cells:
+            rules.insert_cells({0: table}, [(0, key, cells[state_id])])
+        merged = rules.merge(table, {key: deltas[key]})
+        after.pop(state_id, None)
+        if key in merged:
+            after[state_id] = merged[key]
+    return after
+
+
+def entry_count(cells: Cells) -> int:
+    """Return the number of entries in cells: list elements, map entries, timers, values."""
+    return sum(len(cell) for cell in cells.values())
+
+
+def cells_table(
+    codec: OperatorCodec, key_groups: Sequence[int], keys: Sequence[Key], cells: Sequence[Cells]
+) -> pa.Table:
+    """
+    Return the cells of some keys as a table.
+
+    Args:
+        codec: The operator's codec.
+        key_groups: Of each key.
+        keys: As tables hold them.
+        cells: Of each key.
+
+    Raises:
+        pyarrow.ArrowException: A value does not fit its type.
+    """
+    arrays = [pa.array(key_groups, pa.int32()), *codec.key.encode(keys)]
+    names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
+    for state_id in codec.live:
+        state = codec.states[state_id]
+        arrays.append(state.encode_cells([one.get(state_id) for one in cells]))
+        names.append(state.descriptor.name)
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells]:
+    """
+    Return the cells of each row of a table of `cells_table`.
+
+    Args:
+        codec: The codec of the operator as it is now.
+        schema: JSON of the schema that the table was written with.
+        table: The table; each of its columns is one chunk and no slice.
+
+    Raises:
+        CorruptionError: The schema is no earlier form of the codec's.
+    """
+    written = codec.written_by(schema)
+    found: list[Cells] = [{} for _ in range(table.num_rows)]
+    for state, state_id in zip(written.codecs, written.present_ids, strict=True):
+        if state is None or state.descriptor.name not in table.column_names:
+            continue
+        column = _whole(table.column(state.descriptor.name))
+        for cells, cell in zip(found, state.decode_cells(column), strict=True):
+            if cell:
+                cells[state_id] = cell
+    return found
+
+
+def keys_in(codec: OperatorCodec, schema: pa.Schema, table: pa.Table) -> list[Key]:
+    """
+    Return the keys of the rows, as tables hold them.
+
+    Args:
+        codec: The codec of the operator.
+        schema: The key columns as they were called in *table*.
+        table: A table of `cells_table`.
+    """
+    return codec.key.decode([_whole(table.column(f"key.{name}")) for name in schema.names])
+
+
+def nonempty(cells: Mapping[int, Any]) -> Cells:
+    """Return the cells that hold something."""
+    return {state_id: cell for state_id, cell in cells.items() if cell}
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

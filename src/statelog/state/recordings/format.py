@@ -1,0 +1,184 @@
+"""
+Recordings of tasks as bytes.
+
+A file holds the recordings of some tasks of one micro-batch, or of one key that failed::
+
+    file := "SLRC"  version:1  codec:1  0:2  length:4  crc32c:4  body
+    body := msgpack list of TaskRecording, compressed by zstd; the checksum is that of the body
+
+Integers are big-endian; *length* is that of the list once uncompressed.  Tables are Arrow IPC
+streams.  Format: docs/reference/formats/recording.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.buffers import Buffer, checksum
+from statelog.model.json_types import JsonObject
+from statelog.state.schema.descriptors import OperatorStateSchema
+
+VERSION: Final = 1
+_MAGIC: Final = b"SLRC"
+_HEADER: Final = struct.Struct(">4sBBHII")
+_ZSTD: Final = 1
+_LENGTH_MAX: Final = 1 << 30
+"""A recording is bounded by far less; a forged length allocates no more than this."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    The error of a key whose processing failed.
+
+    Args:
+        method: The processor's method, or "" where a value of its state did not fit.
+        error: Qualified name of the exception's class.
+        message: Its text.
+        lines: The processor's traceback.
+    """
+
+    method: str
+    error: str
+    message: str
+    lines: str = ""
+
+
+class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What one task recorded of an operator in one micro-batch, one row per key.
+
+    Args:
+        operator_id: Name of the operator; *operator* is its index in the query.
+        checkpoint_id: The checkpoint of the micro-batch; of a failure, the one it would have made.
+        batch_id, time_mode, now_ms, watermark_ms: The micro-batch, see `BatchContext`.
+        recorded_at_ms: Milliseconds since 1970.
+        processor: `module:Class` of the processor; *source* is the file of its class.
+        row_format: "rows" or "pandas".
+        frames: The settings of frames, where the row format is "pandas".
+        schema: JSON of the operator's state schema.
+        key_positions, first_input: The layout of the columns of *input*; *initial_positions* and
+            *first_initial* that of *initial*.
+        before, after: State by key, as `cells_table`; no *after* in a failure.
+        input, initial: Input rows, and rows of initial state, with the number of their key in a
+            first column.
+        calls: (key, method, timer or -1, output rows) of each call, in order.
+        output: The rows that the calls yielded, in order.
+        failure: Why the key failed, or None.
+        dropped: Number of keys that were not recorded, by reason.
+    """
+
+    operator_id: str
+    operator: int
+    checkpoint_id: int
+    batch_id: int
+    time_mode: str
+    now_ms: int
+    watermark_ms: int
+    recorded_at_ms: int
+    processor: str
+    source: str
+    row_format: str
+    frames: JsonObject
+    schema: bytes
+    key_positions: tuple[int, ...]
+    first_input: int
+    initial_positions: tuple[int, ...]
+    first_initial: int
+    before: bytes
+    after: bytes
+    input: bytes
+    initial: bytes
+    calls: list[tuple[int, str, int, int]]
+    output: bytes
+    failure: Failure | None = None
+    dropped: dict[str, int] = {}
+
+    def state_schema(self) -> OperatorStateSchema:
+        """Return the operator's state schema."""
+        return OperatorStateSchema.from_json(msgspec.json.decode(self.schema))
+
+    def key_count(self) -> int:
+        """Return the number of recorded keys."""
+        count: int = from_stream(self.before).num_rows
+        return count
+
+
+def encode_file(recordings: Sequence[bytes]) -> bytes:
+    """
+    Return the file with recordings of tasks.
+
+    Args:
+        recordings: Each as `encode_recording` returns it.
+    """
+    raw = msgspec.msgpack.encode([msgspec.Raw(one) for one in recordings])
+    body = pa.Codec("zstd").compress(raw, asbytes=True)
+    header = _HEADER.pack(_MAGIC, VERSION, _ZSTD, 0, len(raw), checksum([body]))
+    return header + bytes(body)
+
+
+def encode_recording(recording: TaskRecording) -> bytes:
+    """Return one recording as msgpack."""
+    return msgspec.msgpack.encode(recording)
+
+
+def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
+    """
+    Return the recordings in a file.
+
+    Args:
+        data: The file.
+        where: Its name, for messages.
+
+    Raises:
+        CorruptionError: It is damaged, or no recording.
+        IncompatibleFormatError: A newer statelog wrote it.
+    """
+    view = memoryview(data)
+    if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
+        raise _damaged(where, "it does not begin as a recording")
+    _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
+    if version > VERSION or codec != _ZSTD:
+        raise IncompatibleFormatError(
+            f"recording {where} has version {version} and codec {codec}; this statelog reads "
+            f"versions up to {VERSION} and codec {_ZSTD}: upgrade statelog"
+        )
+    body = view[_HEADER.size :]
+    if checksum([body]) != crc or length > _LENGTH_MAX:
+        raise _damaged(where, "its checksum differs")
+    try:
+        raw = pa.Codec("zstd").decompress(body, length, asbytes=True)
+        return msgspec.msgpack.decode(raw, type=list[TaskRecording])
+    except (pa.ArrowException, OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise _damaged(where, str(error)) from error
+
+
+def _damaged(where: str, reason: str) -> CorruptionError:
+    return CorruptionError(f"damaged recording {where}: {reason}", path=where)
+
+
+def to_stream(table: pa.Table) -> bytes:
+    """Return a table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_stream(data: bytes) -> pa.Table:
+    """
+    Return the table of an Arrow IPC stream.
+
+    Raises:
+        CorruptionError: It is none.
+    """
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged("", str(error)) from error

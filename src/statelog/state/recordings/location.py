@@ -1,0 +1,276 @@
+"""
+The recordings of a location: list them, find those of a key, remove a key from them.
+
+The newest checkpoint names the recordings of the micro-batches before it, as far as they are kept.
+Recordings of keys that failed belong to no checkpoint; they are found by their folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import find_newest
+from statelog.errors import ObjectNotFoundError, UsageError
+from statelog.state.recordings.format import (
+    TaskRecording,
+    decode_file,
+    encode_file,
+    encode_recording,
+    from_stream,
+    to_stream,
+)
+from statelog.state.recordings.step import RecordedStep, number_of, recorded_rows, step_of
+from statelog.store import LocationPaths, ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRecording:
+    """
+    One object with recordings.
+
+    Args:
+        path: Its name in the store.
+        size_bytes: Its length.
+        recorded_at_ms: When it was written, milliseconds since 1970.
+        checkpoint_id: The checkpoint with which it was committed; None for a key that failed.
+        keys: Number of recorded keys; 1 for a key that failed.
+        dropped: Number of keys that exceeded a bound and were left out.
+    """
+
+    path: str
+    size_bytes: int
+    recorded_at_ms: int
+    checkpoint_id: int | None
+    keys: int
+    dropped: int
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is the recording of a key that failed."""
+        return self.checkpoint_id is None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenRecordings:
+    """
+    What `forget_key` did, or would do.
+
+    Args:
+        rewritten: Objects from which the key was removed.
+        deleted: Objects that held nothing else.
+    """
+
+    rewritten: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
+def list_recordings(store: ObjectStore, paths: LocationPaths) -> list[StoredRecording]:
+    """
+    Return the recordings of a location: those of checkpoints, then failures; oldest first.
+
+    Raises:
+        CheckpointError: The newest checkpoint is damaged.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    newest = find_newest(store, paths).newest
+    found: list[StoredRecording] = []
+    if newest is not None:
+        found += [
+            StoredRecording(
+                path=one.path,
+                size_bytes=one.size,
+                recorded_at_ms=one.at_ms,
+                checkpoint_id=one.checkpoint,
+                keys=one.keys,
+                dropped=one.dropped,
+            )
+            for one in BatchRecord.of(newest).recordings
+        ]
+    return found + failed_recordings(store, paths)
+
+
+def failed_recordings(store: ObjectStore, paths: LocationPaths) -> list[StoredRecording]:
+    """
+    Return the recordings of keys that failed, oldest first.
+
+    Blocks: On the store, for a listing.
+    """
+    infos = sorted(
+        store.list(paths.failed_recordings), key=lambda info: (info.last_modified, info.path)
+    )
+    return [
+        StoredRecording(
+            path=info.path,
+            size_bytes=info.size_bytes,
+            recorded_at_ms=int(info.last_modified.timestamp() * 1000),
+            checkpoint_id=None,
+            keys=1,
+            dropped=0,
+        )
+        for info in infos
+    ]
+
+
+def read_recording(store: ObjectStore, stored: StoredRecording) -> list[TaskRecording]:
+    """
+    Return the recordings in an object.
+
+    Raises:
+        ObjectNotFoundError: The query or a clean-up has deleted it.
+        CorruptionError: It is damaged.
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store.
+    """
+    return decode_file(store.get(stored.path), where=stored.path)
+
+
+def steps_of_key(
+    store: ObjectStore, paths: LocationPaths, key: object, *, operator: str | None = None
+) -> list[RecordedStep]:
+    """
+    Return what a key saw, in the order of micro-batches; its failures are last.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        key: As for `statelog.open(...).get`.
+        operator: Name of the operator; None for all whose key has the form of *key*.
+
+    Raises:
+        UsageError: *key* is no key of the operator, or of none.
+        CorruptionError: A recording is damaged.
+
+    Blocks: On the store; reads every recording.
+    """
+    steps: list[RecordedStep] = []
+    refused: UsageError | None = None
+    fitted = False
+    for _, task in _tasks(store, paths):
+        if operator is not None and task.operator_id != operator:
+            continue
+        try:
+            step = step_of(task, key)
+        except UsageError as error:
+            refused = error
+            continue
+        fitted = True
+        if step is not None:
+            steps.append(step)
+    if refused is not None and not fitted:
+        raise refused
+    return sorted(steps, key=lambda one: (one.task.batch_id, one.failure is not None))
+
+
+def _tasks(
+    store: ObjectStore, paths: LocationPaths
+) -> Iterator[tuple[StoredRecording, TaskRecording]]:
+    for stored in list_recordings(store, paths):
+        try:
+            tasks = read_recording(store, stored)
+        except ObjectNotFoundError:  # a query deletes old ones meanwhile
+            continue
+        for task in tasks:
+            yield stored, task
+
+
+def objects_with_key(
+    store: ObjectStore, paths: LocationPaths, key: object, *, operator: str | None = None
+) -> list[str]:
+    """
+    Return the objects with recordings of a key; arguments and errors are those of `steps_of_key`.
+
+    Blocks: On the store; reads every recording.
+    """
+    found = []
+    for stored, task in _tasks(store, paths):
+        if (operator is None or task.operator_id == operator) and _holds(task, key):
+            found.append(stored.path)
+    return list(dict.fromkeys(found))
+
+
+def forget_key(
+    store: ObjectStore,
+    paths: LocationPaths,
+    key: object,
+    *,
+    operator: str | None = None,
+    dry_run: bool = False,
+) -> ForgottenRecordings:
+    """
+    Remove a key from all recordings of a location.
+
+    The recording of a checkpoint is written again under its name without the key, so that the
+    checkpoint stays complete; the recording of a key that failed is deleted.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        key: As for `statelog.open(...).get`.
+        operator: Name of the operator; None for all.
+        dry_run: Only report.
+
+    Blocks: On the store; reads every recording.
+    """
+    rewritten, deleted = [], []
+    for stored in list_recordings(store, paths):
+        try:
+            tasks = read_recording(store, stored)
+        except ObjectNotFoundError:
+            continue
+        concerned = [
+            (operator is None or task.operator_id == operator) and _holds(task, key)
+            for task in tasks
+        ]
+        if not any(concerned):
+            continue
+        if stored.is_failure:
+            deleted.append(stored.path)
+            if not dry_run:
+                store.delete([stored.path])
+            continue
+        rewritten.append(stored.path)
+        if not dry_run:
+            left = [
+                _without(task, key) if concerns else task
+                for task, concerns in zip(tasks, concerned, strict=True)
+            ]
+            store.put(stored.path, encode_file([encode_recording(task) for task in left]))
+    return ForgottenRecordings(tuple(rewritten), tuple(deleted))
+
+
+def _holds(task: TaskRecording, key: object) -> bool:
+    try:
+        return number_of(from_stream(task.before), task.state_schema(), key) is not None
+    except UsageError:  # the key of another operator
+        return False
+
+
+def _without(task: TaskRecording, key: object) -> TaskRecording:
+    """Return a recording without one of its keys."""
+    before = from_stream(task.before)
+    gone = number_of(before, task.state_schema(), key)
+    keep = pa.array([number for number in range(before.num_rows) if number != gone], pa.int32())
+    numbers = {old: new for new, old in enumerate(keep.to_pylist())}
+    rows: list[int] = []
+    position = 0
+    for record, _, _, count in task.calls:
+        if record != gone:
+            rows += range(position, position + count)
+        position += count
+    return msgspec.structs.replace(
+        task,
+        before=to_stream(before.take(keep)),
+        after=to_stream(from_stream(task.after).take(keep)) if task.after else b"",
+        input=to_stream(recorded_rows(from_stream(task.input), keep)),
+        initial=to_stream(recorded_rows(from_stream(task.initial), keep)),
+        calls=[(numbers[one[0]], *one[1:]) for one in task.calls if one[0] != gone],
+        output=to_stream(from_stream(task.output).take(pa.array(rows, pa.int64()))),
+    )

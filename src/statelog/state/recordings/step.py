@@ -1,0 +1,148 @@
+"""One key in one micro-batch, as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.state.reader.lookup import StateKey
+from statelog.state.recordings.format import Failure, TaskRecording, from_stream
+from statelog.state.schema.descriptors import OperatorStateSchema
+
+RECORD_COLUMN = "record"
+"""Column of input rows with the number of their key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """
+    One call of the processor.
+
+    Args:
+        method: Its name, as `handleInputRows`.
+        timer_ms: The timer of `handleExpiredTimer`; -1 for other methods.
+        output_rows: Number of rows that it yielded.
+    """
+
+    method: str
+    timer_ms: int
+    output_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """
+    What one key saw in one micro-batch.
+
+    Args:
+        task: The recording it is a part of, with times and layout.
+        schema: The operator's state schema.
+        key: The key, as `statelog.open` returns it.
+        before: State before, one row of `cells_table`.
+        after: State after; None in a failure.
+        input: Its input rows, in the layout of the task's input.
+        initial: Its rows of initial state.
+        calls: The calls of the processor.
+        output: The rows that they yielded.
+    """
+
+    task: TaskRecording
+    schema: OperatorStateSchema
+    key: tuple[object, ...]
+    before: pa.Table
+    after: pa.Table | None
+    input: pa.Table
+    initial: pa.Table
+    calls: tuple[Call, ...]
+    output: pa.Table
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the key failed, or None."""
+        return self.task.failure
+
+
+class _Tables:
+    """The tables of a recording."""
+
+    def __init__(self, task: TaskRecording) -> None:
+        self._task = task
+        self.schema = task.state_schema()
+        self.before = from_stream(task.before)
+        self._after = from_stream(task.after) if task.after else None
+        self._input, self._initial = from_stream(task.input), from_stream(task.initial)
+        self._output = from_stream(task.output)
+        names = self.schema.key_schema.names
+        columns = [self.before.column(f"key.{name}").to_pylist() for name in names]
+        self.keys = list(zip(*columns, strict=True))
+
+    def step(self, number: int) -> RecordedStep:
+        """Return the step of the key with this number."""
+        calls: list[Call] = []
+        picked: list[int] = []
+        position = 0
+        for record, method, timer_ms, rows in self._task.calls:
+            if record == number:
+                calls.append(Call(method, timer_ms, rows))
+                picked += range(position, position + rows)
+            position += rows
+        return RecordedStep(
+            task=self._task,
+            schema=self.schema,
+            key=self.keys[number],
+            before=self.before.take([number]),
+            after=None if self._after is None else self._after.take([number]),
+            input=_rows_of(self._input, number),
+            initial=_rows_of(self._initial, number),
+            calls=tuple(calls),
+            output=self._output.take(pa.array(picked, pa.int64())),
+        )
+
+
+def steps_of(task: TaskRecording) -> Iterator[RecordedStep]:
+    """Yield the step of each recorded key."""
+    tables = _Tables(task)
+    for number in range(len(tables.keys)):
+        yield tables.step(number)
+
+
+def step_of(task: TaskRecording, key: object) -> RecordedStep | None:
+    """
+    Return the step of a key, or None.
+
+    Args:
+        task: The recording.
+        key: As for `statelog.open(...).get`.
+
+    Raises:
+        UsageError: It is no key of the operator.
+    """
+    tables = _Tables(task)
+    number = number_of(tables.before, tables.schema, key)
+    return None if number is None else tables.step(number)
+
+
+def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int | None:
+    """Return the row of *keys*, a table of `cells_table`, with a key, or None."""
+    wanted = StateKey(key, schema.key_schema)
+    rows = pa.array(range(keys.num_rows), pa.int64())
+    numbered = keys.append_column("", rows).combine_chunks()
+    for batch in numbered.to_batches():
+        for number in wanted.select(batch).column(batch.num_columns - 1).to_pylist():
+            return int(number)
+    return None
+
+
+def recorded_rows(table: pa.Table, keep: pa.Array) -> pa.Table:
+    """Return the rows of *table* whose key is in *keep*, numbered as in *keep*."""
+    found = pc.index_in(table.column(RECORD_COLUMN), value_set=keep)
+    kept = table.set_column(0, pa.field(RECORD_COLUMN, pa.int32()), found.cast(pa.int32()))
+    return kept.filter(pc.is_valid(kept.column(0)))
+
+
+def _rows_of(table: pa.Table, number: int) -> pa.Table:
+    rows = table.filter(pc.equal(table.column(RECORD_COLUMN), number))
+    return rows.select(range(1, rows.num_columns))

@@ -1,0 +1,67 @@
+"""A recording as a file that must be read for ever."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.state.recordings import decode_file, encode_file, steps_of
+from statelog.state.recordings.format import encode_recording
+
+FILE = Path(__file__).parent / "vectors" / "recording_v1.bin"
+
+
+def test_a_recording_is_read_as_it_was_written() -> None:
+    (task,) = decode_file(FILE.read_bytes(), where="golden")
+    assert ("totals", 0, 1, 1) == (
+        task.operator_id,
+        task.operator,
+        task.checkpoint_id,
+        task.batch_id,
+    )
+    assert ("processingtime", 1200, 1100) == (task.time_mode, task.now_ms, task.watermark_ms)
+    assert ("rows", (1,), 1, {}) == (
+        task.row_format, task.key_positions, task.first_input, task.dropped,
+    )  # fmt: skip
+    first, second = steps_of(task)
+    assert (("k1",), ("k2",)) == (first.key, second.key)
+    assert ["total", "short", "big", "items", "recent", "counts", "seen", "$timers"] == [
+        one.name for one in first.schema.states
+    ]
+    rows = first.input.select(["k", "op", "n"]).to_pylist()
+    assert [{"k": "k1", "op": "append", "n": 7}, {"k": "k1", "op": "yield", "n": 0}] == rows
+    assert [("handleInputRows", -1, 1), ("handleExpiredTimer", 1100, 1)] == [
+        (one.method, one.timer_ms, one.output_rows) for one in first.calls
+    ]
+    output = [("k1", "row", 24), ("k1", "timer 1100", 1124)]
+    assert output == [tuple(row.values()) for row in first.output.to_pylist()]
+    assert {"n": 5, "text": "t5"} == first.before.column("total")[0].as_py()
+    assert [{"n": 7}, {"n": 1100}] == first.after.column("items")[0].as_py()  # type: ignore[union-attr]
+    assert [1100] == first.before.column("$timers")[0].as_py()
+    assert second.failure is None
+
+
+def test_what_is_written_is_read_back() -> None:
+    (task,) = decode_file(FILE.read_bytes())
+    assert [task] == decode_file(encode_file([encode_recording(task)]))
+
+
+def test_a_newer_recording_is_no_damage() -> None:
+    data = bytearray(FILE.read_bytes())
+    data[4] = 2
+    with pytest.raises(IncompatibleFormatError, match=r"has version 2 .* upgrade statelog"):
+        decode_file(data, where="golden")
+
+
+@pytest.mark.parametrize("at", [0, 9, 13, 40, -1])
+def test_damage_is_reported(at: int) -> None:
+    data = bytearray(FILE.read_bytes())
+    data[at] ^= 0xFF
+    with pytest.raises(CorruptionError, match="damaged recording golden"):
+        decode_file(data, where="golden")
+
+
+@pytest.mark.parametrize("length", [0, 3, 15, 16, 100])
+def test_a_part_of_a_file_is_damaged(length: int) -> None:
+    with pytest.raises(CorruptionError):
+        decode_file(FILE.read_bytes()[:length], where="golden")

@@ -1,0 +1,216 @@
+"""A job of one operator whose tasks run in this process, with commits and recordings, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.model import KeyGroupRange
+from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
+from statelog.options import CheckpointOptions
+from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.recordings import (
+    committed_recordings,
+    kept_recordings,
+    keys_of_operators,
+)
+from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
+from statelog.spark.query.settings import QuerySettings
+from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
+from statelog.spark.rows.types import arrow_schema
+from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.worker.output_parts import OutputFiles
+from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
+from statelog.spark.worker.task import run_task
+from statelog.state.keys.key_groups import key_group_of
+from statelog.store import LocationPaths, open_store
+
+GROUPS = 16
+
+
+@dataclass
+class RecordedJob:
+    """
+    Runs micro-batches and commits them.
+
+    *rows* have the columns of *columns*, the first of which is the key.
+    """
+
+    location: str
+    processor: StatefulProcessor
+    columns: str
+    output: str
+    record: RecordRule | None
+    time_mode: str = "processingtime"
+    pandas: bool = False
+    tasks: int = 1
+    record_bytes: int = 1 << 20
+    input_bytes: int = 1 << 30
+    inline_bytes: int = 1 << 20
+    retained: int = 3
+    settings: QuerySettings = field(default_factory=QuerySettings)
+    base: CompletedCheckpoint | None = None
+    batch_id: int = -1
+
+    def __post_init__(self) -> None:
+        self.store = open_store(self.location, fsync=False)
+        self.paths = LocationPaths()
+        self.input = arrow_schema(parse_ddl(self.columns))
+        self.key = pa.schema([self.input.field(0)])
+        self.schema = operator_schema(
+            self.processor, "totals", self.key, parse_ddl, time_mode=self.time_mode
+        )
+        self.coordinator = CheckpointCoordinator(
+            self.store,
+            self.paths,
+            owner_id="test",
+            max_parallelism=GROUPS,
+            options=CheckpointOptions(retained=self.retained),
+            clock_ms=lambda: 0,
+        )
+        self.epoch = self.coordinator.claim()
+        self.base = self.coordinator.restore()
+        if self.base is not None:
+            self.batch_id = BatchRecord.of(self.base).batch_id
+
+    def row_format(self) -> RowFormat:
+        if not self.pandas:
+            return SparkRowFormat()
+        from statelog.spark.rows.pandas_input import PandasSettings
+
+        return PandasRowFormat(PandasSettings.defaults(), parse_ddl(self.output))
+
+    def batches(
+        self, rows: Sequence[tuple[Any, ...]], ranges: Sequence[KeyGroupRange]
+    ) -> list[Any]:
+        parts: list[list[tuple[Any, ...]]] = [[] for _ in ranges]
+        for row in rows:
+            group = key_group_of(row[:1], self.key, GROUPS)
+            at = next(index for index, one in enumerate(ranges) if group in one)
+            parts[at].append((group, *row))
+        schema = pa.schema([pa.field(INPUT_KEY_GROUP_COLUMN, pa.int32()), *self.input])
+        made = []
+        for part in parts:
+            columns = list(zip(*part, strict=True)) if part else [[] for _ in schema]
+            arrays = [
+                pa.array(column, one.type) for column, one in zip(columns, schema, strict=True)
+            ]
+            whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            half = whole.num_rows // 2  # rows of a key in several batches
+            made.append([whole.slice(0, half), whole.slice(half)])
+        return made
+
+    def spec(self, now_ms: int, watermark_ms: int, ranges: tuple[KeyGroupRange, ...]) -> TaskSpec:
+        own = -1 if self.base is None else self.base.checkpoint_id
+        handles = () if self.base is None else self.base.log
+        each = max(self.record_bytes // len(ranges), 1)
+        return TaskSpec(
+            context=BatchContext(
+                self.processor, self.batch_id, self.time_mode, now_ms, watermark_ms
+            ),
+            rows=TaskRows(
+                layout=InputLayout((1,), 1),
+                row_format=self.row_format(),
+                output=arrow_schema(parse_ddl(self.output)),
+                input_bytes=self.input_bytes,
+            ),
+            state=TaskState(
+                location=self.location,
+                store_options={},
+                fsync=False,
+                epoch=self.epoch,
+                schema=self.schema.to_json(),
+            ),
+            checkpoint_id=self.batch_id,
+            base_id=own,
+            restore_id=own,
+            committed=tuple(one.state_handle_id for one in handles if one.checkpoint_id == own),
+            ranges=ranges,
+            snapshots={},
+            inline_bytes=self.inline_bytes,
+            staged=True,
+            record=None
+            if self.record is None
+            else RecordSpec(
+                rate=self.record.rate,
+                keys=keys_of_operators(self.record, [self.key])[0],
+                batch_bytes=each,
+                key_bytes=min(key_bytes_of(self.record_bytes), each),
+                operator_id="",
+            ),
+        )
+
+    def run(
+        self, rows: Sequence[tuple[Any, ...]], now_ms: int = 1000, watermark_ms: int = -1
+    ) -> list[TaskAck]:
+        """Run one micro-batch and commit it; an error of a task leaves it uncommitted."""
+        self.batch_id += 1
+        ranges = tuple(KeyGroupRange(0, GROUPS - 1).split(self.tasks))
+        try:
+            acks = self.answers(rows, now_ms, watermark_ms, ranges)
+        except BaseException:
+            self.batch_id -= 1
+            raise
+        self.commit(acks, ranges, now_ms)
+        return acks
+
+    def answers(
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        now_ms: int,
+        watermark_ms: int,
+        ranges: tuple[KeyGroupRange, ...],
+    ) -> list[TaskAck]:
+        spec = self.spec(now_ms, watermark_ms, ranges)
+        acks: list[TaskAck] = []
+        for own, batches in zip(ranges, self.batches(rows, ranges), strict=True):
+            # Outside Spark a task is the first partition.
+            one = replace(spec, ranges=(own, *(each for each in ranges if each != own)))
+            one = replace(one, record=spec.record)
+            for _ in run_task(one, batches, acks.append):
+                pass
+        return acks
+
+    def commit(self, acks: Sequence[TaskAck], ranges: Sequence[KeyGroupRange], now_ms: int) -> None:
+        self.coordinator.trigger(self.batch_id, ranges)
+        for ack in acks:
+            self.coordinator.acknowledge(
+                self.batch_id, TaskStateSnapshot(ack.key_group_range, ack.log)
+            )
+        files = OutputFiles(self.store, self.paths, RandomIds())
+        fresh = committed_recordings(files, acks, self.batch_id, now_ms)
+        before = () if self.base is None else BatchRecord.of(self.base).recordings
+        record = BatchRecord(
+            operators=(
+                OperatorRecord(
+                    operator_id="totals",
+                    schema=self.schema.to_json(),
+                    rows=0,
+                    keys=0,
+                    output_rows=0,
+                    state_entries=0,
+                ),
+            ),
+            query_id="q",
+            batch_id=self.batch_id,
+            tasks=len(acks),
+            delivery="staged",
+            time_mode=self.time_mode,
+            now_ms=now_ms,
+            delta_bytes=0,
+            output_bytes=0,
+            output_files=[],
+            recordings=kept_recordings(before, fresh, self.settings, now_ms),
+        )
+        self.base = self.coordinator.complete(
+            self.batch_id, properties=record.to_properties(), sections={}
+        )
+        self.coordinator.clean_up()

@@ -1,0 +1,230 @@
+"""A bug in production becomes a failing test by one command, as a user runs it."""
+
+import json
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from tests.spark import processors
+from tests.spark.processors import INPUT, TOTALS, Totals
+from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+
+from statelog.spark import replay, transform_with_state, transform_with_state_in_pandas
+from statelog.state.recordings import list_recordings
+from statelog.store import LocationPaths, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(__name__)
+workers_get_by_value(processors.__name__)
+
+ROOT = Path(__file__).parents[2]
+FRAUD = ROOT / "examples" / "fraud.py"
+RULE = "row.amount > LARGE and at <= armed[0]"
+RECORD = "spark.statelog.record"
+
+
+def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user does, in a folder of his own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def payments(folder: Path, number: int, *lines: tuple[str, str, float]) -> None:
+    folder.mkdir(exist_ok=True)
+    text = "".join(
+        json.dumps({"account": account, "at": f"2024-05-01T{time}Z", "amount": amount}) + "\n"
+        for account, time, amount in lines
+    )
+    (folder / f"{number}.json").write_text(text, encoding="utf-8")
+
+
+def run_example(program: Path, folder: Path) -> None:
+    main = runpy.run_path(str(program), run_name="__main__example")["main"]
+    main.__globals__["__name__"] = "__main__"  # as if typed: workers get it by value
+    main(str(folder / "in"), str(folder / "out"), str(folder / "checkpoint"))
+
+
+@pytest.fixture
+def fraud(spark: "SparkSession", tmp_path: Path) -> Iterator[Path]:
+    """Return a user's folder, in which the fraud example records account a."""
+    spark.conf.set(RECORD, '["a"]')
+    try:
+        yield tmp_path
+    finally:
+        spark.conf.unset(RECORD)
+
+
+def planted(folder: Path, rule: str) -> Path:
+    """Write the example with another comparison."""
+    text = FRAUD.read_text(encoding="utf-8")
+    assert RULE in text
+    program = folder / "fraud.py"
+    program.write_text(text.replace(RULE, rule), encoding="utf-8")
+    return program
+
+
+def test_a_planted_bug_becomes_a_failing_test_by_one_command(fraud: Path) -> None:
+    program = planted(fraud, RULE)
+    payments(fraud / "in", 1, ("a", "10:00:00", 0.5), ("b", "10:00:00", 0.5))
+    run_example(program, fraud)
+    payments(fraud / "in", 2, ("a", "10:00:40", 900.0), ("b", "10:00:20", 20.0))
+    run_example(program, fraud)
+    location = str(fraud / "checkpoint" / "statelog")
+
+    same = command("statelog", "replay", location, "a", folder=fraud)
+    assert (0, "") == (same.returncode, same.stderr)
+    assert "no difference" in same.stdout
+
+    planted(fraud, "row.amount > LARGE and at >= armed[0]")  # the sides are swapped
+    found = command(
+        "statelog", "replay", location, "a", "--processor", "fraud:FraudRule",
+        "--write-test", "test_fraud.py", folder=fraud,
+    )  # fmt: skip
+    assert (1, "") == (found.returncode, found.stderr)
+    assert "output differs" in found.stdout
+    assert "amount=900.0" in found.stdout
+    assert "wrote test_fraud.py: 1 test of" in found.stdout
+
+    pytest_run = ("pytest", "-q", "-p", "no:cacheprovider", "test_fraud.py")
+    failing = command(*pytest_run, folder=fraud)
+    assert 1 == failing.returncode
+    assert "1 failed" in failing.stdout
+    planted(fraud, RULE)
+    assert 0 == command(*pytest_run, folder=fraud).returncode
+
+
+def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud: Path) -> None:
+    program = planted(fraud, "row.amount > LARGE and at <= armed")  # a number and a tuple
+    payments(fraud / "in", 1, ("a", "10:00:00", 0.5))
+    run_example(program, fraud)
+    payments(fraud / "in", 2, ("a", "10:00:40", 900.0), ("b", "10:00:20", 20.0))
+    with pytest.raises(StreamingQueryException) as raised:
+        run_example(program, fraud)
+    message = str(raised.value)
+    line = next(one for one in message.splitlines() if "Replay it: " in one)
+    words = shlex.split(line.partition("Replay it: ")[2])
+    assert ["statelog", "replay", "--processor", f"{program}:FraudRule"] == words[:4]
+
+    found = command(*words, "--write-test", "test_raises.py", folder=fraud)
+    assert 1 == found.returncode, found.stderr
+    assert "fails as recorded" in found.stdout
+    pytest_run = ("pytest", "-q", "-p", "no:cacheprovider", "test_raises.py")
+    failing = command(*pytest_run, folder=fraud)
+    assert 1 == failing.returncode
+    assert "TypeError: '<=' not supported between instances of 'int' and 'tuple'" in failing.stdout
+    planted(fraud, RULE)
+    assert 0 == command(*pytest_run, folder=fraud).returncode
+
+
+def differences(location: Path, key: object, **arguments: Any) -> list[Any]:
+    return [one.differences for one in replay(str(location), key, **arguments) if one.differences]
+
+
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_both_deliveries_record_with_any_number_of_tasks(
+    spark: "SparkSession", tmp_path: Path, delivery: str
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    options = {"delivery": delivery, "record": 1.0}
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
+    for tasks in (1, 3):
+        source.add([(1, tasks), (2, 2), (1, 3)])
+        source.add([(3, 1), (1, 5)])
+        job.run(tasks=tasks)
+    steps = replay(str(job.state), 1, processor=Totals())
+    assert [[1, 3], [5], [3, 3], [5]] == [[row.amount for row in one.input] for one in steps]
+    assert [] == [one for one in steps if one.differences]
+    assert [4, 9, 15, 20] == [one.recorded_result.output[-1].total for one in steps]  # type: ignore[union-attr]
+    store = open_store(str(job.state))
+    assert 4 == len(list_recordings(store, LocationPaths()))
+
+
+class Marks(Totals):
+    """`Totals` behind `Totals`: adds up totals by their last digit."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        total, count = self.total.get() or (0, 0)
+        for row in rows:
+            total, count = total + row.total, count + 1
+        self.total.update((total, count))
+        yield Row(key=key[0], total=total, rows=count)
+
+
+def test_each_operator_of_a_query_is_recorded(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([(1, 1), (2, 2)])
+    source.add([(1, 5)])
+    state = tmp_path / "state"
+    first = transform_with_state(
+        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), record=[(1,)],
+        operatorId="totals",
+    )  # fmt: skip
+    second = transform_with_state(first.groupBy("rows"), Marks(), TOTALS, operatorId="marks")
+    query = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    wait(query.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
+    assert 2 == len(replay(str(state), 1, operator="totals", processor=Totals()))
+    assert [] == differences(state, 1, operator="totals", processor=Totals())
+    assert [] == differences(state, 1, operator="marks", processor=Marks())
+
+
+class FrameTotals(StatefulProcessor):
+    """Adds up frames, and begins with initial state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "total bigint, rows bigint")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.total.update((int(initialState["amount"].sum()), 0))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        total, count = self.total.get() or (0, 0)
+        for frame in rows:
+            total, count = total + int(frame["amount"].sum()), count + len(frame)
+        self.total.update((total, count))
+        yield pd.DataFrame({"key": [key[0]], "total": [total], "rows": [count]})
+
+
+def test_frames_and_initial_state_are_recorded(spark: "SparkSession", tmp_path: Path) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    initial = spark.createDataFrame([(1, 100), (7, 70)], INPUT).groupBy("key")
+    options = {
+        "transform": transform_with_state_in_pandas, "initialState": initial, "record": 1.0,
+    }  # fmt: skip
+    job = Job(source, tmp_path, ["key"], FrameTotals(), TOTALS, options)
+    source.add([(1, 1), (2, 2)])
+    source.add([(1, 5)])
+    job.run()
+    first, second = replay(str(job.state), 1, processor=FrameTotals())
+    assert ["handleInitialState", "handleInputRows"] == [one.method for one in first.recorded.calls]
+    assert ((), ()) == (first.differences, second.differences)
+    assert {"total": (106, 2)} == second.recorded_result.state  # type: ignore[union-attr]
+    (seven,) = replay(str(job.state), 7, processor=FrameTotals())
+    assert (0, {"total": (70, 0)}) == (len(seven.input), seven.recorded_result.state)  # type: ignore[union-attr]
+    assert () == seven.differences
+
+
+def test_a_key_of_no_operator_is_refused_at_the_start(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    from statelog.errors import UsageError
+
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add([(1, 1)])
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, {"record": ["x"]})
+    with pytest.raises(UsageError, match="record: key column 'key' takes int64"):
+        job.run()

@@ -1,0 +1,305 @@
+"""`statelog replay`: steps, differences, the written test, the debugger, and what is refused."""
+
+import datetime as dt
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
+
+from statelog.cli import main as cli
+from statelog.errors import ProcessorError, UsageError
+from statelog.spark.query.record import RecordRule
+from statelog.spark.testing.debug_replay import debug_step
+from statelog.spark.testing.find_processor import find_processor
+from statelog.spark.testing.replay import replay
+from statelog.state.recordings import forget_key, list_recordings, objects_with_key
+
+ROOT = Path(__file__).parents[3]
+PROCESSORS = "tests.recorded_processors"
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> RecordedJob:
+    """Return a job with two steps of k1, one of k2, and a failure of k3."""
+    made = RecordedJob(
+        str(tmp_path / "state"), Steps(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",), ("k2",)))
+    )
+    made.run([("k1", "add", 3), ("k1", "timer", 1), ("k2", "put", 1), ("k1", "yield", 0)], 1000)
+    made.run([("k1", "append", 5)], 1150)
+    with pytest.raises(ProcessorError):
+        made.run([("k3", "add", 1), ("k3", "fail", 7)], 1200)
+    return made
+
+
+def test_the_recorded_keys_are_listed(job: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == cli.run(["replay", job.location, "--json"])
+    found = {tuple(one["key"]): one for one in lines(capsys.readouterr().out)}
+    assert {("k1",): (2, 0), ("k2",): (1, 0), ("k3",): (0, 1)} == {
+        key: (one["steps"], one["failures"]) for key, one in found.items()
+    }
+    assert 0 == cli.run(["replay", job.location])
+    assert "0 to 1" in capsys.readouterr().out
+
+
+def test_steps_and_differences_in_json(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 0 == cli.run(["replay", job.location, "k1", "--json"])
+    first, second = lines(capsys.readouterr().out)
+    assert [] == first["differences"] == second["differences"]
+    assert {"total": [3, "t3"], "short": [3]} == first["after"]
+    assert [1100] == second["timers_before"]
+    words = ["replay", job.location, "k1", "--json", "--from", "0"]
+    assert 1 == cli.run([*words, "--processor", f"{PROCESSORS}:OtherSteps"])
+    first, second = lines(capsys.readouterr().out)
+    assert ["output"] == [one["what"] for one in first["differences"]]
+    assert [{"k": "k1", "what": "row", "n": 6}] == first["differences"][0]["recorded"]
+    assert [{"k": "k1", "what": "row", "n": 7}] == first["differences"][0]["found"]
+
+
+def test_a_failure_exits_with_1_and_says_so(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 1 == cli.run(["replay", job.location, "k3"])
+    text = capsys.readouterr().out
+    assert "raised  ArithmeticError: cannot do 7" in text
+    assert "fails as recorded" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nobody"], "has no recording of the key ('nobody',)"),
+        (["k1", "k2"], "a key needs a value for each of (k string); 2 given"),
+        (["k1", "--from", "9"], "has no recording of the key ('k1',) from checkpoint 9"),
+        (["k1", "--processor", "Steps"], "is named module:Class or file.py:Class"),
+        (["k1", "--processor", "no_such_module:X"], "'no_such_module' cannot be imported"),
+        (["k1", "--processor", "no/file.py:X"], "there is no file no/file.py"),
+        (["k1", "--processor", f"{PROCESSORS}:Nothing"], "has no 'Nothing'"),
+        (["k1", "--processor", "json:loads"], "cannot be called without arguments"),
+        (["k1", "--processor", "builtins:dict"], "returns dict, not a StatefulProcessor"),
+        (["k1", "--processor", f"{PROCESSORS}:COLUMNS"], "is str, not a StatefulProcessor"),
+        (["k1", "--write-test", "/no/such/folder/t.py"], "cannot be written"),
+    ],
+)
+def test_a_wrong_call_is_refused(
+    job: RecordedJob, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == cli.run(["replay", job.location, *words])
+    assert said in capsys.readouterr().err
+
+
+def test_a_location_without_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RecordedJob(str(tmp_path / "s"), Steps(), COLUMNS, OUTPUT, None).run([("k1", "add", 1)])
+    assert 0 == cli.run(["replay", str(tmp_path / "s")])
+    assert "no recordings" in capsys.readouterr().out
+    assert 2 == cli.run(["replay", str(tmp_path / "s"), "k1"])
+    assert 2 == cli.run(["replay", str(tmp_path / "nothing")])
+
+
+def test_a_processor_that_cannot_take_the_state_is_refused(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 1 == cli.run(
+        ["replay", job.location, "k1", "--processor", "tests.unit.cli.test_replay:Renamed"]
+    )
+    assert "cannot begin with the recorded state" in capsys.readouterr().err
+
+
+class Renamed(StatefulProcessor):
+    """Keeps *total* as another kind of state."""
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getMapState("total", "k long", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        return iter(())
+
+
+# ------------------------------------------------------------------------------- the written test
+
+
+def run_written(file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(file.parent), str(file)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+
+
+class Typed(StatefulProcessor):
+    """Keeps and yields values of many types."""
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState(
+            "value",
+            "at timestamp, plain timestamp_ntz, day date, price decimal(9,2), raw binary, ratio double, "
+            "tags array<string>, who struct<name: string, age: int>",
+        )
+        self.by_day = handle.getMapState("by day", "day date, note string", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.value.update(
+                (row.at, row.plain, row.day, row.price, b"\x00'\"", float("nan"), ['a "b"', "c'd"],
+                 ("Ada", 36))
+            )  # fmt: skip
+            self.by_day.updateValue((row.day, "n"), (row.n,))
+            yield Row(id=key[0], at=row.at, ratio=row.ratio, **{"a b": row.n})
+
+
+TYPED = (
+    "id long, at timestamp, plain timestamp_ntz, day date, price decimal(9,2), n long, ratio double"
+)
+TYPED_OUTPUT = "id long, at timestamp, ratio double, `a b` long"
+
+
+def typed_rows(zone: dt.tzinfo) -> list[tuple[Any, ...]]:
+    at = dt.datetime(2024, 5, 1, 10, 0, 0, 5, tzinfo=zone)
+    plain = dt.datetime(2024, 5, 1, 10)
+    day, price = dt.date(2024, 5, 1), Decimal("1.50")
+    return [(7, at, plain, day, price, 3, float("nan")), (7, at, plain, day, None, 4, 0.5)]
+
+
+def test_a_written_test_has_values_of_all_types(tmp_path: Path) -> None:
+    place = str(tmp_path / "state")
+    job = RecordedJob(place, Typed(), TYPED, TYPED_OUTPUT, RecordRule(rate=1.0), "none")
+    job.run(typed_rows(dt.UTC))
+    job.run(typed_rows(dt.UTC)[:1])
+    file = tmp_path / "test_typed.py"
+    name = f"{__name__}:Typed"
+    words = ["replay", place, "7", "--processor", name, "--write-test", str(file)]
+    assert 0 == cli.run(words)
+    found = run_written(file)
+    assert 0 == found.returncode, found.stdout + file.read_text()
+    assert "2 passed" in found.stdout
+
+
+@pytest.mark.parametrize("in_pandas", [False, True])
+def test_the_written_test_passes_for_old_code_and_fails_for_changed_code(
+    tmp_path: Path, in_pandas: bool
+) -> None:
+    kind = FrameSteps if in_pandas else Steps
+    place = str(tmp_path / "state")
+    job = RecordedJob(place, kind(), COLUMNS, OUTPUT, RecordRule(rate=1.0), pandas=in_pandas)
+    operations = ("add", "append", "put", "expire", "timer", "yield")
+    for number in range(3):
+        rows = [("k1", op, number + at) for at, op in enumerate(operations)]
+        job.run(rows, 1000 + 150 * number, 900)
+    job.run([], 3000, 900)
+    file = tmp_path / "test_steps.py"
+    name = f"{PROCESSORS}:{kind.__name__}"
+    assert 0 == cli.run(["replay", place, "k1", "--processor", name, "--write-test", str(file)])
+    found = run_written(file)
+    assert 0 == found.returncode, found.stdout + file.read_text()
+    assert "4 passed" in found.stdout
+    text = file.read_text().replace(kind.__name__, "Changed")
+    text = text.replace(
+        "\nKEY =",
+        f"\n\nclass Changed({kind.__name__}):\n    def facts(self):\n        return -5\n\n\nKEY =",
+    )
+    text = text.replace("import Changed", f"import {kind.__name__}")
+    file.write_text(text)
+    found = run_written(file)
+    assert 1 == found.returncode
+    assert "4 failed" in found.stdout
+
+
+def test_the_written_test_of_a_failure_fails_as_production_did(
+    job: RecordedJob, tmp_path: Path
+) -> None:
+    file = tmp_path / "test_failure.py"
+    assert 1 == cli.run(["replay", job.location, "k3", "--write-test", str(file)])
+    found = run_written(file)
+    assert 1 == found.returncode
+    assert "ArithmeticError: cannot do 7" in found.stdout
+    text = file.read_text()
+    assert "handleInputRows raised" in text
+    file.write_text(text.replace("\nKEY =", "\nSteps.do = lambda *_: None\nKEY ="))
+    assert 0 == run_written(file).returncode
+
+
+# ----------------------------------------------------------------------------------- the debugger
+
+
+def debugged(job: RecordedJob, key: str, processor: Any, *commands: str) -> str:
+    step = next(
+        one
+        for one in replay(job.location, key, processor=processor)
+        if one.differences or one.error is not None
+    )
+    shown = io.StringIO()
+    debug_step(step, processor, stdin=io.StringIO("\n".join([*commands, ""])), stdout=shown)
+    return shown.getvalue()
+
+
+def test_the_debugger_stops_where_the_processor_raised(job: RecordedJob) -> None:
+    text = debugged(job, "k3", Steps(), "p op, n", "quit")
+    assert "('fail', 7)" in text
+
+
+def test_the_debugger_stops_in_the_processor_before_a_difference(job: RecordedJob) -> None:
+    class Doubled(Steps):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            for row in super().handleInputRows(key, rows, timerValues):
+                yield Row(k=row.k, what=row.what, n=row.n * 2)
+
+    text = debugged(job, "k1", Doubled(), "p key", "p self.total.get()", "continue")
+    assert "('k1',)" in text
+    assert "handleInputRows()" in text
+
+
+# ------------------------------------------------------------------------------------ personal data
+
+
+def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
+    store, paths = job.store, job.paths
+    both = objects_with_key(store, paths, "k1")
+    assert 2 == len(both)
+    (failed,) = objects_with_key(store, paths, "k3")
+    assert failed.startswith("recordings/failed/")
+    planned = forget_key(store, paths, "k1", dry_run=True)
+    assert (tuple(both), ()) == (planned.rewritten, planned.deleted)
+    assert both == objects_with_key(store, paths, "k1")
+    assert planned == forget_key(store, paths, "k1")
+    assert [] == objects_with_key(store, paths, "k1")
+    with pytest.raises(UsageError, match="has no recording of the key"):
+        replay(job.location, "k1", processor=Steps())
+    (other,) = replay(job.location, "k2", processor=Steps())
+    assert () == other.differences
+    assert ([1], {"counts": {(1,): (1,)}}) == (
+        [row.n for row in other.input],
+        {name: one for name, one in other.recorded_result.state.items() if name == "counts"},  # type: ignore[union-attr]
+    )
+    assert (failed,) == forget_key(store, paths, "k3").deleted
+    assert all(not one.is_failure for one in list_recordings(store, paths))
+    assert b"k1" not in b"".join(bytes(store.get(info.path)) for info in store.list("recordings"))
+    job.run([("k1", "add", 1)], 1300)  # the query goes on
+
+
+def test_an_instance_and_a_function_name_a_processor(tmp_path: Path) -> None:
+    file = tmp_path / "my_job.py"
+    file.write_text(
+        "from tests.recorded_processors import Steps\n"
+        "INSTANCE = Steps()\ndef make():\n    return Steps()\n"
+    )
+    for name, called in (("INSTANCE", False), ("make", True)):
+        found = find_processor(f"{file}:{name}")
+        assert (name, called, str(tmp_path)) == (found.name, found.is_called, found.folder)
+        assert isinstance(found.processor, Steps)

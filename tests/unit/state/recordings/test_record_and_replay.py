@@ -1,0 +1,369 @@
+"""What is recorded is what a key saw: replayed with the same processor, nothing differs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
+
+from statelog.checkpoint import collect_garbage
+from statelog.errors import ProcessorError
+from statelog.spark.query.record import RecordRule
+from statelog.spark.testing.replay import ReplayedStep, replay
+from statelog.state.recordings import list_recordings, read_recording, steps_of
+
+KEYS = [f"k{number}" for number in range(6)]
+SAFE = ("add", "append", "put", "remove", "clear", "expire", "timer", "untimer", "yield")
+Batch = tuple[int, list[tuple[str, str, int]]]
+
+operations = st.tuples(st.sampled_from(KEYS), st.sampled_from(SAFE), st.integers(0, 9))
+histories = st.lists(
+    st.tuples(st.integers(1, 400), st.lists(operations, max_size=30)), min_size=1, max_size=6
+)
+
+
+def run_all(job: RecordedJob, history: list[Batch]) -> None:
+    now = 1000
+    for elapsed, rows in history:
+        now += elapsed
+        job.run(rows, now, watermark_ms=now - 100)
+
+
+def fresh(folder: Path) -> str:
+    shutil.rmtree(folder, ignore_errors=True)
+    return str(folder)
+
+
+def recorded_keys(job: RecordedJob) -> list[Any]:
+    return [
+        step.key
+        for stored in list_recordings(job.store, job.paths)
+        for task in read_recording(job.store, stored)
+        for step in steps_of(task)
+    ]
+
+
+def differences(steps: list[ReplayedStep]) -> list[Any]:
+    return [(one.checkpoint_id, one.differences, one.error) for one in steps if one.differences]
+
+
+@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize("time_mode", ["none", "processingtime", "eventtime"])
+@settings(max_examples=10, deadline=None)
+@given(history=histories, tasks=st.integers(1, 3))
+def test_an_unchanged_processor_does_what_was_recorded(
+    history: list[Batch], tasks: int, time_mode: str, in_pandas: bool, tmp_path_factory: Any
+) -> None:
+    kind = FrameSteps if in_pandas else Steps
+    if time_mode != "processingtime":  # a time to live needs that mode
+        kind = without_ttl(kind)
+    if time_mode == "none":
+        history = [
+            (elapsed, [row for row in rows if "timer" not in row[1]]) for elapsed, rows in history
+        ]
+    folder = tmp_path_factory.getbasetemp() / f"same-{time_mode}-{in_pandas}"
+    job = RecordedJob(
+        fresh(folder), kind(), COLUMNS, OUTPUT, RecordRule(rate=1.0), time_mode, in_pandas, tasks
+    )
+    run_all(job, history)
+    keys = recorded_keys(job)
+    touched = {(row[0],) for _, rows in history for row in rows}
+    assert touched == set(keys)
+    for key in touched:
+        steps = replay(str(folder), key, processor=kind())
+        assert [] == differences(steps)
+        assert keys.count(key) == len(steps)
+
+
+_WITHOUT: dict[type, type] = {}
+
+
+def without_ttl(kind: type[Steps]) -> type[Steps]:
+    """Return the processor with the same state without a time to live."""
+
+    def init(self: Any, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long, text string")
+        self.short = handle.getValueState("short", "n long")
+        self.big = handle.getValueState("big", "n long")
+        self.items = handle.getListState("items", "n long")
+        self.recent = handle.getListState("recent", "n long")
+        self.counts = handle.getMapState("counts", "k long", "n long")
+        self.seen = handle.getMapState("seen", "k long", "at double")
+
+    def time(self: Any, times: Any) -> int:
+        return max(int(times.getCurrentWatermarkInMs()), 0)
+
+    return _WITHOUT.setdefault(
+        kind, type(f"{kind.__name__}Plain", (kind,), {"init": init, "time": time})
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(history=histories, tasks=st.integers(1, 2))
+def test_a_part_by_part_task_records_the_same(
+    history: list[Batch], tasks: int, tmp_path_factory: Any
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "parts"
+    job = RecordedJob(
+        fresh(folder), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=tasks, input_bytes=4000
+    )
+    run_all(job, history)
+    for key in set(recorded_keys(job)):
+        assert [] == differences(replay(str(folder), key, processor=Steps()))
+
+
+def test_a_changed_processor_differs_in_what_it_changes(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",),)))
+    job.run([("k1", "add", 3), ("k1", "yield", 0), ("k2", "add", 1)])
+    job.run([("k1", "append", 3)])
+    first, second = replay(str(tmp_path), "k1", processor=OtherSteps())
+    assert (["output"], []) == (
+        [one.what for one in first.differences],
+        [one.what for one in second.differences],
+    )
+    (difference,) = first.differences
+    assert [6] == [row.n for row in difference.recorded]  # type: ignore[attr-defined]
+    assert [7] == [row.n for row in difference.found]  # type: ignore[attr-defined]
+
+
+def test_the_sample_is_the_same_at_every_parallelism(tmp_path: Path) -> None:
+    rows = [(f"key {number}", "add", number) for number in range(3000)]
+    found = []
+    for tasks in (1, 2, 5):
+        folder = tmp_path / str(tasks)
+        job = RecordedJob(
+            str(folder), Steps(), COLUMNS, OUTPUT, RecordRule(rate=0.1), tasks=tasks,
+            record_bytes=1 << 24,
+        )  # fmt: skip
+        job.run(rows)
+        found.append(sorted(recorded_keys(job)))
+    assert found[0] == found[1] == found[2]
+    assert 200 < len(found[0]) < 400
+    groups = {step[0] for step in found[0]}
+    assert len(groups) == len(found[0])
+
+
+def test_timers_alone_are_recorded_too(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job.run([("k1", "timer", 1), ("k2", "timer", 3)], 1000)
+    job.run([], 1150)
+    steps = replay(str(tmp_path), "k1", processor=Steps())
+    assert [1, 0] == [len(one.input) for one in steps]
+    assert ["handleExpiredTimer"] == [one.method for one in steps[1].recorded.calls]
+    assert [] == differences(steps)
+    assert 1 == len(replay(str(tmp_path), "k2", processor=Steps()))
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize("op", ["fail", "misfit"])
+def test_a_key_that_failed_fails_again(tmp_path: Path, op: str, in_pandas: bool) -> None:
+    kind = FrameSteps if in_pandas else Steps
+    job = RecordedJob(
+        str(tmp_path), kind(), COLUMNS, OUTPUT, RecordRule(), pandas=in_pandas, tasks=2
+    )
+    job.run([("k1", "add", 3), ("k2", "add", 4)])
+    rows = [("k2", "add", 1), ("k1", "append", 7), ("k1", op, 8), ("k1", "add", 1)]
+    for _ in range(3):  # a query that is started again fails again
+        with pytest.raises(ProcessorError, match=r"Replay it: statelog replay file://\S+ k1$"):
+            job.run(rows)
+    assert [(None, 1)] == [
+        (one.checkpoint_id, one.keys) for one in list_recordings(job.store, job.paths)
+    ]
+    (step,) = replay(str(tmp_path), "k1", processor=kind())
+    assert step.error is not None
+    assert () == step.differences
+    assert {"total": (3, "t3"), "short": (3,)} == step.before
+    assert [7, 8, 1] == [row.n for row in step.input]
+
+    class Corrected(kind):  # type: ignore[misc, valid-type]
+        def do(self, op: str, n: int, now: int) -> None:
+            if op not in ("fail", "misfit"):
+                super().do(op, n, now)
+
+    (step,) = replay(str(tmp_path), "k1", processor=Corrected())
+    assert ["error"] == [one.what for one in step.differences]
+    assert step.error is None
+
+
+def test_a_failing_timer_is_recorded(tmp_path: Path) -> None:
+    class Failing(Steps):
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+            raise KeyError("lost")
+
+    job = RecordedJob(str(tmp_path), Failing(), COLUMNS, OUTPUT, RecordRule())
+    job.run([("k1", "timer", 1)], 1000)
+    with pytest.raises(ProcessorError, match=r"Replay it: statelog replay"):
+        job.run([("k3", "add", 1)], 1200)
+    (step,) = replay(str(tmp_path), "k1", processor=Failing())
+    assert isinstance(step.error and step.error.__cause__, KeyError)
+    assert [1100] == step.timers_before
+    assert "handleExpiredTimer" == step.recorded.failure.method  # type: ignore[union-attr]
+
+
+def test_without_a_setting_the_error_says_how_to_record(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, None)
+    with pytest.raises(ProcessorError, match=r'record it: record="failed"'):
+        job.run([("k1", "fail", 3)])
+    assert [] == list_recordings(job.store, job.paths)
+
+
+def test_failures_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statelog.spark.worker.replayable.FAILURES_MAX", 3)
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule())
+    for number in range(6):
+        with pytest.raises(ProcessorError):
+            job.run([(f"k{number}", "fail", number)])
+    assert 3 == len(list_recordings(job.store, job.paths))
+
+
+# --------------------------------------------------------------------------------------- bounds
+
+
+def test_what_exceeds_a_bound_is_dropped_whole_and_counted(tmp_path: Path) -> None:
+    job = RecordedJob(
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), record_bytes=20_000
+    )
+    large = [("large", "append", number) for number in range(2000)]
+    small = [(f"k{number}", "append", number) for number in range(10)]
+    (ack,) = job.run([*large, *small])
+    assert (10, 1) == (ack.recorded_keys, ack.dropped_keys)
+    (stored,) = list_recordings(job.store, job.paths)
+    assert (10, 1) == (stored.keys, stored.dropped)
+    (task,) = read_recording(job.store, stored)
+    assert {"more bytes than one key may take": 1} == task.dropped
+    assert ("large",) not in recorded_keys(job)
+    # Its state is too large from now on, even without a row.
+    (ack,) = job.run([("large", "append", 1)])
+    assert (0, 1) == (ack.recorded_keys, ack.dropped_keys)
+
+
+@pytest.mark.parametrize("record_bytes", [5_000, 50_000])
+def test_a_micro_batch_is_bounded(tmp_path: Path, record_bytes: int) -> None:
+    job = RecordedJob(
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), record_bytes=record_bytes
+    )
+    (ack,) = job.run([(f"key {number}", "append", number) for number in range(5000)])
+    assert ack.recorded_keys > 0
+    assert 5000 == ack.recorded_keys + ack.dropped_keys
+    (task,) = read_recording(job.store, list_recordings(job.store, job.paths)[0])
+    own = len(task.before) + len(task.after) + len(task.input)
+    assert own < record_bytes + 8_000  # and the schemas of the streams
+
+
+# ------------------------------------------------------------------------------------- lifetime
+
+
+def test_recordings_are_kept_for_their_checkpoints_and_then_deleted(tmp_path: Path) -> None:
+    from statelog.spark.query.settings import QuerySettings
+
+    job = RecordedJob(
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), retained=2,
+        settings=QuerySettings(record_checkpoints=4),
+    )  # fmt: skip
+    for number in range(12):
+        job.run([("k1", "add", number)])
+    assert [8, 9, 10, 11] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    files = [info.path for info in job.store.list("recordings")]
+    assert 5 == len(files)  # the retained checkpoint before the newest names one more
+    assert 4 == len(replay(str(tmp_path), "k1", processor=Steps()))
+
+
+def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
+    import datetime as dt
+
+    from statelog.spark.query.settings import QuerySettings
+
+    job = RecordedJob(
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), retained=1,
+        settings=QuerySettings(record_age=dt.timedelta(seconds=10)),
+    )  # fmt: skip
+    for number in range(5):
+        job.run([("k1", "add", number)], 1_000_000 + number * 4000)
+    assert [2, 3, 4] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    job.record = None
+    job.run([("k1", "add", 1)], 2_000_000)
+    assert [] == list_recordings(job.store, job.paths)
+    assert [] == list(job.store.list("recordings"))
+
+
+def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Path) -> None:
+    import datetime as dt
+
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job.run([("k1", "add", 1)])
+    with pytest.raises(ProcessorError):
+        job.run([("k1", "fail", 1)])
+    job.store.put(job.paths.recording("orphan"), b"of an attempt that failed")
+    before = {info.path for info in job.store.list("recordings")}
+    assert 3 == len(before)
+
+    def collect(days: float) -> set[str]:
+        now = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
+        hour = dt.timedelta(hours=1)
+        report = collect_garbage(job.store, job.paths, min_age=hour, dry_run=False, now=now)
+        assert 0 == report.unknown
+        return set(report.deleted)
+
+    assert set() == collect(0)
+    assert {"recordings/orphan"} == collect(1)
+    (failure,) = collect(8)
+    assert failure.startswith("recordings/failed/")
+    assert [0] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+
+
+def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job.run([("k1", "add", 1)])
+    original: Callable[..., None] = job.commit
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    job.commit = killed  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        job.run([("k1", "add", 5)])
+    job.commit = original  # type: ignore[method-assign]
+    job.run([("k1", "add", 7)])
+    steps = replay(str(tmp_path), "k1", processor=Steps())
+    assert [[1], [7]] == [[row.n for row in one.input] for one in steps]
+    assert [] == differences(steps)
+
+
+def test_a_restart_and_another_parallelism_go_on(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    for tasks in (1, 3, 2):
+        job = RecordedJob(
+            str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=tasks
+        )
+        for _ in range(3):
+            rows = [(rng.choice(KEYS), rng.choice(SAFE), rng.randrange(9)) for _ in range(30)]
+            job.run(rows, 1000 + 200 * job.batch_id)
+    assert 9 == len({one.checkpoint_id for one in list_recordings(job.store, job.paths)})
+    for key in set(recorded_keys(job)):
+        assert [] == differences(replay(str(tmp_path), key, processor=Steps()))
+
+
+def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
+    job = RecordedJob(
+        str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=2, inline_bytes=100
+    )
+    acks = job.run([(f"k{number}", "add", number) for number in range(50)])
+    assert all(ack.recording_file is not None and not ack.recording for ack in acks)
+    found = list_recordings(job.store, job.paths)
+    assert (2, 50) == (len(found), sum(one.keys for one in found))
+    assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))
