@@ -270,7 +270,9 @@ def _commit(
 def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:
     """Return the record of a micro-batch as that of the new query."""
     files = [_moved(one, fork_id).to_json() for one in record.staged_files()]
-    own = msgspec.structs.replace(record, output_files=files, went_back_to=None, rewound=None)
+    own = msgspec.structs.replace(
+        record, output_files=files, went_back_to=None, rewound=None, recordings=()
+    )
     if query is None:
         return own
     return msgspec.structs.replace(

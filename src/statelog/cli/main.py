@@ -28,8 +28,8 @@ from statelog.cli.output import (
     EXIT_USAGE,
     print_error,
 )
-from statelog.cli.report import report
 from statelog.cli.replay import replay
+from statelog.cli.report import report
 from statelog.cli.rewind import rewind
 from statelog.cli.savepoints import fork, tag, untag
 from statelog.cli.state import diff, get, history, read

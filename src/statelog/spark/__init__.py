@@ -22,8 +22,8 @@ from statelog.spark.query.progress import BatchProgress
 from statelog.spark.stream.sinks import idempotent, writer_id
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.stream.writer import StatefulStreamWriter
-from statelog.spark.what_if import BatchOutcome, WhatIf, what_if
 from statelog.spark.testing.replay import Difference, ReplayedStep, replay
+from statelog.spark.what_if import BatchOutcome, WhatIf, what_if
 from statelog.state.objects.aggregates import AggregateFunction
 
 __all__ = [

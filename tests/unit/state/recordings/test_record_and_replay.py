@@ -367,3 +367,16 @@ def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
     found = list_recordings(job.store, job.paths)
     assert (2, 50) == (len(found), sum(one.keys for one in found))
     assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))
+
+
+def test_a_fork_has_no_recordings_of_its_parent(tmp_path: Path) -> None:
+    import statelog as sl
+
+    job = RecordedJob(
+        str(tmp_path / "parent"), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), tasks=2
+    )
+    job.run([("k1", "add", 1)])
+    sl.fork(str(tmp_path / "parent"), str(tmp_path / "fork"), state_only=True)
+    forked = RecordedJob(str(tmp_path / "fork"), Steps(), COLUMNS, OUTPUT, None)
+    assert [] == list_recordings(forked.store, forked.paths)
+    assert 1 == len(list_recordings(job.store, job.paths))
