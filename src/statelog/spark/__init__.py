@@ -9,6 +9,7 @@ require_spark("statelog.spark")
 
 from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
+from statelog.spark.carry import WrittenState, write_state
 from statelog.spark.enable import disable, enable
 from statelog.spark.migration import (
     from_spark,
@@ -37,6 +38,7 @@ __all__ = [
     "StatefulStream",
     "StatefulStreamWriter",
     "WhatIf",
+    "WrittenState",
     "disable",
     "enable",
     "from_spark",
@@ -49,6 +51,7 @@ __all__ = [
     "transform_with_state_in_pandas",
     "what_if",
     "with_initial_state",
+    "write_state",
     "writer_id",
 ]
 

@@ -50,7 +50,8 @@ from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import StatefulStream
 
-_OPERATOR_ID = "transform_with_state"
+DEFAULT_OPERATOR_ID = "transform_with_state"
+"""Name of the first operator of a query that is given none."""
 
 FormatOf = Callable[[SparkSession, StructType], RowFormat]
 """Makes the row format of an operator from its session and its output."""
@@ -269,7 +270,7 @@ def _check_chain(
 
 def _operator_id(before: Sequence[OperatorDefinition]) -> str:
     """Return the default name of an operator behind those of *before*."""
-    return f"{_OPERATOR_ID}_{len(before) + 1}" if before else _OPERATOR_ID
+    return f"{DEFAULT_OPERATOR_ID}_{len(before) + 1}" if before else DEFAULT_OPERATOR_ID
 
 
 def _client_of(session: SparkSession) -> Client:

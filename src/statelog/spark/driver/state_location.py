@@ -27,7 +27,12 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import pause
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings
-from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
+from statelog.spark.driver.restart import (
+    FirstBatch,
+    check_is_new,
+    check_state_is_there,
+    is_committed,
+)
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
 from statelog.spark.worker.output_parts import OutputFiles
@@ -208,6 +213,8 @@ class StateLocation:
         record = BatchRecord.of(found)
         if not isinstance(settings.restore_from, int) and not settings.adopt:
             self._check_query(record, first.query_id)
+            if first.query_id and not record.query_id:
+                check_is_new(first, query.location)
         self._evolve(found, record)
         went_back_to = record.went_back_to if wanted is None else wanted
         free = found.checkpoint_id == went_back_to
@@ -362,7 +369,8 @@ class StateLocation:
             )
 
     def _check_query(self, record: BatchRecord, query_id: str) -> None:
-        if record.query_id != query_id:
+        # A record without a query is that of `write_state`: any new query goes on from it.
+        if record.query_id and record.query_id != query_id:
             raise CheckpointError(
                 f"{self._query.location} holds the state of query {record.query_id} (up to its "
                 f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "

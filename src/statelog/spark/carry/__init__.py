@@ -1,0 +1,14 @@
+"""
+Carry state in and out of a location by frames.
+
+    frames          the frames of state variables, checked, as one frame of rows
+    state_rows      those rows as the columns of a snapshot
+    snapshot_task   a task that writes them
+    write_state     the first checkpoint of a new location
+
+docs/how-to/move-and-edit-state.md has complete examples.
+"""
+
+from statelog.spark.carry.write_state import WrittenState, write_state
+
+__all__ = ["WrittenState", "write_state"]

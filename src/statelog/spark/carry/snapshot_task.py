@@ -1,0 +1,143 @@
+"""A task that writes sorted rows of state as one snapshot."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
+from statelog.errors import InvariantError, UsageError
+from statelog.model import JsonObject, KeyGroupRange
+from statelog.model.checkpoint import MaterializedHandle
+from statelog.spark.carry.state_rows import ORDER_COLUMN, STATE_COLUMN, StateRows
+from statelog.spark.query.keyed_frame import by_task
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+from statelog.spark.worker.failures import reported_to_driver
+from statelog.spark.worker.protocol import NEVER_MS
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import ROW_GROUP_SIZE
+from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
+from statelog.store import LocationPaths, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAnswer:
+    """
+    What a task wrote.
+
+    Args:
+        partition: Number of the task.
+        snapshot: Its snapshot; None without rows.
+        keys, entries: Their numbers.
+        next_due_ms: Its first timer; `NEVER_MS` without.
+    """
+
+    partition: int
+    snapshot: MaterializedHandle | None
+    keys: int = 0
+    entries: int = 0
+    next_due_ms: int = NEVER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTask:
+    """
+    What a task is told.
+
+    Args:
+        location: The state location.
+        store_options, fsync: How to open it.
+        schema: JSON of the operator's schema.
+        ranges: Key groups of each task.
+        checkpoint_id: The checkpoint that the snapshots are part of.
+    """
+
+    location: str
+    store_options: Mapping[str, object]
+    fsync: bool
+    schema: JsonObject
+    ranges: Sequence[KeyGroupRange]
+    checkpoint_id: int
+
+
+def snapshots_of(
+    rows: DataFrame, task: SnapshotTask, key_groups: KeyGroupRange
+) -> list[SnapshotAnswer]:
+    """Write the rows as snapshots, one for each task that has rows, and return the answers."""
+    partitioned = by_task(rows, len(task.ranges), key_groups)
+    ordered = partitioned.sortWithinPartitions(INPUT_KEY_GROUP_COLUMN, STATE_COLUMN, ORDER_COLUMN)
+    table = ordered.mapInArrow(partial(_snapshot_task, task), "answer binary").toArrow()
+    found: list[SnapshotAnswer] = [
+        pickle.loads(data) for data in table.column("answer").to_pylist()
+    ]
+    return sorted(found, key=lambda one: one.partition)
+
+
+def _snapshot_task(
+    task: SnapshotTask, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a partition as one snapshot."""
+    with reported_to_driver(task.location):
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        if partition >= len(task.ranges):
+            raise UsageError("Spark changed the number of partitions of the rows of state")
+        answer = write_snapshot_of(task, partition, batches)
+    yield pa.RecordBatch.from_pydict({"answer": [pickle.dumps(answer)]})
+
+
+def write_snapshot_of(
+    task: SnapshotTask, partition: int, batches: Iterable[pa.RecordBatch]
+) -> SnapshotAnswer:
+    """
+    Write sorted rows of state as one snapshot.
+
+    Held in memory are the rows of a few key groups, and the compressed snapshot.
+
+    Raises:
+        UsageError: See `StateRows.cells`.
+        StoreError: The store failed.
+    """
+    key_groups = task.ranges[partition]
+    codec = OperatorCodec(OperatorStateSchema.from_json(task.schema))
+    sink = pa.BufferOutputStream()
+    writer: pq.ParquetWriter | None = None
+    keys = entries = 0
+    due = NEVER_MS
+    for cells in StateRows(codec, key_groups).cells(batches):
+        if writer is None:
+            writer = pq.ParquetWriter(sink, cells.table.schema, compression="zstd")
+        writer.write_table(cells.table, row_group_size=ROW_GROUP_SIZE)
+        keys, entries = keys + cells.table.num_rows, entries + cells.entries
+        due = min(due, first_timer(cells.table))
+    if writer is None:
+        return SnapshotAnswer(partition, None)
+    writer.close()
+    store = open_store(task.location, options=dict(task.store_options), fsync=task.fsync)
+    # Always a file, see `worker.task`.
+    factory = FsCheckpointStreamFactory.for_checkpoint(
+        store, task.checkpoint_id, paths=LocationPaths(), threshold_bytes=0
+    )
+    with factory.create_task_owned_state_stream() as stream:
+        stream.write(sink.getvalue())
+        handle = stream.close_and_get_handle()
+    if handle is None:
+        raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
+    snapshot = MaterializedHandle(key_groups, task.checkpoint_id, handle)
+    return SnapshotAnswer(partition, snapshot, keys, entries, due)
+
+
+def first_timer(table: pa.Table) -> int:
+    """Return the first timer in the columns of a snapshot; `NEVER_MS` without."""
+    if TIMERS_NAME not in table.column_names:
+        return NEVER_MS
+    first = [pc.min(chunk.flatten()).as_py() for chunk in table.column(TIMERS_NAME).chunks]
+    return min((one for one in first if one is not None), default=NEVER_MS)

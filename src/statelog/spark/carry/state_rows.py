@@ -1,0 +1,246 @@
+"""
+Rows of state variables as the columns of a snapshot: the inverse of `spark.read.format("statelog")`.
+
+The rows of all variables of an operator travel in one frame, so that one shuffle brings together
+what belongs to a key::
+
+    key_group  state_id  order  expires_at_ms  k0...  u<state id>  v<state id>
+
+`order` is the position in a list or the time of a timer.  Each row has the columns `u` (map key) and
+`v` (value) of its own variable, and nulls in the others.  Rows are sorted by key group, variable and
+order before a task reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import UsageError
+from statelog.model import KeyGroupRange
+from statelog.spark.rows.key_order import key_order
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
+from statelog.state.encoding.values import KeyCodec
+from statelog.state.kinds import StateKind
+from statelog.state.kinds.columns import EXPIRES_FIELD
+
+STATE_COLUMN: Final = "state_id"
+ORDER_COLUMN: Final = "order"
+_CHUNK_ROWS: Final = 65_536
+"""Rows of whole key groups that are converted together, at least."""
+
+RowNumbers = npt.NDArray[np.int64]
+
+
+def user_key_column(state_id: int) -> str:
+    """Return the name of the column with the map keys of a variable."""
+    return f"u{state_id}"
+
+
+def value_column(state_id: int) -> str:
+    """Return the name of the column with the values of a variable."""
+    return f"v{state_id}"
+
+
+def key_column(position: int) -> str:
+    """Return the name of a column of the key."""
+    return f"k{position}"
+
+
+@dataclass(frozen=True, slots=True)
+class StateCells:
+    """
+    The state of some keys, in the columns of a snapshot.
+
+    Args:
+        table: One row for each key, ascending by key group.
+        entries: Number of values, elements, map entries and timers.
+    """
+
+    table: pa.Table
+    entries: int
+
+
+class StateRows:
+    """
+    Makes the columns of a snapshot of the sorted rows of a task.
+
+    Args:
+        codec: The operator's codec.
+        key_groups: The key groups of the task.
+    """
+
+    def __init__(self, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
+        self._codec = codec
+        self._key_groups = key_groups
+
+    def cells(self, batches: Iterable[pa.RecordBatch]) -> Iterator[StateCells]:
+        """
+        Yield the state of all keys, a few key groups at a time.
+
+        Raises:
+            UsageError: A key has two values of one variable, or one map key twice; a value is
+                null; or a row belongs to another task.
+        """
+        for rows in _whole_groups(batches):
+            yield self._cells_of(rows)
+
+    def _cells_of(self, rows: pa.RecordBatch) -> StateCells:
+        groups = rows.column(0).to_numpy().astype(np.int32)
+        if groups[0] < self._key_groups.start or groups[-1] > self._key_groups.end:
+            raise UsageError(
+                f"a task of key groups {self._key_groups} was given rows of {groups[0]} to "
+                f"{groups[-1]}; Spark must not change the partitions of the rows"
+            )
+        keys = [
+            rows.column(key_column(at)).cast(field.type)
+            for at, field in enumerate(self._codec.key.schema)
+        ]
+        order = key_order(groups, keys, self._codec.key)
+        counts = np.diff(order.bounds)
+        parents = np.repeat(np.arange(len(counts)), counts)
+        states = rows.column(STATE_COLUMN).to_numpy()[order.rows]
+        columns: list[pa.Array] = [pa.array(groups[order.firsts], pa.int32())]
+        columns += self._key_columns(keys, order.firsts)
+        entries = 0
+        for state_id in self._codec.live:
+            mine = np.flatnonzero(states == state_id)
+            part = _Part(rows, state_id, self._codec.states[state_id], order.rows[mine])
+            column, count = part.column(parents[mine], len(counts))
+            columns.append(column)
+            entries += count
+        names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in self._codec.key.schema.names)]
+        names += [self._codec.states[state_id].descriptor.name for state_id in self._codec.live]
+        table = pa.Table.from_arrays(columns, names=names)
+        metadata = {SCHEMA_METADATA: self._codec.metadata_change()}
+        return StateCells(table.replace_schema_metadata(metadata), entries)
+
+    def _key_columns(self, keys: list[pa.Array], firsts: RowNumbers) -> list[pa.Array]:
+        taken = [column.take(pa.array(firsts)) for column in keys]
+        codec = self._codec.key
+        # Equal keys may differ in their bytes (NaN), and are stored in one form.
+        return taken if codec.is_plain else codec.encode(codec.decode(taken))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of one variable in a chunk, in the order of their keys."""
+
+    rows: pa.RecordBatch
+    state_id: int
+    state: StateCodec
+    numbers: RowNumbers
+
+    def column(self, parents: RowNumbers, keys: int) -> tuple[pa.Array, int]:
+        """
+        Return the column of cells, and the number of entries.
+
+        Args:
+            parents: Number of each row's key, ascending.
+            keys: Number of keys.
+        """
+        kind = self.state.descriptor.kind
+        wanted = self.state.encode_cells([]).type
+        counts = np.bincount(parents, minlength=keys)
+        if kind is StateKind.TIMER:
+            times = self.rows.column(ORDER_COLUMN).to_numpy()[self.numbers]
+            again = np.zeros(len(times), np.bool_)
+            again[1:] = (np.diff(parents) == 0) & (np.diff(times) == 0)
+            counts = np.bincount(parents[~again], minlength=keys)
+            return _lists(counts, pa.array(times[~again]), wanted), int(counts.sum())
+        if kind is StateKind.VALUE:
+            if (counts > 1).any():
+                raise self._twice(int(np.flatnonzero(np.diff(parents) == 0)[0]), "value")
+            places = np.zeros(keys, np.int64)
+            places[parents] = np.arange(len(parents))
+            cells = self._entries(wanted).take(pa.array(places, mask=counts == 0))
+            return cells, len(parents)
+        if kind is StateKind.LIST:
+            return _lists(counts, self._entries(wanted.value_type), wanted), len(parents)
+        pair = wanted.value_type
+        user_keys = self._taken(user_key_column(self.state_id)).cast(pair.field(0).type)
+        self._check_user_keys(parents, user_keys)
+        both = pa.StructArray.from_arrays(
+            [user_keys, self._entries(pair.field(1).type)], fields=list(pair)
+        )
+        return _lists(counts, both, wanted), len(parents)
+
+    def _taken(self, name: str) -> pa.Array:
+        return self.rows.column(name).take(pa.array(self.numbers))
+
+    def _entries(self, wanted: pa.DataType) -> pa.Array:
+        """Return the rows as entries: the fields of the value, then the expiry."""
+        values = self._taken(value_column(self.state_id))
+        if values.null_count:
+            raise UsageError(
+                f"state {self.state.descriptor.name!r}: a row has the value null; leave such rows out"
+            )
+        parts = values.flatten()
+        if self.state.expires:
+            parts.append(self._taken(EXPIRES_FIELD))
+        fields = list(wanted)
+        parts = [part.cast(field.type) for part, field in zip(parts, fields, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields)
+
+    def _check_user_keys(self, parents: RowNumbers, user_keys: pa.Array) -> None:
+        """Check that no map has a key twice."""
+        if not len(parents):
+            return
+        columns = [pa.array(parents), *user_keys.flatten()]
+        fields = [pa.field("parent", pa.int64()), *user_keys.type]
+        together = key_order(np.zeros(len(parents), np.int32), columns, KeyCodec(pa.schema(fields)))
+        sizes = np.diff(together.bounds)
+        if (sizes > 1).any():
+            first = int(together.firsts[np.flatnonzero(sizes > 1)[0]])
+            raise self._twice(first, f"entry of the map key {user_keys[first].as_py()!r}")
+
+    def _twice(self, at: int, what: str) -> UsageError:
+        """Return the error for the key of row *at*."""
+        row = int(self.numbers[at])
+        names = [key_column(position) for position in range(len(self.state.key.schema))]
+        key = tuple(self.rows.column(name)[row].as_py() for name in names)
+        return UsageError(
+            f"state {self.state.descriptor.name!r}: the key {key!r:.100} has more than one {what}; "
+            "reduce the frame to one row for each"
+        )
+
+
+def _lists(counts: npt.NDArray[np.int64], elements: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return *elements* as lists of the given lengths; null for an empty one."""
+    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+    return pa.ListArray.from_arrays(
+        offsets, elements.cast(wanted.value_type), type=wanted, mask=pa.array(counts == 0)
+    )
+
+
+def _whole_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield sorted rows in parts of whole key groups, each of `_CHUNK_ROWS` or more."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        groups = batch.column(0).to_numpy()
+        start = 0
+        if count + len(groups) > _CHUNK_ROWS:
+            # The last key group of the batch may go on in the next one.
+            start = int(np.searchsorted(groups, groups[-1], side="left"))
+            if start or (waiting and waiting[-1].column(0)[-1].as_py() != groups[0]):
+                yield _joined([*waiting, batch.slice(0, start)])
+                waiting, count = [], 0
+        waiting.append(batch.slice(start))
+        count += len(groups) - start
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    table = pa.Table.from_batches([one for one in batches if one.num_rows]).combine_chunks()
+    return table.to_batches()[0]

@@ -1,0 +1,226 @@
+"""
+Write the state of an operator from frames, without a stream.
+
+The rows are shuffled by key group, as those of a micro-batch.  Each task writes its key groups as
+one snapshot, and the driver commits all of them as the first checkpoint of a new location.  The
+checkpoint belongs to no query: the first new query of the same operator goes on from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Unpack
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.history import find_newest
+from statelog.errors import CheckpointError
+from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.spark.api import DEFAULT_OPERATOR_ID
+from statelog.spark.carry.frames import (
+    check_frames,
+    key_schema_of,
+    session_of_frames,
+    state_rows,
+)
+from statelog.spark.carry.snapshot_task import SnapshotAnswer, SnapshotTask, snapshots_of
+from statelog.spark.query.declared_state import operator_schema
+from statelog.spark.query.modes import TIME_MODES, mode_of
+from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
+from statelog.spark.query.session import is_connect, parse_schema, use_this_python
+from statelog.spark.query.settings import OperatorSettings, QuerySettings
+from statelog.spark.rows.types import arrow_schema
+from statelog.spark.worker.protocol import NEVER_MS
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.store import LocationPaths, ObjectStore, open_store
+
+FIRST_CHECKPOINT: Final = 0
+BEFORE_ANY_BATCH: Final = -1
+"""The batch id of a checkpoint that no micro-batch made."""
+_TASKS_PER_CORE: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenState:
+    """
+    What `write_state` wrote.
+
+    Args:
+        location: The state location.
+        checkpoint_id: The checkpoint.
+        keys: Number of keys.
+        entries: Number of values, list elements, map entries and timers.
+        size_bytes: Bytes of the snapshots.
+        tasks: Number of tasks, and at most so many snapshots.
+    """
+
+    location: str
+    checkpoint_id: int
+    keys: int
+    entries: int
+    size_bytes: int
+    tasks: int
+
+
+def write_state(
+    location: str | os.PathLike[str],
+    statefulProcessor: StatefulProcessor,
+    frames: Mapping[str, DataFrame],
+    timeMode: str = "None",
+    **settings: Unpack[OperatorSettings],
+) -> WrittenState:
+    """
+    Write the state of a processor from batch frames, to a new location.
+
+    A query of `transform_with_state` with the same processor, timeMode, operatorId and maxParallelism,
+    a new checkpointLocation and this location as stateLocation goes on from the state.  `statelog.open`,
+    `spark.read.format("statelog")` and the command line read it.
+
+    A frame has the columns that `spark.read.format("statelog")` returns: `key` and `value`, which
+    are structs, `position` for list state, `user_key` for map state, and `expires_at_ms` if
+    wanted, where the variable has a time to live; without it entries expire one time to live from now.
+    The variable `$timers` has `key` and `fires_at_ms`.  Fields are found by name.
+
+    Args:
+        location: Path or URL; it may not have a checkpoint yet.
+        statefulProcessor: The processor, whose `init` declares the variables.
+        frames: Batch frames by variable; a variable without one is empty.
+        timeMode: That of the query: "None", "ProcessingTime" or "EventTime".
+        settings: As for `transform_with_state`; `tasks` is the number of tasks here too, four for
+            each core by default.
+
+    Returns:
+        The checkpoint, and how much it holds.
+
+    Raises:
+        UsageError: A variable is unknown, a frame has other columns or types, or a key has more than
+            one value of a variable.
+        CheckpointError: The location has a checkpoint already (`reason` "not_empty").
+        FencedError: Another owner claimed the location meanwhile; nothing was committed.
+        ProcessorError: The processor's `init` failed.
+        StoreError: The store failed; nothing was committed.
+
+    Blocks: For one Spark job, and on the store.
+    """
+    named = check_frames(frames)
+    time_mode = mode_of("timeMode", timeMode, TIME_MODES)
+    refuse_unknown_arguments(settings)
+    session = session_of_frames(named)
+    if not is_connect(session):
+        use_this_python(session)
+    place = os.fspath(location)
+    resolved = resolve_settings(session.conf.getAll, {**settings, "stateLocation": place})
+    schema = operator_schema(
+        statefulProcessor,
+        resolved.operator_id or DEFAULT_OPERATOR_ID,
+        arrow_schema(key_schema_of(named)),
+        lambda ddl: parse_schema(session, ddl),
+        time_mode=time_mode,
+    )
+    now_ms = int(wall_clock_seconds() * 1000)
+    groups = resolved.max_parallelism
+    rows = state_rows(named, OperatorCodec(schema), groups, 0, now_ms)
+    store = open_store(place, options=dict(resolved.store_options), fsync=resolved.fsync)
+    coordinator = _claimed(store, resolved)
+    tasks = min(resolved.tasks or _TASKS_PER_CORE * cores_of(rows), groups)
+    everything = KeyGroupRange(0, groups - 1)
+    task = SnapshotTask(
+        place,
+        resolved.store_options,
+        resolved.fsync,
+        schema.to_json(),
+        everything.split(tasks),
+        FIRST_CHECKPOINT,
+    )
+    answers = snapshots_of(rows, task, everything)
+    _commit(coordinator, task, answers, schema, time_mode)
+    written = [one.snapshot for one in answers if one.snapshot is not None]
+    return WrittenState(
+        location=place,
+        checkpoint_id=FIRST_CHECKPOINT,
+        keys=sum(one.keys for one in answers),
+        entries=sum(one.entries for one in answers),
+        size_bytes=sum(one.handle.size_bytes for one in written),
+        tasks=len(task.ranges),
+    )
+
+
+def cores_of(frame: DataFrame) -> int:
+    """Return the number of tasks that Spark runs at once; 2 where a client cannot ask."""
+    session = frame.sparkSession
+    return 2 if is_connect(session) else int(session.sparkContext.defaultParallelism)
+
+
+def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinator:
+    """Claim a location without a checkpoint."""
+    _check_is_empty(store)
+    coordinator = CheckpointCoordinator(
+        store,
+        LocationPaths(),
+        owner_id=f"write-state-{os.urandom(8).hex()}",
+        max_parallelism=settings.max_parallelism,
+        options=settings.checkpoints,
+        clock_ms=lambda: int(wall_clock_seconds() * 1000),
+    )
+    coordinator.claim()
+    _check_is_empty(store)
+    coordinator.restore()
+    return coordinator
+
+
+def _check_is_empty(store: ObjectStore) -> None:
+    newest = find_newest(store, LocationPaths()).newest
+    if newest is not None:
+        raise CheckpointError(
+            f"{store.url} holds checkpoint {newest.checkpoint_id}; write_state needs a new location. "
+            "To change state that exists, use edit_state",
+            reason="not_empty",
+            checkpoint_id=newest.checkpoint_id,
+        )
+
+
+def _commit(
+    coordinator: CheckpointCoordinator,
+    task: SnapshotTask,
+    answers: Sequence[SnapshotAnswer],
+    schema: OperatorStateSchema,
+    time_mode: str,
+) -> None:
+    by_partition = {one.partition: one for one in answers}
+    coordinator.trigger(task.checkpoint_id, task.ranges)
+    for partition, one in enumerate(task.ranges):
+        answer = by_partition.get(partition)
+        snapshot = None if answer is None else answer.snapshot
+        coordinator.acknowledge(task.checkpoint_id, TaskStateSnapshot(one, None, snapshot))
+    keys = sum(one.keys for one in answers)
+    entries = sum(one.entries for one in answers)
+    record = BatchRecord(
+        operators=(
+            OperatorRecord(
+                operator_id=schema.operator_id,
+                schema=schema.to_json(),
+                rows=entries,
+                keys=keys,
+                output_rows=0,
+                state_entries=entries,
+                next_due_ms=min((one.next_due_ms for one in answers), default=NEVER_MS),
+            ),
+        ),
+        query_id="",
+        batch_id=BEFORE_ANY_BATCH,
+        tasks=len(task.ranges),
+        delivery="staged",
+        time_mode=time_mode,
+        now_ms=-1 if time_mode == "none" else int(wall_clock_seconds() * 1000),
+        delta_bytes=0,
+        output_bytes=0,
+        output_files=[],
+    )
+    coordinator.complete(task.checkpoint_id, properties=record.to_properties())
