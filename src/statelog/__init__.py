@@ -100,6 +100,8 @@ __all__ = [
     "CheckpointOptions",
     "CheckpointedStateScope",
     "ClosedError",
+    "CopyProgress",
+    "CopyReport",
     "CorruptionError",
     "DirectStateChangeUploadScheduler",
     "DownloadCache",
@@ -163,6 +165,7 @@ __all__ = [
     "UploadTasksResult",
     "UsageError",
     "WriterClosedError",
+    "copy",
     "discard_local_copies",
     "fork",
     "key_group_range_for_operator",
@@ -178,11 +181,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from statelog.checkpoint.copy_location import CopyProgress, CopyReport, copy
     from statelog.checkpoint.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.state.reader import KeyVersion, LocationState, open
 
     MaterializationOptions = SnapshotPolicy
 else:
+    _ON_FIRST_USE = {
+        "CopyProgress": "statelog.checkpoint.copy_location",
+        "CopyReport": "statelog.checkpoint.copy_location",
+        "KeyVersion": "statelog.state.reader",
+        "LocationState": "statelog.state.reader",
+        "copy": "statelog.checkpoint.copy_location",
+        "open": "statelog.state.reader",
+    }
 
     def __getattr__(name: str) -> object:
         """Return what reads state, imported on first use, or a class by its former name."""
@@ -191,6 +203,10 @@ else:
             return getattr(importlib.import_module("statelog.state.reader"), name)
         if name in ("Fork", "Tag", "fork", "tag", "tags", "untag"):
             return getattr(importlib.import_module("statelog.checkpoint.savepoints"), name)
+        """Return what works on a location, imported on first use, or a class by its former name."""
+        if name in _ON_FIRST_USE:
+            # A program that only writes a changelog does not need the tables of state.
+            return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
         if name == "MaterializationOptions":
             warnings.warn(
                 "statelog.MaterializationOptions is now statelog.SnapshotPolicy",

@@ -288,6 +288,8 @@ def _is_ours(paths: LocationPaths, path: str) -> bool:
 def _count_unknown(paths: LocationPaths, listed: Iterable[ObjectInfo]) -> int:
     never_garbage = tuple(f"{one}/" for one in (paths.owners, paths.tags, paths.parents))
     return sum(
-        not _is_ours(paths, info.path) and not info.path.startswith(never_garbage)
+        not _is_ours(paths, info.path)
+        and not info.path.startswith(never_garbage)
+        and info.path != paths.copied_from
         for info in listed
     )

@@ -8,8 +8,13 @@ their handles count uncompressed bytes.
 from __future__ import annotations
 
 from statelog.errors import CorruptionError
-from statelog.format.buffers import checksum
-from statelog.model import ByteStreamStateHandle, MaterializedHandle, StreamStateHandle
+from statelog.format.buffers import Buffer, checksum
+from statelog.model import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    MaterializedHandle,
+    StreamStateHandle,
+)
 from statelog.store import ObjectStore
 
 
@@ -34,19 +39,32 @@ def read_stream(
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
     data = store.get(handle.path)
+    check_stream(handle, data, f"{what} {handle.path} in {store.url}")
+    return data
+
+
+def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:
+    """
+    Verify bytes by the size and the checksum of their handle.
+
+    Args:
+        handle: The handle.
+        data: What was read.
+        name: What it is and where, for errors.
+
+    Raises:
+        CorruptionError: Size or checksum differ.
+    """
     if handle.size_bytes >= 0 and len(data) != handle.size_bytes:
         raise CorruptionError(
-            f"damaged {what} {handle.path} in {store.url}: {len(data)} bytes instead of "
-            f"{handle.size_bytes}",
+            f"damaged {name}: {len(data)} bytes instead of {handle.size_bytes}",
             path=handle.path,
         )
     if handle.crc32c is not None and checksum([data]) != handle.crc32c:
         raise CorruptionError(
-            f"damaged {what} {handle.path} in {store.url}: its checksum does not match the one of "
-            "its handle",
+            f"damaged {name}: its checksum does not match the one of its handle",
             path=handle.path,
         )
-    return data
 
 
 def read_materialized(store: ObjectStore, snapshot: MaterializedHandle) -> memoryview:

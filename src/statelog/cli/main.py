@@ -18,6 +18,7 @@ import typer
 from statelog import __version__
 from statelog.cli.cat import cat
 from statelog.cli.checkpoints import checkpoints
+from statelog.cli.copy import copy
 from statelog.cli.demo import demo
 from statelog.cli.gc import gc
 from statelog.cli.output import (
@@ -60,6 +61,7 @@ verbs.command()(untag)
 verbs.command()(fork)
 verbs.command()(report)
 verbs.command()(replay)
+verbs.command()(copy)
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from statelog.errors import CorruptionError, UsageError
+from statelog.errors import CorruptionError, InvariantError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_set_decoder import decode_change_set, group_index
 from statelog.format.change_set_encoder import EncodedChangeSet
@@ -42,6 +42,7 @@ __all__ = [
     "MetadataFile",
     "decode_record",
     "encode_record",
+    "rewrite_metadata",
     "write_metadata",
 ]
 
@@ -108,6 +109,42 @@ def write_metadata(
         except UsageError:
             pass  # the index of the sets exceeds the limit, so the file is written plain
     return MetadataFile(tuple(moved.writer(compress=False).finish(extra)), record, len(body))
+
+
+def rewrite_metadata(data: Buffer, record: CheckpointRecord, *, where: str = "") -> MetadataFile:
+    """
+    Return a metadata file with another record; its change sets keep their offsets.
+
+    Args:
+        data: The file, whole.
+        record: The record to put into it.
+        where: Name of the object, for messages.
+
+    Raises:
+        CorruptionError: The file is damaged.
+        IncompatibleFormatError: A newer statelog wrote it.
+    """
+    segment = parse_segment(data, where=where)
+    if segment.trailer is None:
+        raise CorruptionError(f"{where} has no checkpoint record", path=where)
+    body = encode_record(record)
+    extra = {
+        tag: content
+        for tag, content in segment.trailer.sections.items()
+        if tag not in RESERVED_TAGS
+    }
+    extra[CHECKPOINT_TAG] = body
+    for compress in (True, False) if segment.compressed else (False,):
+        writer = SegmentWriter(compress=compress)
+        for one in segment.trailer.sets:
+            encoded = segment.payload[one.offset : one.offset + one.size_bytes]
+            writer.add_encoded(EncodedChangeSet((encoded,), one.size_bytes, one.crc32c, one.groups))
+        try:
+            return MetadataFile(tuple(writer.finish(extra)), record, len(body))
+        except UsageError:
+            if not compress:
+                raise
+    raise InvariantError("a metadata file is written plain where it cannot be framed")
 
 
 class _InlineSetRelocator:

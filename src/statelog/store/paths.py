@@ -123,6 +123,11 @@ class LocationPaths:
         """Return the name of the object that says where a parent of a fork is."""
         return self._join("parents", fork_id)
 
+    @property
+    def copied_from(self) -> str:
+        """Name of the object that says of which location this one is a copy."""
+        return self._join("copied-from")
+
     def checkpoint(self, checkpoint_id: int) -> str:
         """Return the exclusive folder of a checkpoint; raises `UsageError` for a negative id."""
         whole_number(checkpoint_id, "a checkpoint id", low=0)

@@ -1,0 +1,350 @@
+"""
+Copy a location to another store: verified, resumable, while a query goes on in the source.
+
+Each object is read, verified by its own checksums, put under the same name, and read back.  A second
+call puts only what is missing.  Metadata objects are put last, and before them the claim of the
+source, so that checkpoints of a later owner of the copy have a later epoch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statelog.arguments import whole_number
+from statelog.checkpoint.copy_plan import CopiedObject, CopyPlan, missing_in_source, plan_copy
+from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.ownership import newest_epoch
+from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
+from statelog.format.buffers import Buffer, checksum
+from statelog.runtime.clock import pause as pause_thread
+from statelog.store import LocationPaths, ObjectStore, open_existing_store, open_store
+
+_ATTEMPTS: Final = 3
+_PLANS: Final = 5
+_PAUSE_S: Final = 0.2
+_BYTES_IN_FLIGHT: Final = 256 * 1024 * 1024
+"""Objects are begun while those under way have fewer bytes; one of any size is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyProgress:
+    """
+    How far a copy is.
+
+    Args:
+        objects, objects_done: Objects of the copy, and those that are in it, verified.
+        size_bytes, bytes_done: Their bytes.
+        copied: Objects that this call has put.
+    """
+
+    objects: int
+    objects_done: int
+    size_bytes: int
+    bytes_done: int
+    copied: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReport:
+    """
+    What a copy holds.
+
+    Args:
+        checkpoints: The checkpoints that can be restored from it, ascending.
+        objects: Number of objects, all verified.
+        size_bytes: Their bytes.
+        copied, copied_bytes: Those that this call put; the others were there.
+    """
+
+    checkpoints: tuple[int, ...]
+    objects: int
+    size_bytes: int
+    copied: int
+    copied_bytes: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    objects: int = 0
+    size_bytes: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+
+
+def copy_location(
+    source: ObjectStore,
+    target: ObjectStore,
+    *,
+    checkpoint_id: int | None = None,
+    parallelism: int = 4,
+    on_progress: Callable[[CopyProgress], None] = lambda progress: None,
+    pause: Callable[[float], None] = pause_thread,
+) -> CopyReport:
+    """
+    Copy the retained checkpoints of a location, and all that they refer to.
+
+    A query may go on in the source.  Call it again to copy what was committed meanwhile; to move a
+    query, stop it before the last call.  An interrupted call leaves whole objects only.
+
+    Args:
+        source: The location.
+        target: An empty location, or one that an earlier call began.
+        checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
+        parallelism: Objects copied at once, >= 1.  The memory needed is that of so many objects, and at
+            most 256 MiB or one object.
+        on_progress: Called after each object, on the caller's thread.
+        pause: Waits so many seconds before a failed object is tried again.
+
+    Raises:
+        UsageError: The target is no copy of this location, or was written to by an owner.
+        CheckpointError: The source has no such checkpoint, or deletes objects too fast.
+        CorruptionError: An object of the source is damaged, or differs after it was put.
+        StoreError: A store failed; call again to go on.
+
+    Blocks: On both stores.
+    """
+    whole_number(parallelism, "parallelism", low=1)
+    _check_target(source, target)
+    last: ObjectNotFoundError | None = None
+    copied = _Counts()
+    for _ in range(_PLANS):
+        try:
+            plan = plan_copy(source, LocationPaths(), checkpoint_id)
+            _check_is_newest(target, plan)
+            _Copy(source, target, plan, copied, on_progress, pause).objects(parallelism)
+        except ObjectNotFoundError as error:  # the query has deleted it; newer ones replace it
+            last = error
+            continue
+        return CopyReport(
+            checkpoints=plan.checkpoints,
+            objects=len(plan.objects) + len(plan.metadata),
+            size_bytes=plan.size_bytes,
+            copied=copied.copied,
+            copied_bytes=copied.copied_bytes,
+        )
+    raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
+
+
+def copy(
+    location: str | os.PathLike[str],
+    new: str | os.PathLike[str],
+    *,
+    checkpoint: int | None = None,
+    parallelism: int = 4,
+    on_progress: Callable[[CopyProgress], None] = lambda progress: None,
+    store_options: Mapping[str, object] | None = None,
+    new_store_options: Mapping[str, object] | None = None,
+) -> CopyReport:
+    """
+    Copy a state location to another folder, bucket or store.
+
+    See `copy_location`, which has the errors too.
+
+    Args:
+        location: Path or URL of the location.
+        new: Path or URL of the copy.
+        checkpoint: Id of the newest checkpoint of the copy; None for the newest there is.
+        parallelism: Objects copied at once, >= 1.
+        on_progress: Called after each object.
+        store_options: Options of the client of *location*, as for `open_store`.
+        new_store_options: Those of *new*.
+
+    Blocks: On both stores.
+    """
+    return copy_location(
+        open_existing_store(location, options=store_options),
+        open_store(new, options=new_store_options),
+        checkpoint_id=checkpoint,
+        parallelism=parallelism,
+        on_progress=on_progress,
+    )
+
+
+class _Copy:
+    """One plan, carried out."""
+
+    def __init__(
+        self,
+        source: ObjectStore,
+        target: ObjectStore,
+        plan: CopyPlan,
+        copied: _Counts,
+        on_progress: Callable[[CopyProgress], None],
+        pause: Callable[[float], None],
+    ) -> None:
+        self._source, self._target, self._plan = source, target, plan
+        self._copied, self._on_progress, self._pause = copied, on_progress, pause
+        self._done = _Counts()
+        self._present = {info.path: info.size_bytes for info in target.list()}
+
+    def objects(self, parallelism: int) -> None:
+        """Copy all objects, then the claim, then the metadata, the newest first."""
+        self._in_parallel(self._plan.objects, parallelism)
+        _copy_claim(self._source, self._target)
+        # Alone, so that what is there is the newest checkpoint whatever follows it.
+        self._in_parallel(self._plan.metadata[:1], 1)
+        self._in_parallel(self._plan.metadata[1:], parallelism)
+
+    def _in_parallel(self, objects: Sequence[CopiedObject], parallelism: int) -> None:
+        waiting = list(reversed(objects))
+        running: dict[Future[bool], CopiedObject] = {}
+        size = 0
+        pool = ThreadPoolExecutor(parallelism, thread_name_prefix="statelog-copy")
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallelism:
+                    if running and size + waiting[-1].size_bytes > _BYTES_IN_FLIGHT:
+                        break
+                    one = waiting.pop()
+                    running[pool.submit(self._copy, one)] = one
+                    size += one.size_bytes
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    one = running.pop(future)
+                    size -= one.size_bytes
+                    self._finished(one, future.result())
+        finally:
+            # Ctrl-C too ends here: an object under way is put whole, no other is begun.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _finished(self, one: CopiedObject, was_copied: bool) -> None:
+        self._done.objects += 1
+        self._done.size_bytes += one.size_bytes
+        if was_copied:
+            self._copied.copied += 1
+            self._copied.copied_bytes += one.size_bytes
+        plan = self._plan
+        self._on_progress(
+            CopyProgress(
+                objects=len(plan.objects) + len(plan.metadata),
+                objects_done=self._done.objects,
+                size_bytes=plan.size_bytes,
+                bytes_done=self._done.size_bytes,
+                copied=self._copied.copied,
+            )
+        )
+
+    def _copy(self, one: CopiedObject) -> bool:
+        """Copy an object unless it is there; return whether it was put."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                # After a failed attempt the object may be there, or a part of it.
+                found = self._found(one.path) if attempt > 1 or one.path in self._present else None
+                if found is not None and self._is_whole(one, found):
+                    return attempt > 1
+                self._put(one, is_there=found is not None)
+                return True
+            except ObjectNotFoundError:
+                raise
+            except StoreError:
+                if attempt == _ATTEMPTS:
+                    raise
+            self._pause(_PAUSE_S * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _found(self, path: str) -> Buffer | None:
+        """Return the object as the copy has it, or None."""
+        try:
+            return self._target.get(path)
+        except ObjectNotFoundError:
+            return None
+
+    def _is_whole(self, one: CopiedObject, found: Buffer) -> bool:
+        """Return whether *found* is the object, verified."""
+        if not one.verifies_itself:
+            return checksum([found]) == checksum([one.content(self._source.get(one.path))])
+        try:
+            one.check(found)
+        except CorruptionError:
+            return False
+        return not one.size_bytes or len(found) == one.size_bytes
+
+    def _put(self, one: CopiedObject, *, is_there: bool) -> None:
+        content = one.content(self._source.get(one.path))
+        wanted, size = checksum([content]), len(content)
+        if is_there:  # what an interrupted call left, or a checkpoint with another record
+            self._target.delete([one.path])
+        self._target.put(one.path, content)
+        del content
+        found = self._target.get(one.path)
+        if len(found) != size or checksum([found]) != wanted:
+            raise CorruptionError(
+                f"{one.path} in {self._target.url} differs from what was put: {len(found)} bytes "
+                f"instead of {size}, or another checksum",
+                path=one.path,
+            )
+
+
+def _check_target(source: ObjectStore, target: ObjectStore) -> None:
+    """Check that the target is empty or a copy of the source, and mark it as one."""
+    if source.url == target.url:
+        raise UsageError(f"{source.url} cannot be copied onto itself")
+    paths = LocationPaths()
+    mark = msgspec.json.encode({"version": 1, "source": source.url})
+    try:
+        found = bytes(target.get(paths.copied_from))
+    except ObjectNotFoundError:
+        if present_ids(target, paths) or newest_epoch(target, paths):
+            raise UsageError(
+                f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
+            ) from None
+        target.put(paths.copied_from, mark)
+        return
+    if found != mark and not _is_part(found, mark):
+        raise UsageError(
+            f"{target.url} is a copy of another location ({found.decode(errors='replace')}), not of "
+            f"{source.url}; give an empty one"
+        )
+    if found != mark:
+        target.delete([paths.copied_from])
+        target.put(paths.copied_from, mark)
+    _check_claims(source, target)
+
+
+def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
+    """Check that no checkpoint of the copy is newer than those of the plan."""
+    newer = [one for one in present_ids(target, LocationPaths()) if one > plan.checkpoints[-1]]
+    if newer:
+        raise UsageError(
+            f"{target.url} holds checkpoint {newer[-1]}, which is newer than checkpoint "
+            f"{plan.checkpoints[-1]}; copy the newer one, or give an empty location"
+        )
+
+
+def _check_claims(source: ObjectStore, target: ObjectStore) -> None:
+    """Check that no owner has written to the copy."""
+    paths = LocationPaths()
+    epoch = newest_epoch(target, paths)
+    if not epoch:
+        return
+    found = bytes(target.get(paths.owner(epoch)))
+    try:
+        own = bytes(source.get(paths.owner(epoch)))
+    except ObjectNotFoundError:
+        own = b""
+    if _is_part(found, own):
+        target.delete([paths.owner(epoch)])
+        return
+    if found != own:
+        raise UsageError(
+            f"{target.url} has been claimed by a query since it was copied (epoch {epoch}), so nothing "
+            "is copied over its state; give an empty location"
+        )
+
+
+def _is_part(found: bytes, whole: bytes) -> bool:
+    """Return whether an interrupted put left only the beginning of an object."""
+    return len(found) < len(whole) and whole.startswith(found)
+
+
+def _copy_claim(source: ObjectStore, target: ObjectStore) -> None:
+    """Put the newest claim of the source, so that later owners of the copy have later epochs."""
+    paths = LocationPaths()
+    epoch = newest_epoch(source, paths)
+    if epoch and epoch > newest_epoch(target, paths):
+        target.put(paths.owner(epoch), source.get(paths.owner(epoch)))

@@ -1,0 +1,204 @@
+"""
+What a copy of a location consists of.
+
+The retained checkpoints and the tagged ones, and every object that they refer to.  Pins of forks and
+readers belong to the source only.  Objects of log, state and output come
+before any metadata, and the metadata of the newest checkpoint before that of the others: a copy that
+ended early has either no checkpoint, or the newest one with objects missing, and a reader says so.  It
+never has an older checkpoint that looks like the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from statelog.checkpoint.history import (
+    StoredCheckpoint,
+    find_newest,
+    present_ids,
+    read_checkpoint,
+)
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.state_stream import check_stream
+from statelog.checkpoint.tags import TagKind, list_tags
+from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
+from statelog.format.buffers import Buffer, joined
+from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metadata
+from statelog.format.segment import parse_segment
+from statelog.model import CompletedCheckpoint, FileStateHandle
+from statelog.model.checkpoint import OBJECTS_PROPERTY
+from statelog.store import LocationPaths, ObjectStore
+from statelog.store.paths import parse_checkpoint_metadata
+
+_CHANGELOG, _STREAM, _OTHER = "changelog", "stream", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedObject:
+    """
+    One object of a copy.
+
+    Args:
+        path: Its name, in both locations.
+        size_bytes: Its length in the source; 0 if the listing does not have it.
+        kind: How it is verified.
+        handle: The handle with size and checksum, where one has them.
+        record: The record to put into a metadata object, where it differs from the source's.
+    """
+
+    path: str
+    size_bytes: int
+    kind: str
+    handle: FileStateHandle | None = None
+    record: CheckpointRecord | None = None
+
+    def content(self, data: Buffer) -> Buffer:
+        """
+        Return what the copy holds, given the bytes of the source, verified.
+
+        Raises:
+            CorruptionError: The source is damaged.
+        """
+        self.check(data)
+        if self.record is None:
+            return data
+        return joined(rewrite_metadata(data, self.record, where=self.path).buffers)
+
+    def check(self, data: Buffer) -> None:
+        """
+        Verify bytes by their own checksums.
+
+        Raises:
+            CorruptionError: They are damaged.
+        """
+        if self.kind == _CHANGELOG:
+            parse_segment(data, where=self.path)
+        elif self.handle is not None:
+            check_stream(self.handle, data, self.path)
+
+    @property
+    def verifies_itself(self) -> bool:
+        """Whether `check` finds damage, so that the copy can be verified without the source."""
+        if parse_checkpoint_metadata(self.path) is not None:
+            return False  # its name is not unique: an earlier call may have put another record
+        has_checksum = self.handle is not None and self.handle.crc32c is not None
+        return self.kind == _CHANGELOG or has_checksum
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """
+    The objects of a copy, in the order in which they are put.
+
+    Args:
+        checkpoints: The checkpoints that can be restored from the copy, ascending.
+        objects: Log, snapshots and staged rows.
+        metadata: Metadata objects, put after `objects`, one after the other.
+    """
+
+    checkpoints: tuple[int, ...]
+    objects: tuple[CopiedObject, ...]
+    metadata: tuple[CopiedObject, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Summed size of all objects."""
+        return sum(one.size_bytes for one in (*self.objects, *self.metadata))
+
+
+def plan_copy(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int | None = None
+) -> CopyPlan:
+    """
+    Return what a copy of a location holds.
+
+    Args:
+        store: The location.
+        paths: The location in the store.
+        checkpoint_id: The newest checkpoint of the copy; None for the newest there is.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or one cannot be read.
+        IncompatibleFormatError: A newer statelog wrote one.
+
+    Blocks: On the store: one listing, and two requests for each checkpoint.
+    """
+    ids = present_ids(store, paths)
+    newest = find_newest(store, paths, ids=ids).newest
+    if newest is None:
+        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+    last = newest if checkpoint_id is None else find_checkpoint(store, paths, checkpoint_id)
+    tags = [
+        tag
+        for tag in list_tags(store, paths)
+        if tag.kind is TagKind.TAG and tag.checkpoint_id <= last.checkpoint_id
+    ]
+    tagged = {tag.checkpoint_id for tag in tags if tag.checkpoint_id in ids}
+    retained = tuple(one for one in newest.retained if one in last.retained)
+    kept = tuple(sorted({*retained, *tagged}))
+    stored = {one: _read(store, paths, one) for one in kept}
+    sizes = {info.path: info.size_bytes for info in store.list(paths.root)}
+    needed = _needed(paths, [one.checkpoint for one in stored.values()], sizes)
+    # An older checkpoint of the source names others that are deleted by now.
+    record = stored[last.checkpoint_id].record
+    own = paths.metadata(last.checkpoint_id)
+    if not set(record.checkpoint.retained) <= set(kept):
+        trimmed = replace(record.checkpoint, retained=retained)
+        needed[own] = replace(needed[own], record=replace(record, checkpoint=trimmed))
+    for tag in tags:
+        needed[tag.path] = CopiedObject(tag.path, sizes.get(tag.path, 0), _CHANGELOG)
+    metadata = [path for path in needed if parse_checkpoint_metadata(path) is not None]
+    metadata.sort(key=lambda path: -(parse_checkpoint_metadata(path) or 0))
+    return CopyPlan(
+        kept,
+        tuple(one for path, one in sorted(needed.items()) if path not in set(metadata)),
+        tuple(needed[path] for path in metadata),
+    )
+
+
+def _read(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> StoredCheckpoint:
+    try:
+        return read_checkpoint(store, paths, checkpoint_id)
+    except CorruptionError as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint_id} is damaged and cannot be copied: {error}. `statelog verify "
+            f"{store.url}` lists all damage; `--checkpoint` copies an older one",
+            reason="damaged",
+            checkpoint_id=checkpoint_id,
+            path=paths.metadata(checkpoint_id),
+        ) from error
+
+
+def _needed(
+    paths: LocationPaths, checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
+) -> dict[str, CopiedObject]:
+    """Return all objects of the checkpoints by name."""
+    found: dict[str, CopiedObject] = {}
+    for checkpoint in checkpoints:
+        own = paths.metadata(checkpoint.checkpoint_id)
+        found[own] = CopiedObject(own, sizes.get(own, 0), _CHANGELOG)
+        for log in checkpoint.log:
+            for entry in log.handles_and_offsets:
+                if isinstance(entry.handle, FileStateHandle):
+                    path = entry.handle.path
+                    found[path] = CopiedObject(path, sizes.get(path, 0), _CHANGELOG)
+        for snapshot in checkpoint.materialized:
+            if isinstance(snapshot.handle, FileStateHandle):
+                path = snapshot.handle.path
+                found[path] = CopiedObject(path, sizes.get(path, 0), _STREAM, snapshot.handle)
+        listed = checkpoint.properties.get(OBJECTS_PROPERTY)
+        for path in listed if isinstance(listed, list) else ():
+            if isinstance(path, str) and path not in found:
+                found[path] = CopiedObject(path, sizes.get(path, 0), _OTHER)
+    return found
+
+
+def missing_in_source(error: ObjectNotFoundError, url: str) -> CheckpointError:
+    """Return the error for a source whose objects are deleted faster than they are copied."""
+    return CheckpointError(
+        f"objects of {url} do not exist, in several attempts: {error}. If a query deletes them while they "
+        "are copied, let it retain more checkpoints (retainedCheckpoints), or stop it for the last "
+        "call; what was copied is not copied again. Otherwise `statelog verify` lists what is missing",
+        reason="subsumed",
+    )

@@ -1,0 +1,63 @@
+"""`statelog copy`: move a location to another store, verified and resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import typer
+
+from statelog.checkpoint.copy_location import CopyProgress, copy_location
+from statelog.cli.output import console, open_location, plural, print_json, size_text
+from statelog.store import open_store
+
+
+def copy(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    new: Annotated[str, typer.Argument(help="The copy: an empty path or URL.")],
+    *,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(help="The newest checkpoint of the copy; the newest one by default.", min=0),
+    ] = None,
+    parallelism: Annotated[int, typer.Option(help="Objects copied at once.", min=1)] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """
+    Copy the retained checkpoints of a location to another folder or store.
+
+    Every object is verified before and after it is put.  A call that was interrupted is repeated:
+    objects that are in the copy are verified and not put again.  A query may go on in LOCATION; to move it,
+    stop it before the last call, and start it with NEW as stateLocation and its own checkpointLocation.
+    """
+    source = open_location(location)
+    shown = console()
+    with shown.status("reading") as status:
+        if as_json or not sys.stdout.isatty():
+            status.stop()
+
+        def progress(now: CopyProgress) -> None:
+            status.update(
+                f"{now.objects_done:,} of {plural(now.objects, 'object')}, "
+                f"{size_text(now.bytes_done)} of {size_text(now.size_bytes)}"
+            )
+
+        report = copy_location(
+            source,
+            open_store(new),
+            checkpoint_id=checkpoint,
+            parallelism=parallelism,
+            on_progress=progress,
+        )
+    if as_json:
+        print_json({"location": source.url, **dataclasses.asdict(report)})
+        return
+    shown.print(
+        f"{source.url} copied: {plural(len(report.checkpoints), 'checkpoint')} "
+        f"({', '.join(map(str, report.checkpoints))}), {plural(report.objects, 'object')} verified "
+        f"({size_text(report.size_bytes)}), {report.copied:,} of them put by this call "
+        f"({size_text(report.copied_bytes)})",
+        soft_wrap=True,
+        markup=False,
+    )
