@@ -105,6 +105,8 @@ __all__ = [
     "CorruptionError",
     "DirectStateChangeUploadScheduler",
     "DownloadCache",
+    "EditCounts",
+    "EditReport",
     "Entropy",
     "FencedError",
     "FileOwner",
@@ -168,6 +170,7 @@ __all__ = [
     "copy",
     "discard_local_copies",
     "fork",
+    "edit",
     "key_group_range_for_operator",
     "load_options",
     "open",
@@ -181,6 +184,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from statelog.carry.edit_keys import edit
+    from statelog.carry.key_edits import EditCounts
+    from statelog.carry.recommit import EditReport
     from statelog.checkpoint.copy_location import CopyProgress, CopyReport, copy
     from statelog.checkpoint.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.state.reader import KeyVersion, LocationState, open
@@ -192,7 +198,10 @@ else:
         "CopyReport": "statelog.checkpoint.copy_location",
         "KeyVersion": "statelog.state.reader",
         "LocationState": "statelog.state.reader",
+        "EditCounts": "statelog.carry.key_edits",
+        "EditReport": "statelog.carry.recommit",
         "copy": "statelog.checkpoint.copy_location",
+        "edit": "statelog.carry.edit_keys",
         "open": "statelog.state.reader",
     }
 

@@ -9,7 +9,7 @@ require_spark("statelog.spark")
 
 from statelog.options import SnapshotPolicy
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
-from statelog.spark.carry import WrittenState, write_state
+from statelog.spark.carry import WrittenState, edit_state, write_state
 from statelog.spark.enable import disable, enable
 from statelog.spark.migration import (
     from_spark,
@@ -40,6 +40,7 @@ __all__ = [
     "WhatIf",
     "WrittenState",
     "disable",
+    "edit_state",
     "enable",
     "from_spark",
     "idempotent",

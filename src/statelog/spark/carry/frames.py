@@ -7,7 +7,7 @@ A frame has the columns of `spark.read.format("statelog")`: `key`, `value` and, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Final
 
@@ -110,17 +110,11 @@ def state_rows(
     }
     parts = []
     for name, frame in frames.items():
-        state_id = _state_id(codec, name)
+        state_id = state_id_of(codec, name)
         one = _Variable(frame, codec.states[state_id], spark_types[state_id], now_ms)
-        key = one.key()
-        key_group = pmod(xxhash64(*key), lit(key_groups)).cast("int") + lit(first_key_group)
-        columns = [
-            key_group.alias(INPUT_KEY_GROUP_COLUMN),
-            lit(state_id).alias(STATE_COLUMN),
-            one.order().alias(ORDER_COLUMN),
-            one.expiry().alias(EXPIRES_FIELD),
-            *(column.alias(key_column(at)) for at, column in enumerate(key)),
-        ]
+        columns = _columns(
+            one.key(), key_groups, first_key_group, state_id, one.order(), one.expiry()
+        )
         for other, types in spark_types.items():
             mine = other == state_id
             if types.user_key is not None:
@@ -131,29 +125,69 @@ def state_rows(
     return reduce(DataFrame.unionAll, parts)
 
 
-def key_rows(
-    frame: DataFrame, codec: OperatorCodec, key_groups: int, first_key_group: int
+def deleted_rows(
+    frame: DataFrame,
+    state_id: int,
+    codec: OperatorCodec,
+    key_groups: int,
+    first_key_group: int,
 ) -> DataFrame:
     """
-    Return the keys of a frame with their key groups: `key_group  k0...`.
+    Return rows that delete state of keys, in the columns of `state_rows`.
+
+    Args:
+        frame: The keys, in a column `key`; other columns are ignored.
+        state_id: What is deleted, see `DELETE_ALL` and `deleted_variable`.
+        codec: The operator's codec.
+        key_groups: Number of key groups of the operator.
+        first_key_group: The first of them.
 
     Raises:
         UsageError: The frame has no such keys.
     """
+    types = {at: _SparkTypes(codec.states[at], codec.key.schema) for at in codec.live}
     wanted = nested_schema(_flat_key(codec.key.schema))[KEY].dataType
-    key = _struct_parts(frame, KEY, wanted, "the frame of keys")
+    key = _struct_parts(frame, KEY, wanted, "the frame of deleted keys")
+    return frame.select(*_columns(key, key_groups, first_key_group, state_id), *_nulls(types))
+
+
+def _columns(
+    key: Sequence[Column],
+    key_groups: int,
+    first_key_group: int,
+    state_id: int,
+    order: Column | None = None,
+    expiry: Column | None = None,
+) -> list[Column]:
+    """Return the columns that the rows of all variables have."""
+    none = lit(None).cast("bigint")
     key_group = pmod(xxhash64(*key), lit(key_groups)).cast("int") + lit(first_key_group)
-    return frame.select(
+    return [
         key_group.alias(INPUT_KEY_GROUP_COLUMN),
+        lit(state_id).alias(STATE_COLUMN),
+        (lit(0).cast("bigint") if order is None else order).alias(ORDER_COLUMN),
+        (none if expiry is None else expiry).alias(EXPIRES_FIELD),
         *(column.alias(key_column(at)) for at, column in enumerate(key)),
-    )
+    ]
+
+
+def _nulls(types: Mapping[int, _SparkTypes]) -> list[Column]:
+    """Return nulls in the columns of all variables."""
+    columns = []
+    for state_id, one in types.items():
+        if one.user_key is not None:
+            columns.append(lit(None).cast(one.user_key).alias(user_key_column(state_id)))
+        if one.value is not None:
+            columns.append(lit(None).cast(one.value).alias(value_column(state_id)))
+    return columns
 
 
 def _flat_key(key: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f"{KEY}.{one.name}", one.type) for one in key])
 
 
-def _state_id(codec: OperatorCodec, name: str) -> int:
+def state_id_of(codec: OperatorCodec, name: str) -> int:
+    """Return the id of a variable; raises `UsageError` if there is none."""
     try:
         return codec.schema.state_id(name)
     except KeyError:

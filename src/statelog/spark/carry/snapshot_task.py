@@ -19,6 +19,7 @@ from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
 from statelog.spark.carry.state_rows import ORDER_COLUMN, STATE_COLUMN, StateRows
 from statelog.spark.query.keyed_frame import by_task
+from statelog.spark.query.session import is_connect
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import NEVER_MS
@@ -66,6 +67,12 @@ class SnapshotTask:
     schema: JsonObject
     ranges: Sequence[KeyGroupRange]
     checkpoint_id: int
+
+
+def cores_of(frame: DataFrame) -> int:
+    """Return the number of tasks that Spark runs at once; 2 where a client cannot ask."""
+    session = frame.sparkSession
+    return 2 if is_connect(session) else int(session.sparkContext.defaultParallelism)
 
 
 def snapshots_of(

@@ -36,7 +36,15 @@ ORDER_COLUMN: Final = "order"
 _CHUNK_ROWS: Final = 65_536
 """Rows of whole key groups that are converted together, at least."""
 
+DELETE_ALL: Final = -1
+"""The state id of a row that deletes all state of a key."""
+
 RowNumbers = npt.NDArray[np.int64]
+
+
+def deleted_variable(number: int) -> int:
+    """Return the state id that deletes a variable, or the variable of such an id."""
+    return -2 - number
 
 
 def user_key_column(state_id: int) -> str:
@@ -62,10 +70,12 @@ class StateCells:
     Args:
         table: One row for each key, ascending by key group.
         entries: Number of values, elements, map entries and timers.
+        deletions: Number of a row, and the variable whose state is deleted; None for all.
     """
 
     table: pa.Table
     entries: int
+    deletions: tuple[tuple[int, int | None], ...] = ()
 
 
 class StateRows:
@@ -120,7 +130,12 @@ class StateRows:
         names += [self._codec.states[state_id].descriptor.name for state_id in self._codec.live]
         table = pa.Table.from_arrays(columns, names=names)
         metadata = {SCHEMA_METADATA: self._codec.metadata_change()}
-        return StateCells(table.replace_schema_metadata(metadata), entries)
+        gone = np.flatnonzero(states < 0)
+        deletions = tuple(
+            (parent, None if state == DELETE_ALL else deleted_variable(state))
+            for parent, state in zip(parents[gone].tolist(), states[gone].tolist(), strict=True)
+        )
+        return StateCells(table.replace_schema_metadata(metadata), entries, deletions)
 
     def _key_columns(self, keys: list[pa.Array], firsts: RowNumbers) -> list[pa.Array]:
         taken = [column.take(pa.array(firsts)) for column in keys]

@@ -29,7 +29,12 @@ from statelog.spark.carry.frames import (
     session_of_frames,
     state_rows,
 )
-from statelog.spark.carry.snapshot_task import SnapshotAnswer, SnapshotTask, snapshots_of
+from statelog.spark.carry.snapshot_task import (
+    SnapshotAnswer,
+    SnapshotTask,
+    cores_of,
+    snapshots_of,
+)
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.modes import TIME_MODES, mode_of
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
@@ -150,12 +155,6 @@ def write_state(
         size_bytes=sum(one.handle.size_bytes for one in written),
         tasks=len(task.ranges),
     )
-
-
-def cores_of(frame: DataFrame) -> int:
-    """Return the number of tasks that Spark runs at once; 2 where a client cannot ask."""
-    session = frame.sparkSession
-    return 2 if is_connect(session) else int(session.sparkContext.defaultParallelism)
 
 
 def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinator:

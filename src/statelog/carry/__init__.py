@@ -1,0 +1,16 @@
+"""
+Change the state of a location from outside of its query, without Spark.
+
+    key_edits      what is set and deleted, by key group, as deltas
+    change_writer  deltas as a log handle
+    recommit       one checkpoint more, at the same source position
+    edit_keys      keys set and deleted from Python
+
+`statelog.spark.carry` does the same from frames.
+"""
+
+from statelog.carry.edit_keys import edit
+from statelog.carry.key_edits import EditCounts
+from statelog.carry.recommit import EditReport
+
+__all__ = ["EditCounts", "EditReport", "edit"]

@@ -1,0 +1,85 @@
+"""Write deltas of state as a log handle, outside of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload.inline import InlineStateChangeUploader
+from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.uploader import StateChangeFsUploader
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.model import ChangelogStateHandle, KeyGroupRange
+from statelog.runtime.ids import RandomIds
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.tables import Overlay
+from statelog.store import LocationPaths, ObjectStore
+
+INLINE_BYTES = 64 * 1024
+"""Changes of one range up to this size travel inside the checkpoint's own object."""
+
+
+class ChangeWriter:
+    """
+    Appends the changes of a range of key groups, part by part.
+
+    Args:
+        store: The store of the location.
+        codec: The operator's codec.
+        key_groups: The range.
+
+    Attributes: `delta_bytes`: summed size of the changes.
+    """
+
+    def __init__(self, store: ObjectStore, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
+        ids = RandomIds()
+        uploader = StateChangeFsUploader(store, paths=LocationPaths(), ids=ids)
+        self._storage = FsStateChangelogStorage(
+            store,
+            job_id="",
+            scheduler=DirectStateChangeUploadScheduler(
+                InlineStateChangeUploader(INLINE_BYTES, uploader, ids=ids)
+            ),
+        )
+        self._codec = codec
+        self._key_groups = key_groups
+        self._writer: FsStateChangelogWriter | None = None
+        self.delta_bytes = 0
+
+    def append(self, overlays: Mapping[int, Overlay]) -> None:
+        """
+        Append changes as one change set; nothing where there are none.
+
+        Blocks: For the store, when many bytes wait for upload.
+        """
+        changes = self._codec.encode(overlays)
+        if not len(changes):
+            return
+        if self._writer is None:
+            operator = self._codec.schema.operator_id
+            self._writer = self._storage.create_writer(operator, self._key_groups)
+        self._writer.append_meta(self._codec.metadata_change())
+        self._writer.append_batch(changes.key_groups, changes.values)
+        # A change set of its own, so that no set has two changes of a variable and key group.
+        self._writer.next_sequence_number()
+        self.delta_bytes += changes.size_bytes
+
+    def persist(self, checkpoint_id: int) -> ChangelogStateHandle | None:
+        """
+        Make all changes durable, and return their handle; None without changes.
+
+        Raises:
+            UploadFailedError: The store failed.
+
+        Blocks: For the store.
+        """
+        if self._writer is None:
+            return None
+        start = self._writer.initial_sequence_number()
+        return self._writer.persist(start, checkpoint_id).result().job_manager_owned
+
+    def close(self) -> None:
+        """Close the writer; files that no handle names are deleted."""
+        if self._writer is not None:
+            self._writer.close()
+        self._storage.close()

@@ -1,0 +1,231 @@
+"""
+Set and delete the state of keys from Python.
+
+For many keys use `statelog.spark.edit_state`, which takes frames.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from statelog.arguments import instance, whole_number
+from statelog.carry.change_writer import ChangeWriter
+from statelog.carry.key_edits import EditCounts, GroupEdits, edited, restored_state
+from statelog.carry.recommit import EditReport, Recommit, newest_checkpoint
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import UsageError
+from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.deltas import StateCodec
+from statelog.state.encoding.values import UNENCODABLE
+from statelog.state.heap.tables import Overlay
+from statelog.state.kinds import Key, StateKind, Values
+from statelog.state.reader import StateReader
+from statelog.state.reader.lookup import StateKey
+from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.store import ObjectStore, open_existing_store
+
+
+def edit(
+    location: str | os.PathLike[str],
+    *,
+    set: Mapping[str, Mapping[Any, Any]] | None = None,
+    delete: Iterable[object] = (),
+    operator: str | None = None,
+    dry_run: bool = False,
+    store_options: Mapping[str, object] | None = None,
+) -> EditReport:
+    """
+    Set and delete the state of keys, as a new checkpoint.
+
+    A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
+    same source position from the edited state.
+
+    Args:
+        location: Path or URL of the state location.
+        set: For each variable the new state by key, in the form that `LocationState.get` returns:
+            a dict of fields for a value, a list of dicts, a dict of dicts by map key, a list of times
+            for `$timers`.  The whole state of the variable is replaced; None deletes it.  With a time to
+            live, entries expire one time to live from now.
+        delete: Keys whose state is deleted in all variables, timers too; what is set for a key counts.
+        operator: Name of the operator, where the query has several.
+        dry_run: Only count what would change.
+        store_options: Options of the store's client, as for `open_store`.
+
+    Returns:
+        The new checkpoint, and how many keys changed.
+
+    Raises:
+        UsageError: A variable, key or value does not fit the operator.
+        CheckpointError: There is no checkpoint, or the query commits meanwhile (`reason` "active").
+        FencedError: A query has claimed the location meanwhile; nothing was changed.
+        StoreError: The store failed.
+
+    Blocks: On the store; the edited key groups are read.
+    """
+    store = open_existing_store(location, options=store_options)
+    base = newest_checkpoint(store)
+    target = EditTarget(store, base, operator)
+    edits = target.edits(instance(set or {}, "set", Mapping, "a mapping"), delete)
+    overlays, counts = target.overlays(edits)
+    if dry_run or not counts.changed:
+        return EditReport(base_id=base.checkpoint_id, checkpoint_id=None, counts=counts)
+    return target.commit(overlays, counts)
+
+
+class EditTarget:
+    """
+    The operator of a location that is edited.
+
+    Args:
+        store: The store of the location.
+        base: The checkpoint.
+        operator: Name of the operator; None for the only one.
+
+    Raises:
+        UsageError: There is no such operator, or one must be named.
+    """
+
+    def __init__(
+        self, store: ObjectStore, base: CompletedCheckpoint, operator: str | None = None
+    ) -> None:
+        self._store, self._base = store, base
+        reader = StateReader(store, base, operator=operator)
+        self.codec = OperatorCodec(reader.schema)
+        self.key_groups = reader.key_groups
+        self.position = reader.key_groups.start // len(reader.key_groups)
+        self._now_ms = max(int(wall_clock_seconds() * 1000), BatchRecord.of(base).now_ms)
+
+    @property
+    def names(self) -> str:
+        """The names of the variables, for errors."""
+        return ", ".join(repr(self.codec.states[at].descriptor.name) for at in self.codec.live)
+
+    def state_id(self, name: str) -> int:
+        """Return the id of a variable; raises `UsageError` if there is none."""
+        try:
+            return self.codec.schema.state_id(name)
+        except KeyError:
+            raise UsageError(
+                f"operator {self.codec.schema.operator_id} has no state variable {name!r}; it has "
+                f"{self.names or 'none'}"
+            ) from None
+
+    def edits(
+        self, wanted: Mapping[str, Mapping[Any, Any]], delete: Iterable[object]
+    ) -> dict[int, GroupEdits]:
+        """
+        Return what a caller asks for, by key group.
+
+        Raises:
+            UsageError: A variable, key or value does not fit the operator.
+        """
+        found: dict[int, GroupEdits] = {}
+        for given in delete:
+            key_group, key = self._key(given)
+            found.setdefault(key_group, GroupEdits()).delete(key, None)
+        for name, states in wanted.items():
+            state_id = self.state_id(name)
+            for given, state in instance(states, f"set[{name!r}]", Mapping, "a mapping").items():
+                key_group, key = self._key(given)
+                edits = found.setdefault(key_group, GroupEdits())
+                cell = self._cell(self.codec.states[state_id], state)
+                if cell:
+                    edits.put(key, state_id, cell)
+                else:
+                    edits.delete(key, state_id)
+        return found
+
+    def overlays(self, edits: Mapping[int, GroupEdits]) -> tuple[dict[int, Overlay], EditCounts]:
+        """Return the changes by key group; reads the key groups, and nothing else."""
+        overlays: dict[int, Overlay] = {}
+        counts = EditCounts()
+        for key_group, one in sorted(edits.items()):
+            part = KeyGroupRange(key_group, key_group)
+            state = restored_state(self._store, self.codec, self._base, part)
+            changed, counted = edited(state, {key_group: one})
+            overlays |= changed
+            counts += counted
+        return overlays, counts
+
+    def commit(self, overlays: Mapping[int, Overlay], counts: EditCounts) -> EditReport:
+        """Commit changes as a new checkpoint; raises as `edit`."""
+        commit = Recommit(self._store, "edit")
+        checkpoint_id = commit.begin(self._base)
+        writer = ChangeWriter(self._store, self.codec, self.key_groups)
+        try:
+            try:
+                writer.append(overlays)
+            except UNENCODABLE as error:
+                raise UsageError(f"a value does not fit its column: {error}") from error
+            log = writer.persist(checkpoint_id)
+            commit.commit(
+                self._base,
+                [TaskStateSnapshot(self.key_groups, log)],
+                timers_changed=self.timers_changed(overlays.values()),
+            )
+        finally:
+            writer.close()
+        return EditReport(
+            base_id=self._base.checkpoint_id,
+            checkpoint_id=checkpoint_id,
+            counts=counts,
+            delta_bytes=writer.delta_bytes,
+        )
+
+    def timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
+        """Return the position of the operator, if one of its timers changed."""
+        at = [
+            one for one in self.codec.live if self.codec.states[one].descriptor.name == TIMERS_NAME
+        ]
+        changed = any(overlay[one] for overlay in overlays for one in at)
+        return frozenset([self.position] if changed else [])
+
+    def _key(self, given: object) -> tuple[int, Key]:
+        """Return the key group of a key, and the key as tables hold it."""
+        key = StateKey(given, self.codec.schema.key_schema)
+        return key.key_groups(self.key_groups).start, self.codec.key.freeze(key.values)
+
+    def _cell(self, state: StateCodec, given: Any) -> Any:
+        """Return the cell of a state in Python values; empty or None for no state."""
+        if given is None:
+            return None
+        match state.descriptor.kind:
+            case StateKind.TIMER:
+                return tuple(sorted({whole_number(time, "a timer") for time in given}))
+            case StateKind.VALUE:
+                return self._entry(state, given)
+            case StateKind.LIST:
+                return [self._entry(state, one) for one in given]
+            case _:
+                return self._map(state, given)
+
+    def _map(self, state: StateCodec, given: Any) -> dict[Values, tuple[Any, ...]]:
+        """Return the cell of a map."""
+        codec = state.user_key
+        if codec is None or not isinstance(given, Mapping):
+            raise UsageError(
+                f"state {state.descriptor.name!r} is a map: a dict by map key is needed, not "
+                f"{type(given).__name__}"
+            )
+        single = len(codec.schema) == 1
+        cell = {}
+        for each, value in given.items():
+            parts = (each,) if single and not isinstance(each, tuple) else each
+            cell[codec.normalize(parts)] = self._entry(state, value)
+        return cell
+
+    def _entry(self, state: StateCodec, given: Any) -> tuple[Any, ...]:
+        """Return a value as it is stored."""
+        names = state.value.schema.names
+        if not isinstance(given, Mapping) or sorted(given) != sorted(names):
+            raise UsageError(
+                f"state {state.descriptor.name!r} takes a dict of the fields {', '.join(names)}, not "
+                f"{given!r:.100}"
+            )
+        value: Values = state.value.normalize(tuple(given[name] for name in names))
+        ttl_ms = state.descriptor.ttl_ms
+        return value if ttl_ms is None else (self._now_ms + ttl_ms, value)

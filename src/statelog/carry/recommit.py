@@ -1,0 +1,165 @@
+"""
+Commit one checkpoint more, at the source position of the newest one.
+
+The claim fences a query that runs; its next start goes on from the new checkpoint.  The record of
+the micro-batch and its staged rows are those of the checkpoint before, so the query continues at the
+same position, and a micro-batch whose delivery was interrupted is delivered again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from statelog.carry.key_edits import EditCounts
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.errors import CheckpointError
+from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
+from statelog.model import CompletedCheckpoint, TaskStateSnapshot
+from statelog.options import CheckpointOptions
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.fail_points import fail_point
+from statelog.store import LocationPaths, ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditReport:
+    """
+    What an edit changed, or would change.
+
+    Args:
+        base_id: The checkpoint that was edited.
+        checkpoint_id: The new checkpoint; None for a dry run, and where nothing changes.
+        counts: Number of keys.
+        delta_bytes: Bytes of the changes.
+    """
+
+    base_id: int
+    checkpoint_id: int | None
+    counts: EditCounts
+    delta_bytes: int = 0
+
+
+def newest_checkpoint(store: ObjectStore) -> CompletedCheckpoint:
+    """
+    Return the newest checkpoint of a location.
+
+    Raises:
+        CheckpointError: There is none (`reason` "not_found"), or it is damaged.
+
+    Blocks: On the store.
+    """
+    newest = find_newest(store, LocationPaths()).newest
+    if newest is None:
+        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+    return newest
+
+
+class Recommit:
+    """
+    A commit by an owner that is no query.
+
+    Args:
+        store: The store of the location.
+        owner: What commits, for the name in the claim.
+        retained: Checkpoints to retain; None for as many as the newest one does, and two at least, so
+            that the one before can be gone back to.
+    """
+
+    def __init__(self, store: ObjectStore, owner: str, retained: int | None = None) -> None:
+        self._store, self._owner, self._retained = store, owner, retained
+        self._coordinator: CheckpointCoordinator | None = None
+
+    def begin(self, expected: CompletedCheckpoint) -> int:
+        """
+        Claim the location, and return the id of the new checkpoint.
+
+        Args:
+            expected: The newest checkpoint that the caller has read.
+
+        Raises:
+            CheckpointError: A newer one was committed meanwhile (`reason` "active"): the caller
+                repeats its work.
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        coordinator = CheckpointCoordinator(
+            self._store,
+            LocationPaths(),
+            owner_id=f"{self._owner}-{os.urandom(8).hex()}",
+            max_parallelism=expected.max_parallelism,
+            options=CheckpointOptions(retained=self._retained or max(2, len(expected.retained))),
+            clock_ms=lambda: int(wall_clock_seconds() * 1000),
+        )
+        coordinator.claim()
+        fail_point("recommit-claimed")
+        base = coordinator.restore()
+        if base is None or base.checkpoint_id != expected.checkpoint_id:
+            found = "none" if base is None else str(base.checkpoint_id)
+            raise CheckpointError(
+                f"{self._store.url} had checkpoint {expected.checkpoint_id} and has {found} now: its query "
+                "committed meanwhile. Nothing was changed, and the query is fenced; repeat the "
+                "call, then start the query",
+                reason="active",
+                checkpoint_id=expected.checkpoint_id,
+            )
+        self._coordinator = coordinator
+        return coordinator.next_checkpoint_id
+
+    def commit(
+        self,
+        base: CompletedCheckpoint,
+        changes: Sequence[TaskStateSnapshot],
+        *,
+        timers_changed: frozenset[int] = frozenset(),
+        without_output: bool = False,
+    ) -> CompletedCheckpoint:
+        """
+        Commit changes on top of *base*.
+
+        Args:
+            base: The checkpoint given to `begin`.
+            changes: What was written, by disjoint ranges of key groups.
+            timers_changed: Positions of the operators whose timers may be due at another time.
+            without_output: Leave out the staged rows of the micro-batch: it is not delivered again.
+
+        Returns:
+            The new checkpoint.
+
+        Raises:
+            FencedError: A query has claimed the location meanwhile; nothing was changed.
+            StoreError: The store failed; the checkpoint may exist.
+
+        Blocks: On the store.
+        """
+        coordinator = self._coordinator
+        if coordinator is None:
+            raise CheckpointError("begin() was not called", reason="unknown")
+        paths, checkpoint_id = LocationPaths(), coordinator.next_checkpoint_id
+        stored = read_checkpoint(self._store, paths, base.checkpoint_id)
+        hidden = {*RESERVED_TAGS, *([OUTPUT_TAG] if without_output else [])}
+        sections = {tag: data for tag, data in stored.sections.items() if tag not in hidden}
+        record = BatchRecord.of(base)
+        # None is "unknown": the query looks, and runs a micro-batch if a timer is due.
+        operators = tuple(
+            msgspec.structs.replace(one, next_due_ms=None) if at in timers_changed else one
+            for at, one in enumerate(record.operators)
+        )
+        output: dict[str, Any] = {"output_files": [], "output_bytes": 0} if without_output else {}
+        record = msgspec.structs.replace(record, operators=operators, **output)
+        coordinator.trigger(checkpoint_id, [one.key_group_range for one in changes])
+        for one in changes:
+            coordinator.acknowledge(checkpoint_id, one)
+        completed = coordinator.complete(
+            checkpoint_id, properties=record.to_properties(), sections=sections
+        )
+        fail_point("recommit-committed")
+        coordinator.clean_up()
+        return completed

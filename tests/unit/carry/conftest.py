@@ -1,0 +1,57 @@
+"""Locations with a known model, and owners that follow an edit."""
+
+import pytest
+from tests.unit.checkpoint.helpers import ManualClock
+from tests.unit.state.reader.histories import GROUPS, History, rows_of
+
+from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
+from statelog.checkpoint.history import find_newest
+from statelog.state.reader import StateReader
+from statelog.store import LocationPaths, open_store
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Return a maker of histories, each in a folder of its own."""
+
+    def make(seed, batches=5, retained=3) -> History:
+        store = open_store(tmp_path / f"state {seed}", fsync=False)
+        history = History(f"edit {seed}", store, retained)
+        history.run(batches)
+        return history
+
+    return make
+
+
+def location_of(history: History) -> str:
+    return history.store.local_root
+
+
+def states(history: History, checkpoint_id: int | None = None) -> dict:
+    """Return the rows of all variables that have not expired at the last micro-batch."""
+    with StateReader.open(location_of(history), checkpoint_id) as reader:
+        return {
+            one.name: rows_of(reader.table(one.name, now_ms=history.now_ms))
+            for one in reader.variables()
+        }
+
+
+def restarted(history: History) -> History:
+    """Let the query of a history start again."""
+    history.coordinator = CheckpointCoordinator(
+        history.store,
+        LocationPaths(),
+        owner_id="again",
+        max_parallelism=GROUPS,
+        options=CheckpointOptions(retained=3),
+        clock_ms=ManualClock(),
+    )
+    history.coordinator.claim()
+    base = history.coordinator.restore()
+    history.checkpoint_id = base.checkpoint_id
+    history.taken_at_ms[base.checkpoint_id] = history.now_ms
+    return history
+
+
+def newest_id(history: History) -> int:
+    return find_newest(history.store, LocationPaths()).newest.checkpoint_id
