@@ -112,6 +112,7 @@ __all__ = [
     "FileOwner",
     "FileStateHandle",
     "Fork",
+    "ForgetReport",
     "FsCheckpointStateOutputStream",
     "FsCheckpointStreamFactory",
     "FsStateChangelogStorage",
@@ -123,6 +124,7 @@ __all__ = [
     "InvariantError",
     "KeyGroupOutOfRangeError",
     "KeyGroupRange",
+    "KeyTrace",
     "KeyVersion",
     "LocalBackup",
     "LocalChangelogRegistry",
@@ -171,6 +173,7 @@ __all__ = [
     "discard_local_copies",
     "fork",
     "edit",
+    "forget",
     "key_group_range_for_operator",
     "load_options",
     "open",
@@ -185,6 +188,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from statelog.carry.edit_keys import edit
+    from statelog.carry.forget_key import forget
+    from statelog.carry.forget_report import ForgetReport, KeyTrace
     from statelog.carry.key_edits import EditCounts
     from statelog.carry.recommit import EditReport
     from statelog.checkpoint.copy_location import CopyProgress, CopyReport, copy
@@ -201,7 +206,10 @@ else:
         "EditCounts": "statelog.carry.key_edits",
         "EditReport": "statelog.carry.recommit",
         "copy": "statelog.checkpoint.copy_location",
+        "ForgetReport": "statelog.carry.forget_report",
+        "KeyTrace": "statelog.carry.forget_report",
         "edit": "statelog.carry.edit_keys",
+        "forget": "statelog.carry.forget_key",
         "open": "statelog.state.reader",
     }
 

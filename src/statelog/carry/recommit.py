@@ -21,7 +21,7 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, read_checkpoint
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
-from statelog.model import CompletedCheckpoint, TaskStateSnapshot
+from statelog.model import CompletedCheckpoint, FileStateHandle, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
@@ -44,6 +44,20 @@ class EditReport:
     checkpoint_id: int | None
     counts: EditCounts
     delta_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """
+    The staged rows of a micro-batch.
+
+    Args:
+        section: Those in the checkpoint's own object, or None.
+        files: Those in objects of their own.
+    """
+
+    section: bytes | None
+    files: tuple[FileStateHandle, ...]
 
 
 def newest_checkpoint(store: ObjectStore) -> CompletedCheckpoint:
@@ -119,7 +133,7 @@ class Recommit:
         changes: Sequence[TaskStateSnapshot],
         *,
         timers_changed: frozenset[int] = frozenset(),
-        without_output: bool = False,
+        output: StagedRows | None = None,
     ) -> CompletedCheckpoint:
         """
         Commit changes on top of *base*.
@@ -128,7 +142,7 @@ class Recommit:
             base: The checkpoint given to `begin`.
             changes: What was written, by disjoint ranges of key groups.
             timers_changed: Positions of the operators whose timers may be due at another time.
-            without_output: Leave out the staged rows of the micro-batch: it is not delivered again.
+            output: The staged rows of the micro-batch, in place of those of the base.
 
         Returns:
             The new checkpoint.
@@ -144,16 +158,19 @@ class Recommit:
             raise CheckpointError("begin() was not called", reason="unknown")
         paths, checkpoint_id = LocationPaths(), coordinator.next_checkpoint_id
         stored = read_checkpoint(self._store, paths, base.checkpoint_id)
-        hidden = {*RESERVED_TAGS, *([OUTPUT_TAG] if without_output else [])}
-        sections = {tag: data for tag, data in stored.sections.items() if tag not in hidden}
+        sections = {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
         record = BatchRecord.of(base)
         # None is "unknown": the query looks, and runs a micro-batch if a timer is due.
         operators = tuple(
             msgspec.structs.replace(one, next_due_ms=None) if at in timers_changed else one
             for at, one in enumerate(record.operators)
         )
-        output: dict[str, Any] = {"output_files": [], "output_bytes": 0} if without_output else {}
-        record = msgspec.structs.replace(record, operators=operators, **output)
+        changed: dict[str, Any] = {}
+        if output is not None:
+            sections.pop(OUTPUT_TAG, None)
+            sections |= {} if output.section is None else {OUTPUT_TAG: output.section}
+            changed["output_files"] = [handle.to_json() for handle in output.files]
+        record = msgspec.structs.replace(record, operators=operators, **changed)
         coordinator.trigger(checkpoint_id, [one.key_group_range for one in changes])
         for one in changes:
             coordinator.acknowledge(checkpoint_id, one)

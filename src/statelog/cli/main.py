@@ -20,6 +20,7 @@ from statelog.cli.cat import cat
 from statelog.cli.checkpoints import checkpoints
 from statelog.cli.copy import copy
 from statelog.cli.demo import demo
+from statelog.cli.forget import forget
 from statelog.cli.gc import gc
 from statelog.cli.output import (
     EXIT_BROKEN_PIPE,
@@ -62,6 +63,7 @@ verbs.command()(fork)
 verbs.command()(report)
 verbs.command()(replay)
 verbs.command()(copy)
+verbs.command()(forget)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,306 @@
+"""
+Remove a key from a location: from its state at once, from its objects in time or now.
+
+The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that hold
+them, and the report says when.  `now` writes the affected key groups anew without the key, gives up all
+older checkpoints, and deletes what they needed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statelog.carry.edit_keys import EditTarget
+from statelog.carry.forget_report import ForgetReport, KeyTrace, Needs, refuse_pinned
+from statelog.carry.key_edits import GroupEdits
+from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
+from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.clean_up import collect_garbage
+from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.object_names import random_name
+from statelog.checkpoint.state_stream import read_stream
+from statelog.errors import ObjectNotFoundError
+from statelog.format.buffers import checksum
+from statelog.format.checkpoint_metadata import OUTPUT_TAG
+from statelog.model import (
+    CompletedCheckpoint,
+    FileStateHandle,
+    KeyGroupRange,
+    MaterializedHandle,
+    TaskStateSnapshot,
+)
+from statelog.runtime.clock import wall_clock_seconds
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, ROW_GROUP_SIZE, SCHEMA_METADATA
+from statelog.state.reader import StateReader
+from statelog.state.reader.lookup import StateKey
+from statelog.store import LocationPaths, ObjectStore, open_existing_store
+
+_PATHS = LocationPaths()
+
+
+def forget(
+    location: str | os.PathLike[str],
+    key: object,
+    *,
+    operator: str | None = None,
+    now: bool = False,
+    dry_run: bool = False,
+    on_progress: Callable[[str], None] = lambda path: None,
+    store_options: Mapping[str, object] | None = None,
+) -> ForgetReport:
+    """
+    Remove a key from all state of an operator, and report what still holds it.
+
+    A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
+    same source position.  Rows of the source, and of the sink, are the caller's.
+
+    Args:
+        location: Path or URL of the state location.
+        key: The values of the key columns as a tuple; for one column the value alone will do.
+        operator: Name of the operator, where the query has several.
+        now: Delete all bytes of the key now: snapshots of the affected key groups are written without
+            it, all older checkpoints are given up, and rows of the staged output in which the key's values
+            occur are dropped.
+        dry_run: Only report; nothing is claimed or changed.
+        on_progress: Called with the name of each object before it is read.
+        store_options: Options of the store's client, as for `open_store`.
+
+    Returns:
+        What was removed, and the objects that still hold the key, with what makes each go away.
+
+    Raises:
+        UsageError: The operator is unknown, or the key does not fit it.
+        CheckpointError: There is no checkpoint; the query commits meanwhile (`reason` "active"); with
+            *now*, a tag or fork keeps a checkpoint with the key ("pinned").
+        FencedError: A query has claimed the location meanwhile.
+        CorruptionError: An object is damaged, so what it holds is unknown.
+        StoreError: The store failed; call again.
+
+    Blocks: On the store; reads every object of the location, with *now* twice.
+    """
+    store = open_existing_store(location, options=store_options)
+    base = newest_checkpoint(store)
+    forgetting = _Forgetting(store, base, key, operator, on_progress)
+    if not now:
+        return forgetting.by_deletion(dry_run=dry_run)
+    return forgetting.by_rewriting(dry_run=dry_run)
+
+
+class _Forgetting:
+    """One key of one location."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        base: CompletedCheckpoint,
+        key: object,
+        operator: str | None,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._store, self._base, self._on_progress = store, base, on_progress
+        self._target = EditTarget(store, base, operator)
+        self._key = SoughtKey(key, self._target.codec.schema, self._target.key_groups)
+        self._removed = self._entries()
+
+    def by_deletion(self, *, dry_run: bool) -> ForgetReport:
+        """Commit the deletion of the key, and report its traces."""
+        newest, checkpoint_id = self._base, None
+        if self._removed and not dry_run:
+            edits = {self._key.key_group: GroupEdits()}
+            frozen = self._target.codec.key.freeze(self._key.values)
+            edits[self._key.key_group].delete(frozen, None)
+            checkpoint_id = self._target.commit(*self._target.overlays(edits)).checkpoint_id
+            newest = newest_checkpoint(self._store)
+        return self._report(newest, checkpoint_id, dry_run)
+
+    def by_rewriting(self, *, dry_run: bool) -> ForgetReport:
+        """Commit the state without the key in new objects, and delete the others."""
+        traces = self._traces(self._base)
+        report = self._report(self._base, None, dry_run, traces)
+        if not traces:
+            return report
+        refuse_pinned(self._store.url, traces)
+        before = Needs(self._store, _PATHS, self._base).checkpoints
+        if dry_run:
+            doomed = tuple(one.path for one in traces)
+            return replace(report, given_up=before, deleted=doomed)
+        commit = Recommit(self._store, "forget", retained=1)
+        checkpoint_id = commit.begin(self._base)
+        held = {one.path for one in traces}
+        changes = [
+            TaskStateSnapshot(one.key_group_range, None, one)
+            for one in self._snapshots(held, checkpoint_id)
+        ]
+        if not changes:  # only older checkpoints, or rows of output, hold it
+            everything = KeyGroupRange(0, self._base.max_parallelism - 1)
+            changes = [TaskStateSnapshot(everything, None)]
+        commit.commit(
+            self._base,
+            changes,
+            timers_changed=frozenset([self._target.position]),
+            output=self._output(),
+        )
+        newest = newest_checkpoint(self._store)
+        present = {info.path for info in self._store.list()}
+        collect_garbage(
+            self._store,
+            _PATHS,
+            min_age=dt.timedelta(0),
+            dry_run=False,
+            # Later than the store's own clock, which tells the age of objects.
+            now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
+        )
+        left = {info.path for info in self._store.list()}
+        retained = Needs(self._store, _PATHS, newest).checkpoints
+        return replace(
+            self._report(newest, checkpoint_id, False),
+            given_up=tuple(one for one in before if one not in retained),
+            deleted=tuple(sorted({*held, *(present - left)} - left)),
+        )
+
+    def _report(
+        self,
+        newest: CompletedCheckpoint,
+        checkpoint_id: int | None,
+        dry_run: bool,
+        traces: tuple[KeyTrace, ...] | None = None,
+    ) -> ForgetReport:
+        return ForgetReport(
+            operator=self._key.operator_id,
+            key=self._key.values,
+            base_id=self._base.checkpoint_id,
+            checkpoint_id=checkpoint_id,
+            removed=self._removed,
+            traces=self._traces(newest) if traces is None else traces,
+            dry_run=dry_run,
+        )
+
+    def _entries(self) -> dict[str, int]:
+        """Return the entries that the key has, by variable."""
+        with StateReader(self._store, self._base, operator=self._key.operator_id) as reader:
+            part = KeyGroupRange(self._key.key_group, self._key.key_group)
+            tables = reader.tables(key_groups=part, include_expired=True)
+            schema = reader.schema.key_schema
+        rows = {
+            name: sum(self._key.rows_of(one, schema).num_rows for one in table.to_batches())
+            for name, table in tables.items()
+        }
+        return {name: count for name, count in rows.items() if count}
+
+    def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
+        """Return the objects that hold the key, read one after the other."""
+        needs = Needs(self._store, _PATHS, newest)
+        found = []
+        for path in sorted(info.path for info in self._store.list()):
+            self._on_progress(path)
+            try:
+                kind = self._key.is_in_object(self._store, path, _PATHS)
+            except ObjectNotFoundError:
+                continue  # deleted meanwhile
+            if kind is not None:
+                found.append(needs.trace(path, kind))
+        return tuple(found)
+
+    # --- new objects without the key ----------------------------------------------------------------
+
+    def _snapshots(self, held: set[str], checkpoint_id: int) -> Iterator[MaterializedHandle]:
+        """Write snapshots of all key groups for which the base needs an object in *held*."""
+        wanted = _key_groups_of(self._base, held)
+        operators = BatchRecord.of(self._base).operators
+        each = self._base.max_parallelism // len(operators)
+        for position, operator in enumerate(operators):
+            own = KeyGroupRange(position * each, (position + 1) * each - 1)
+            with StateReader(self._store, self._base, operator=operator.operator_id) as reader:
+                for part in _runs(sorted(wanted & set(own))):
+                    data = self._snapshot(reader, part)
+                    path = _PATHS.task_owned(random_name())
+                    self._store.put(path, data)
+                    handle = FileStateHandle(path, len(data), checksum([data]))
+                    yield MaterializedHandle(part, checkpoint_id, handle)
+
+    def _snapshot(self, reader: StateReader, part: KeyGroupRange) -> bytes:
+        """Return the state of some key groups without the key, as a snapshot."""
+        codec = OperatorCodec(reader.schema)
+        metadata = {SCHEMA_METADATA: codec.metadata_change()}
+        schema = reader.keys_schema().with_metadata(metadata)
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for batch in reader.keys(key_groups=part, include_expired=True):
+                table = pa.Table.from_batches([self._without_key(batch, reader)])
+                writer.write_table(
+                    table.replace_schema_metadata(metadata), row_group_size=ROW_GROUP_SIZE
+                )
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+    def _without_key(self, batch: pa.RecordBatch, reader: StateReader) -> pa.RecordBatch:
+        if reader.schema.operator_id != self._key.operator_id:
+            return batch
+        groups = batch.column(KEY_GROUP_COLUMN).to_pylist()
+        if self._key.key_group not in groups:
+            return batch
+        wanted = StateKey(self._key.values, reader.schema.key_schema)
+        numbered = batch.append_column("__row", pa.array(range(batch.num_rows)))
+        rows = set(wanted.select(numbered).column("__row").to_pylist())
+        kept = [row for row in range(batch.num_rows) if row not in rows]
+        return batch.take(pa.array(kept, pa.int64()))
+
+    def _output(self) -> StagedRows:
+        """Return the staged rows of the micro-batch without those of the key."""
+        stored = read_checkpoint(self._store, _PATHS, self._base.checkpoint_id)
+        section = stored.sections.get(OUTPUT_TAG)
+        inline = [self._filtered(stream) for stream in streams_of(section)]
+        files = []
+        for handle in BatchRecord.of(self._base).staged_files():
+            data = read_stream(self._store, handle, what="staged rows")
+            kept = self._filtered(data)
+            if kept is data:
+                files.append(handle)
+                continue
+            path = _PATHS.output(random_name())
+            self._store.put(path, kept)
+            files.append(FileStateHandle(path, len(kept), checksum([kept])))
+        return StagedRows(msgspec.msgpack.encode(inline) if inline else None, tuple(files))
+
+    def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
+        """Return staged rows without those in which the key occurs; the same object if none does."""
+        table = staged_table(stream)
+        kept = [at for at, row in enumerate(table.to_pylist()) if not self._key.is_in_row(row)]
+        if len(kept) == table.num_rows:
+            return stream
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table.take(pa.array(kept, pa.int64())))
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+
+def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:
+    """Return the key groups whose state in a checkpoint needs an object in *held*."""
+    found: set[int] = set()
+    for log in checkpoint.log:
+        if any(getattr(one.handle, "path", None) in held for one in log.handles_and_offsets):
+            found.update(log.key_group_range)
+    for snapshot in checkpoint.materialized:
+        if getattr(snapshot.handle, "path", None) in held:
+            found.update(snapshot.key_group_range)
+    return found
+
+
+def _runs(key_groups: list[int]) -> Iterator[KeyGroupRange]:
+    """Yield the contiguous runs of ascending key groups."""
+    start = 0
+    for at in range(1, len(key_groups) + 1):
+        if at == len(key_groups) or key_groups[at] != key_groups[at - 1] + 1:
+            yield KeyGroupRange(key_groups[start], key_groups[at - 1])
+            start = at

@@ -1,0 +1,92 @@
+"""`statelog forget`: remove a person's key from a location."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import typer
+
+from statelog.carry.forget_key import forget as forget_key
+from statelog.carry.forget_report import ForgetReport
+from statelog.cli.output import console, plural, print_json
+from statelog.cli.state_rows import open_state
+from statelog.state.reader.lookup import key_from_text
+
+
+def forget(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    key: Annotated[
+        list[str],
+        typer.Argument(
+            help="Values of the key columns, in their order; -- before a negative number."
+        ),
+    ],
+    *,
+    operator: Annotated[
+        str | None, typer.Option(help="operatorId, where the query has several operators.")
+    ] = None,
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now", help="Delete all bytes of the key now, and give up older checkpoints."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; a dry run without.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """
+    Remove a key from all state of an operator, and name what still holds its bytes.
+
+    Without --yes nothing is changed.  With it the key is deleted in a new checkpoint, and its bytes leave
+    with the snapshots and checkpoints that the report lists.  With --now too, the affected key groups are
+    written anew without the key, older checkpoints are given up, and their objects are deleted.
+    The query must be stopped; one that runs is fenced, and its next start goes on.
+    """
+    with open_state(location, operator) as state:
+        values = key_from_text(key, state.reader().schema.key_schema)
+    shown = console()
+    with shown.status("reading") as status:
+        if as_json or not sys.stdout.isatty():
+            status.stop()
+        report = forget_key(
+            location,
+            values,
+            operator=operator,
+            now=now,
+            dry_run=not yes,
+            on_progress=lambda path: status.update(f"reading {path}"),
+        )
+    if as_json:
+        print_json({**dataclasses.asdict(report), "key": [str(one) for one in report.key]})
+    else:
+        _print(report, location, now)
+
+
+def _print(report: ForgetReport, location: str, now: bool) -> None:
+    shown = console()
+
+    def line(text: str) -> None:
+        shown.print(text, soft_wrap=True, markup=False)
+
+    would = "would be " if report.dry_run else ""
+    entries = ", ".join(f"{count:,} in {name}" for name, count in report.removed.items())
+    line(
+        f"{report.operator} of {location}: the key has {entries or 'no state'} in checkpoint "
+        f"{report.base_id}"
+    )
+    if report.checkpoint_id is not None:
+        line(f"removed in checkpoint {report.checkpoint_id}")
+    if report.given_up:
+        ids = ", ".join(map(str, report.given_up))
+        line(f"{plural(len(report.given_up), 'checkpoint')} {would}given up: {ids}")
+    if report.deleted:
+        line(f"{plural(len(report.deleted), 'object')} {would}deleted")
+    if not report.traces:
+        line("no object of the location holds the key")
+    elif not (now and report.dry_run):
+        for one in report.traces:
+            line(f"held by {one.kind} {one.path}: leaves {one.leaves}")
+    if report.dry_run and (report.removed or report.traces):
+        line("This was a dry run; --yes does it.")
