@@ -171,9 +171,9 @@ __all__ = [
     "WriterClosedError",
     "copy",
     "discard_local_copies",
-    "fork",
     "edit",
     "forget",
+    "fork",
     "key_group_range_for_operator",
     "load_options",
     "open",
@@ -201,28 +201,28 @@ else:
     _ON_FIRST_USE = {
         "CopyProgress": "statelog.checkpoint.copy_location",
         "CopyReport": "statelog.checkpoint.copy_location",
-        "KeyVersion": "statelog.state.reader",
-        "LocationState": "statelog.state.reader",
         "EditCounts": "statelog.carry.key_edits",
         "EditReport": "statelog.carry.recommit",
-        "copy": "statelog.checkpoint.copy_location",
         "ForgetReport": "statelog.carry.forget_report",
+        "Fork": "statelog.checkpoint.savepoints",
         "KeyTrace": "statelog.carry.forget_report",
+        "KeyVersion": "statelog.state.reader",
+        "LocationState": "statelog.state.reader",
+        "Tag": "statelog.checkpoint.savepoints",
+        "copy": "statelog.checkpoint.copy_location",
         "edit": "statelog.carry.edit_keys",
         "forget": "statelog.carry.forget_key",
+        "fork": "statelog.checkpoint.savepoints",
         "open": "statelog.state.reader",
+        "tag": "statelog.checkpoint.savepoints",
+        "tags": "statelog.checkpoint.savepoints",
+        "untag": "statelog.checkpoint.savepoints",
     }
 
     def __getattr__(name: str) -> object:
-        """Return what reads state, imported on first use, or a class by its former name."""
-        # A program that only writes a changelog does not need the tables of state, nor the rest.
-        if name in ("KeyVersion", "LocationState", "open"):
-            return getattr(importlib.import_module("statelog.state.reader"), name)
-        if name in ("Fork", "Tag", "fork", "tag", "tags", "untag"):
-            return getattr(importlib.import_module("statelog.checkpoint.savepoints"), name)
         """Return what works on a location, imported on first use, or a class by its former name."""
         if name in _ON_FIRST_USE:
-            # A program that only writes a changelog does not need the tables of state.
+            # A program that only writes a changelog does not need the tables of state, nor the rest.
             return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
         if name == "MaterializationOptions":
             warnings.warn(

@@ -43,6 +43,7 @@ from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, ROW_GROUP_SI
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store.location_store import parse_parent_path
 
 _PATHS = LocationPaths()
 
@@ -131,11 +132,12 @@ class _Forgetting:
         refuse_pinned(self._store.url, traces)
         before = Needs(self._store, _PATHS, self._base).checkpoints
         if dry_run:
-            doomed = tuple(one.path for one in traces)
+            doomed = tuple(one.path for one in traces if parse_parent_path(one.path) is None)
             return replace(report, given_up=before, deleted=doomed)
         commit = Recommit(self._store, "forget", retained=1)
         checkpoint_id = commit.begin(self._base)
         held = {one.path for one in traces}
+        listed = {info.path for info in self._store.list()}
         changes = [
             TaskStateSnapshot(one.key_group_range, None, one)
             for one in self._snapshots(held, checkpoint_id)
@@ -164,7 +166,7 @@ class _Forgetting:
         return replace(
             self._report(newest, checkpoint_id, False),
             given_up=tuple(one for one in before if one not in retained),
-            deleted=tuple(sorted({*held, *(present - left)} - left)),
+            deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
         )
 
     def _report(
@@ -200,7 +202,8 @@ class _Forgetting:
         """Return the objects that hold the key, read one after the other."""
         needs = Needs(self._store, _PATHS, newest)
         found = []
-        for path in sorted(info.path for info in self._store.list()):
+        listed = {info.path for info in self._store.list()}
+        for path in sorted({*listed, *needs.parent_objects}):
             self._on_progress(path)
             try:
                 kind = self._key.is_in_object(self._store, path, _PATHS)

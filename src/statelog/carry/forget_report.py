@@ -11,6 +11,7 @@ from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError
 from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.location_store import parse_parent_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,11 @@ class Needs:
                     name = f"{tag.kind.value} {tag.name}"
                     self._pins.setdefault(checkpoint_id, []).append(name)
 
+    @property
+    def parent_objects(self) -> tuple[str, ...]:
+        """The objects of parents that the checkpoints need."""
+        return tuple(path for path in self._by_path if parse_parent_path(path) is not None)
+
     def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
         """Return what pins any of the checkpoints."""
         return tuple(dict.fromkeys(name for one in checkpoints for name in self._pins.get(one, ())))
@@ -107,6 +113,8 @@ class Needs:
         )
 
     def _leaves(self, path: str, needed: tuple[int, ...]) -> str:
+        if parse_parent_path(path) is not None:
+            return "with the key in the parent of this fork: forget it there too"
         if not needed:
             return "with the next garbage collection (statelog gc --delete)"
         pinned = [one for one in needed if self._pins.get(one)]

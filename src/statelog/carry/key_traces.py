@@ -27,6 +27,7 @@ from statelog.state.kinds import Values
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.location_store import parse_parent_path
 
 CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
 
@@ -70,6 +71,8 @@ class SoughtKey:
         Blocks: On the store.
         """
         relative = path[len(paths.root) + 1 :] if paths.root else path
+        while (parsed := parse_parent_path(relative)) is not None:
+            relative = parsed[1]
         folder = relative.partition("/")[0]
         if folder.startswith("chk-"):
             return CHECKPOINT if self._in_checkpoint(store.get(path), path) else None

@@ -257,7 +257,7 @@ class _Copy:
     def _is_whole(self, one: CopiedObject, found: Buffer) -> bool:
         """Return whether *found* is the object, verified."""
         if not one.verifies_itself:
-            return checksum([found]) == checksum([one.content(self._source.get(one.path))])
+            return checksum([found]) == checksum([one.content(self._source.get(one.source))])
         try:
             one.check(found)
         except CorruptionError:
@@ -265,7 +265,7 @@ class _Copy:
         return not one.size_bytes or len(found) == one.size_bytes
 
     def _put(self, one: CopiedObject, *, is_there: bool) -> None:
-        content = one.content(self._source.get(one.path))
+        content = one.content(self._source.get(one.source))
         wanted, size = checksum([content]), len(content)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
             self._target.delete([one.path])

@@ -5,7 +5,8 @@ The retained checkpoints and the tagged ones, and every object that they refer t
 readers belong to the source only.  Objects of log, state and output come
 before any metadata, and the metadata of the newest checkpoint before that of the others: a copy that
 ended early has either no checkpoint, or the newest one with objects missing, and a reader says so.  It
-never has an older checkpoint that looks like the newest.
+never has an older checkpoint that looks like the newest.  A fork becomes whole: objects of its parents
+are copied under names of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import (
     StoredCheckpoint,
     find_newest,
@@ -26,9 +28,10 @@ from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundErro
 from statelog.format.buffers import Buffer, joined
 from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metadata
 from statelog.format.segment import parse_segment
-from statelog.model import CompletedCheckpoint, FileStateHandle
+from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.location_store import parse_parent_path
 from statelog.store.paths import parse_checkpoint_metadata
 
 _CHANGELOG, _STREAM, _OTHER = "changelog", "stream", "other"
@@ -40,7 +43,8 @@ class CopiedObject:
     One object of a copy.
 
     Args:
-        path: Its name, in both locations.
+        path: Its name in the copy.
+        source: Its name in the source; another one for an object of the parent of a fork.
         size_bytes: Its length in the source; 0 if the listing does not have it.
         kind: How it is verified.
         handle: The handle with size and checksum, where one has them.
@@ -48,6 +52,7 @@ class CopiedObject:
     """
 
     path: str
+    source: str
     size_bytes: int
     kind: str
     handle: FileStateHandle | None = None
@@ -63,7 +68,7 @@ class CopiedObject:
         self.check(data)
         if self.record is None:
             return data
-        return joined(rewrite_metadata(data, self.record, where=self.path).buffers)
+        return joined(rewrite_metadata(data, self.record, where=self.source).buffers)
 
     def check(self, data: Buffer) -> None:
         """
@@ -141,13 +146,16 @@ def plan_copy(
     sizes = {info.path: info.size_bytes for info in store.list(paths.root)}
     needed = _needed(paths, [one.checkpoint for one in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
-    record = stored[last.checkpoint_id].record
-    own = paths.metadata(last.checkpoint_id)
-    if not set(record.checkpoint.retained) <= set(kept):
-        trimmed = replace(record.checkpoint, retained=retained)
-        needed[own] = replace(needed[own], record=replace(record, checkpoint=trimmed))
+    for checkpoint_id, one in stored.items():
+        record = own_record(one.record)
+        if checkpoint_id == last.checkpoint_id and not set(record.checkpoint.retained) <= set(kept):
+            trimmed = replace(record.checkpoint, retained=retained)
+            record = replace(record, checkpoint=trimmed)
+        if record != one.record:
+            own = paths.metadata(checkpoint_id)
+            needed[own] = replace(needed[own], record=record)
     for tag in tags:
-        needed[tag.path] = CopiedObject(tag.path, sizes.get(tag.path, 0), _CHANGELOG)
+        needed[tag.path] = CopiedObject(tag.path, tag.path, sizes.get(tag.path, 0), _CHANGELOG)
     metadata = [path for path in needed if parse_checkpoint_metadata(path) is not None]
     metadata.sort(key=lambda path: -(parse_checkpoint_metadata(path) or 0))
     return CopyPlan(
@@ -175,23 +183,74 @@ def _needed(
 ) -> dict[str, CopiedObject]:
     """Return all objects of the checkpoints by name."""
     found: dict[str, CopiedObject] = {}
+
+    def need(source: str, kind: str, handle: FileStateHandle | None = None) -> None:
+        path = own_path(source)
+        if path not in found or handle is not None:
+            found[path] = CopiedObject(path, source, sizes.get(source, 0), kind, handle)
+
     for checkpoint in checkpoints:
-        own = paths.metadata(checkpoint.checkpoint_id)
-        found[own] = CopiedObject(own, sizes.get(own, 0), _CHANGELOG)
+        listed = checkpoint.properties.get(OBJECTS_PROPERTY)
+        for path in listed if isinstance(listed, list) else ():
+            if isinstance(path, str):
+                need(path, _OTHER)
+        need(paths.metadata(checkpoint.checkpoint_id), _CHANGELOG)
         for log in checkpoint.log:
             for entry in log.handles_and_offsets:
                 if isinstance(entry.handle, FileStateHandle):
-                    path = entry.handle.path
-                    found[path] = CopiedObject(path, sizes.get(path, 0), _CHANGELOG)
+                    need(entry.handle.path, _CHANGELOG)
         for snapshot in checkpoint.materialized:
             if isinstance(snapshot.handle, FileStateHandle):
-                path = snapshot.handle.path
-                found[path] = CopiedObject(path, sizes.get(path, 0), _STREAM, snapshot.handle)
-        listed = checkpoint.properties.get(OBJECTS_PROPERTY)
-        for path in listed if isinstance(listed, list) else ():
-            if isinstance(path, str) and path not in found:
-                found[path] = CopiedObject(path, sizes.get(path, 0), _OTHER)
+                need(snapshot.handle.path, _STREAM, snapshot.handle)
     return found
+
+
+def own_path(path: str) -> str:
+    """
+    Return the name in a copy of an object that may be one of the parent of a fork.
+
+    The metadata of a parent's checkpoint is there for its change sets only, and gets the name of a
+    changelog file: the fork may have a checkpoint of the same number.
+    """
+    forks = []
+    while (parsed := parse_parent_path(path)) is not None:
+        forks.append(parsed[0])
+        path = parsed[1]
+    number = parse_checkpoint_metadata(path)
+    if forks and number is not None:
+        return LocationPaths().changelog(f"{'-'.join(forks)}-chk-{number}")
+    return path
+
+
+def own_record(record: CheckpointRecord) -> CheckpointRecord:
+    """Return a record whose handles have the names of a copy."""
+    checkpoint = record.checkpoint
+    log = tuple(
+        replace(
+            one,
+            handles_and_offsets=tuple(
+                replace(entry, handle=_own(entry.handle)) for entry in one.handles_and_offsets
+            ),
+        )
+        for one in checkpoint.log
+    )
+    materialized = tuple(replace(one, handle=_own(one.handle)) for one in checkpoint.materialized)
+    properties = dict(checkpoint.properties)
+    listed = properties.get(OBJECTS_PROPERTY)
+    if isinstance(listed, list) and any(own_path(str(one)) != one for one in listed):
+        files = [_own(one) for one in BatchRecord.of(checkpoint).staged_files()]
+        properties["output_files"] = [one.to_json() for one in files]
+        properties[OBJECTS_PROPERTY] = [own_path(str(one)) for one in listed]
+    return replace(
+        record,
+        checkpoint=replace(checkpoint, log=log, materialized=materialized, properties=properties),
+    )
+
+
+def _own(handle: StreamStateHandle) -> StreamStateHandle:
+    if not isinstance(handle, FileStateHandle) or own_path(handle.path) == handle.path:
+        return handle
+    return replace(handle, path=own_path(handle.path))
 
 
 def missing_in_source(error: ObjectNotFoundError, url: str) -> CheckpointError:

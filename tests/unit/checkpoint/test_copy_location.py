@@ -2,6 +2,7 @@
 
 import datetime as dt
 import random
+import shutil
 
 import pytest
 from tests.unit.checkpoint.helpers import ManualClock
@@ -24,7 +25,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_store
+from statelog.store import LocationPaths, open_existing_store, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
 
 PATHS = LocationPaths()
@@ -325,3 +326,23 @@ def test_tagged_checkpoints_are_copied_with_their_tags():
     swept = collect_garbage(target, PATHS, min_age=dt.timedelta(0), dry_run=False, now=late)
     assert (swept.deleted, swept.unknown) == ((), 0)
     assert newest.checkpoint_id in report.checkpoints
+
+
+def test_the_copy_of_a_fork_is_whole(tmp_path):
+    for seed in range(4):
+        root = tmp_path / str(seed)
+        made = History(f"fork {seed}", open_store(root / "parent", fsync=False))
+        made.run(4)
+        newest = find_newest(made.store, PATHS).newest
+        statelog.fork(root / "parent", root / "fork", state_only=True)
+        statelog.fork(root / "fork", root / "second", state_only=True)
+        report = statelog.copy(root / "second", root / "copy")
+        assert report.checkpoints == (newest.checkpoint_id,)
+        wanted = states(made.store, newest.checkpoint_id)
+        assert not list(open_existing_store(root / "copy").list("parents"))
+        assert statelog.copy(root / "second", root / "copy").copied == 0
+        for name in ("parent", "fork", "second"):
+            shutil.rmtree(root / name)
+        copy = open_existing_store(root / "copy")
+        assert states(copy, newest.checkpoint_id) == wanted
+        assert not [one for one in verify_location(copy, PATHS) if one.problem]

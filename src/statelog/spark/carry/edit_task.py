@@ -23,7 +23,7 @@ from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
-from statelog.store import CachedStore, LocationPaths, open_store
+from statelog.store import CachedStore, LocationPaths, open_location
 
 _CACHED_BYTES = 128 * 1024 * 1024
 
@@ -100,7 +100,7 @@ def apply_rows(task: EditTask, partition: int, batches: Iterable[pa.RecordBatch]
     """
     key_groups = task.ranges[partition]
     codec = OperatorCodec(OperatorStateSchema.from_json(task.schema))
-    store = open_store(task.location, options=dict(task.store_options))
+    store = open_location(task.location, options=dict(task.store_options))
     cached = CachedStore(store, _CACHED_BYTES)
     base: CompletedCheckpoint | None = None
     counts, timers_changed = EditCounts(), False
