@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
     from statelog.spark.source import StateSource
@@ -25,7 +30,8 @@ class DefaultSource(DataSource):
     """
     The state of a query on statelog, as a frame that Spark reads.
 
-    The options are those of `statelog.spark.source.options.SourceOptions`.
+    The options are those of `statelog.spark.source.options.SourceOptions`, and for a keyed table that is
+    written those of `statelog.spark.table.options.TableOptions`.
     """
 
     _source: StateSource | None = None
@@ -46,6 +52,18 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what reads rows with these columns as a stream."""
         return self._opened().stream(schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a batch frame to a keyed table."""
+        from statelog.spark.table import table_writer
+
+        return table_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return what writes the micro-batches of a stream to a keyed table."""
+        from statelog.spark.table import stream_writer
+
+        return stream_writer(dict(self.options), schema, overwrite)
 
     def _opened(self) -> StateSource:
         # Spark pickles this object after `schema`, so all that follows has the same checkpoint.

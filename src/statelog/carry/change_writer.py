@@ -9,7 +9,7 @@ from statelog.changelog.upload.inline import InlineStateChangeUploader
 from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.changelog.writer import FsStateChangelogWriter
-from statelog.model import ChangelogStateHandle, KeyGroupRange
+from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.runtime.ids import RandomIds
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Overlay
@@ -52,7 +52,10 @@ class ChangeWriter:
 
         Blocks: For the store, when many bytes wait for upload.
         """
-        changes = self._codec.encode(overlays)
+        self.append_changes(self._codec.encode(overlays))
+
+    def append_changes(self, changes: ChangeBatch) -> None:
+        """Append encoded changes as one change set; see `append`."""
         if not len(changes):
             return
         if self._writer is None:

@@ -12,15 +12,16 @@ import datetime as dt
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statelog.carry.edit_keys import EditTarget
 from statelog.carry.forget_report import ForgetReport, KeyTrace, Needs, refuse_pinned
 from statelog.carry.key_edits import GroupEdits
 from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
+from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
@@ -38,8 +39,7 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, ROW_GROUP_SIZE, SCHEMA_METADATA
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
@@ -224,26 +224,9 @@ class _Forgetting:
             own = KeyGroupRange(position * each, (position + 1) * each - 1)
             with StateReader(self._store, self._base, operator=operator.operator_id) as reader:
                 for part in _runs(sorted(wanted & set(own))):
-                    data = self._snapshot(reader, part)
-                    path = _PATHS.task_owned(random_name())
-                    self._store.put(path, data)
-                    handle = FileStateHandle(path, len(data), checksum([data]))
-                    yield MaterializedHandle(part, checkpoint_id, handle)
-
-    def _snapshot(self, reader: StateReader, part: KeyGroupRange) -> bytes:
-        """Return the state of some key groups without the key, as a snapshot."""
-        codec = OperatorCodec(reader.schema)
-        metadata = {SCHEMA_METADATA: codec.metadata_change()}
-        schema = reader.keys_schema().with_metadata(metadata)
-        sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-            for batch in reader.keys(key_groups=part, include_expired=True):
-                table = pa.Table.from_batches([self._without_key(batch, reader)])
-                writer.write_table(
-                    table.replace_schema_metadata(metadata), row_group_size=ROW_GROUP_SIZE
-                )
-        data: bytes = sink.getvalue().to_pybytes()
-        return data
+                    keep = partial(self._without_key, reader=reader)
+                    data = snapshot_of(reader, part, keep)
+                    yield put_snapshot(self._store, data, part, checkpoint_id)
 
     def _without_key(self, batch: pa.RecordBatch, reader: StateReader) -> pa.RecordBatch:
         if reader.schema.operator_id != self._key.operator_id:

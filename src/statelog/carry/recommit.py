@@ -175,7 +175,9 @@ class Recommit:
         for one in changes:
             coordinator.acknowledge(checkpoint_id, one)
         completed = coordinator.complete(
-            checkpoint_id, properties=record.to_properties(), sections=sections
+            checkpoint_id,
+            properties={**base.properties, **record.to_properties()},
+            sections=sections,
         )
         fail_point("recommit-committed")
         coordinator.clean_up()

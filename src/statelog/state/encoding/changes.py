@@ -17,10 +17,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
@@ -153,6 +155,27 @@ class OperatorCodec:
                 groups.append(key_group)
                 changes.append(header + message.to_pybytes())
         return ChangeBatch(np.asarray(groups, np.int32), pa.array(changes, pa.binary()))
+
+    def encode_operations(
+        self, state_id: int, key_groups: npt.NDArray[np.int32], operations: pa.RecordBatch
+    ) -> ChangeBatch:
+        """
+        Return operations on one variable as changes.
+
+        Args:
+            state_id: The variable.
+            key_groups: The key group of each operation, ascending.
+            operations: In the columns of the variable's `StateCodec`.
+        """
+        header = _HEADER.pack(DELTAS, state_id)
+        bounds = [0, *(np.flatnonzero(np.diff(key_groups)) + 1).tolist(), len(key_groups)]
+        parts = [(start, end) for start, end in pairwise(bounds) if end > start]
+        changes = [
+            header + operations.slice(start, end - start).serialize().to_pybytes()
+            for start, end in parts
+        ]
+        groups = np.asarray([key_groups[start] for start, _ in parts], np.int32)
+        return ChangeBatch(groups, pa.array(changes, pa.binary()))
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
         """
