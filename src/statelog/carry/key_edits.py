@@ -138,7 +138,9 @@ def _edit_key(
         had, has = had or before is not None, has or after is not None
         if after is not before and after != before:
             changes = True
-            overlay[state_id][key] = kind.clear_delta() if after is None else kind.replacing_delta(after)
+            overlay[state_id][key] = (
+                kind.clear_delta() if after is None else kind.replacing_delta(after)
+            )
     if not changes:
         return EditCounts(unchanged=1)
     if had and has:

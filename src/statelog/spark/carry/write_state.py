@@ -37,9 +37,10 @@ from statelog.spark.carry.snapshot_task import (
 )
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.modes import TIME_MODES, mode_of
+from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.resolve import refuse_unknown_arguments, resolve_settings
 from statelog.spark.query.session import is_connect, parse_schema, use_this_python
-from statelog.spark.query.settings import OperatorSettings, QuerySettings
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec

@@ -30,8 +30,8 @@ from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.what_if.outputs import row_differences, staged_rows
 from statelog.spark.what_if.result import BatchOutcome, WhatIf
 from statelog.state.reader import StateReader
+from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.differences import Differences
-from statelog.state.reader.location_state import as_of_ms
 from statelog.store import (
     LocationPaths,
     LocationStore,
