@@ -141,6 +141,8 @@ __all__ = [
     "Options",
     "ProcessorError",
     "ReadReport",
+    "Replica",
+    "ReplicaStatus",
     "RequirementError",
     "RetryPolicy",
     "SequenceNumber",
@@ -194,7 +196,7 @@ if TYPE_CHECKING:
     from statelog.carry.recommit import EditReport
     from statelog.checkpoint.copy_location import CopyProgress, CopyReport, copy
     from statelog.checkpoint.savepoints import Fork, Tag, fork, tag, tags, untag
-    from statelog.state.reader import KeyVersion, LocationState, open
+    from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus, open
 
     MaterializationOptions = SnapshotPolicy
 else:
@@ -208,6 +210,8 @@ else:
         "KeyTrace": "statelog.carry.forget_report",
         "KeyVersion": "statelog.state.reader",
         "LocationState": "statelog.state.reader",
+        "Replica": "statelog.state.reader",
+        "ReplicaStatus": "statelog.state.reader",
         "Tag": "statelog.checkpoint.savepoints",
         "copy": "statelog.checkpoint.copy_location",
         "edit": "statelog.carry.edit_keys",

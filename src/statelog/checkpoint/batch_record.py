@@ -18,6 +18,7 @@ from statelog.errors import CheckpointError, IncompatibleFormatError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.model.json_types import Json, JsonObject
+from statelog.model.object_path import checked_path
 
 _SEVERAL: Final = 2
 """Version of the record of a query with several operators."""
@@ -185,6 +186,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             CheckpointError: The checkpoint was not made by this engine.
             IncompatibleFormatError: A newer statelog made it.
+            CorruptionError: It names a file outside of its folder.
         """
         properties: JsonObject = dict(stored)
         version = properties.get("version", 1)
@@ -196,12 +198,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         if version == 1:
             properties["operators"] = [dict(stored)]
         try:
-            return msgspec.convert(properties, cls)
+            found = msgspec.convert(properties, cls)
         except msgspec.ValidationError as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} was not made by a streaming query: {error}",
                 reason="incompatible",
             ) from error
+        for name in filter(None, found.source_folders or ()):
+            checked_path(name)  # a rewind deletes files there
+        return found
 
     def staged_files(self) -> list[FileStateHandle]:
         """Return the handles of staged rows in separate files."""

@@ -194,8 +194,15 @@ def collect_garbage(
     if marked is None:
         reason = f"{store.url} holds neither a checkpoint nor a claim of statelog"
         return CleanUpReport(unknown=len(listed), reason=reason, dry_run=dry_run)
-    ours = [info for info in listed if _is_ours(paths, info.path)]
-    orphans = [info for info in ours if info.path not in marked]
+    ours = [info for info in listed if is_ours(paths, info.path)]
+    # The name of a zombie above the newest checkpoint must not be used again: it is kept, until the
+    # query has passed it and deletes it.
+    newest = max(filter(None, map(parse_checkpoint_metadata, marked)), default=0)
+    orphans = [
+        info
+        for info in ours
+        if info.path not in marked and (parse_checkpoint_metadata(info.path) or 0) <= newest
+    ]
     failed = paths.failed_recordings + "/"
     ages = {True: max(failed_recording_age, min_age), False: min_age}
     old = [
@@ -272,7 +279,7 @@ def _release_parents(
     return tuple(released)
 
 
-def _is_ours(paths: LocationPaths, path: str) -> bool:
+def is_ours(paths: LocationPaths, path: str) -> bool:
     """Return whether the path is one of state, log, output or a checkpoint."""
     relative = path[len(paths.root) + 1 :] if paths.root else path
     folder, separator, _ = relative.partition("/")
@@ -288,7 +295,7 @@ def _is_ours(paths: LocationPaths, path: str) -> bool:
 def _count_unknown(paths: LocationPaths, listed: Iterable[ObjectInfo]) -> int:
     never_garbage = tuple(f"{one}/" for one in (paths.owners, paths.tags, paths.parents))
     return sum(
-        not _is_ours(paths, info.path)
+        not is_ours(paths, info.path)
         and not info.path.startswith(never_garbage)
         and info.path != paths.copied_from
         for info in listed

@@ -32,7 +32,14 @@ from statelog.options import CheckpointOptions
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore
 
-__all__ = ["RewindPlan", "RewindPoint", "apply_rewind", "plan_rewind", "rewind_points"]
+__all__ = [
+    "RewindPlan",
+    "RewindPoint",
+    "apply_rewind",
+    "commit_again",
+    "plan_rewind",
+    "rewind_points",
+]
 
 
 def apply_rewind(
@@ -73,7 +80,7 @@ def apply_rewind(
         refuse("the query ran after the rewind was planned", "active")
     goes_on_from = plan.checkpoint_id
     if plan.changes_state:
-        goes_on_from = _commit_again(coordinator, state, plan, newest.went_back_to)
+        goes_on_from = commit_again(coordinator, state, plan.checkpoint_id, newest.went_back_to)
     fail_point("rewind-committed")
     query.delete(plan.commits)
     fail_point("rewind-commits-deleted")
@@ -88,17 +95,31 @@ def apply_rewind(
     return goes_on_from
 
 
-def _commit_again(
+def commit_again(
     coordinator: CheckpointCoordinator,
     state: ObjectStore,
-    plan: RewindPlan,
+    older_id: int,
     went_back_to: int | None,
 ) -> int:
-    """Commit the state of an older checkpoint as the newest one."""
-    base = coordinator.restore(plan.checkpoint_id)
+    """
+    Commit the state of an older checkpoint as the newest one; return its id.
+
+    Args:
+        coordinator: Of a claim of its own.
+        state: The state location, as the root of a store.
+        older_id: The older checkpoint.
+        went_back_to: The checkpoint of the last rewind of the query, if any.
+
+    Raises:
+        CheckpointError: The older checkpoint cannot be restored.
+        FencedError: A run has claimed the state location meanwhile.
+
+    Blocks: On the store.
+    """
+    base = coordinator.restore(older_id)
     if base is None:
-        refuse(f"checkpoint {plan.checkpoint_id} does not exist", "not_found")
-    stored = read_checkpoint(state, LocationPaths(), plan.checkpoint_id)
+        refuse(f"checkpoint {older_id} does not exist", "not_found")
+    stored = read_checkpoint(state, LocationPaths(), older_id)
     sections = {
         tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS
     }  # the staged rows of the micro-batch, in case it must be delivered again

@@ -15,7 +15,7 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
-from statelog.store import ObjectStore
+from statelog.store import CachedStore, ObjectStore
 
 
 def read_stream(
@@ -39,6 +39,12 @@ def read_stream(
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
     data = store.get(handle.path)
+    cache = store if isinstance(store, CachedStore) else None
+    if cache is not None and handle.crc32c is not None:
+        if not cache.is_verified(handle.path, handle.crc32c):
+            check_stream(handle, data, f"{what} {handle.path} in {store.url}")
+            cache.note_verified(handle.path, handle.crc32c)
+        return data  # the copy in memory was verified when it was read
     check_stream(handle, data, f"{what} {handle.path} in {store.url}")
     return data
 

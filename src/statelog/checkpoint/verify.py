@@ -1,16 +1,22 @@
 """
 Verify every object that a retained checkpoint reaches.
 
-These are the objects that garbage collection keeps.
+These are the objects that garbage collection keeps.  Each is read once and dropped, so that memory
+depends on the number of objects only.  Beside the checksums of the objects, the checkpoints are
+compared with each other: what a checkpoint has of the log of the one before it must be all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from statelog.checkpoint.history import present_ids, read_checkpoint
-from statelog.checkpoint.state_stream import read_materialized
+from statelog.checkpoint.state_stream import read_materialized, read_stream
 from statelog.checkpoint.tags import retained_ids
 from statelog.errors import (
     CorruptionError,
@@ -25,9 +31,20 @@ from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
+    KeyGroupRange,
     MaterializedHandle,
 )
+from statelog.model.checkpoint import covered_checkpoints
+from statelog.model.handles import stream_handle_from_json
 from statelog.store import LocationPaths, ObjectStore
+
+OK: Final = "ok"
+DAMAGED: Final = "damaged"
+MISSING: Final = "missing"
+NEWER: Final = "newer"
+_OUTPUT_FILES: Final = "output_files"
+_PARQUET_MAGIC: Final = b"PAR1"
+_KEY_GROUP_COLUMN: Final = "key_group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,10 @@ class VerifiedObject:
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".
+        finding: "ok", "damaged", "missing", or "newer": written by a newer statelog, not damaged.
+        offset: Where the damage begins, if that is known: as the problem says, a byte of the file or
+            an offset in its uncompressed payload.
+        checkpoints: The retained checkpoints that need it, ascending.
     """
 
     path: str
@@ -49,6 +70,9 @@ class VerifiedObject:
     size_bytes: int = 0
     change_sets: int = 0
     problem: str = ""
+    finding: str = OK
+    offset: int | None = None
+    checkpoints: tuple[int, ...] = ()
 
 
 def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[VerifiedObject]:
@@ -64,45 +88,162 @@ def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[Verifi
     Blocks: On the store; reads every object whole, once.
     """
     needs = _Needs()
-    reported: set[str] = set()
+    unreadable: set[str] = set()
+    found: dict[int, CompletedCheckpoint] = {}
     for finding, checkpoint in _checkpoints(store, paths):
-        if checkpoint is not None:
-            needs.add(checkpoint)
-        else:
-            reported.add(finding.path)
+        if checkpoint is None:
+            unreadable.add(finding.path)
             yield finding
-    for path in sorted((needs.metadata(paths) | set(needs.changelog)) - reported):
-        yield _verify_changelog(store, path, needs.changelog.get(path, {}))
-    for path in sorted(needs.snapshots):
-        yield _verify_snapshot(store, needs.snapshots[path])
-    for path in sorted(needs.others):
-        yield _verify_other(store, path)
+        else:
+            found[checkpoint.checkpoint_id] = checkpoint
+    for checkpoint in found.values():
+        needs.add(checkpoint, paths.metadata(checkpoint.checkpoint_id))
+    gaps = {
+        paths.metadata(one.checkpoint_id): gap
+        for one in found.values()
+        if one.parent_id in found and (gap := _log_gap(found[one.parent_id], one))
+    }
+    for one in needs.verified(store, unreadable):
+        gap = gaps.get(one.path, "")
+        yield replace(one, problem=gap, finding=DAMAGED) if gap and not one.problem else one
+
+
+def verify_checkpoint(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
+) -> Iterator[VerifiedObject]:
+    """
+    Read and verify every object that one checkpoint needs; yield each result.
+
+    Raises:
+        StoreError: The store failed, other than by a missing object.
+
+    Blocks: On the store; reads every object whole, once.
+    """
+    path = paths.metadata(checkpoint_id)
+    try:
+        checkpoint = read_checkpoint(store, paths, checkpoint_id).checkpoint
+    except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
+        yield _failed(path, "checkpoint", error, (checkpoint_id,))
+        return
+    needs = _Needs()
+    needs.add(checkpoint, path)
+    yield from needs.verified(store, set())
+
+
+class SoundCheckpoints:
+    """
+    Finds the newest checkpoint without a damaged or missing object, from the results of a verify.
+
+    Attributes: `retained`: the checkpoints named by results; `unsound`: those with a problem.
+    """
+
+    def __init__(self) -> None:
+        self.retained: set[int] = set()
+        self.unsound: set[int] = set()
+
+    def add(self, one: VerifiedObject) -> None:
+        """Take one result."""
+        self.retained.update(one.checkpoints)
+        if one.problem:
+            self.unsound.update(one.checkpoints)
+
+    @property
+    def newest(self) -> int | None:
+        """The newest sound checkpoint; None if there is none."""
+        return max(self.retained - self.unsound, default=None)
+
+
+@dataclass(slots=True)
+class _Need:
+    """What checkpoints say of one object."""
+
+    kind: str
+    checkpoints: set[int] = field(default_factory=set)
+    entries: dict[HandleAndOffset, None] = field(default_factory=dict)
+    snapshots: dict[tuple[int, int, int | None], MaterializedHandle] = field(default_factory=dict)
+    handle: FileStateHandle | None = None
 
 
 class _Needs:
     """The objects that the verified checkpoints need."""
 
     def __init__(self) -> None:
-        self.checkpoints: list[int] = []
-        self.changelog: dict[str, dict[int, HandleAndOffset]] = {}
-        self.snapshots: dict[str, MaterializedHandle] = {}
-        self.others: set[str] = set()
+        self._objects: dict[str, _Need] = {}
 
-    def add(self, checkpoint: CompletedCheckpoint) -> None:
-        self.checkpoints.append(checkpoint.checkpoint_id)
+    def add(self, checkpoint: CompletedCheckpoint, metadata: str) -> None:
+        checkpoint_id = checkpoint.checkpoint_id
+        self._of(metadata, "checkpoint", checkpoint_id)
         for handle in checkpoint.log:
             for entry in handle.handles_and_offsets:
                 if isinstance(entry.handle, FileStateHandle):
-                    self.changelog.setdefault(entry.handle.path, {})[entry.offset] = entry
+                    path = entry.handle.path
+                    kind = "checkpoint" if path.endswith("/_metadata") else "changelog"
+                    self._of(path, kind, checkpoint_id).entries[entry] = None
         for snapshot in checkpoint.materialized:
-            if isinstance(snapshot.handle, FileStateHandle):
-                self.snapshots[snapshot.handle.path] = snapshot
-        listed = checkpoint.properties.get(OBJECTS_PROPERTY)
-        if isinstance(listed, list):
-            self.others.update(path for path in listed if isinstance(path, str))
+            file = snapshot.handle
+            if isinstance(file, FileStateHandle):
+                groups = snapshot.key_group_range
+                key = (groups.start, groups.end, file.crc32c)
+                self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = snapshot
+        for file in _listed(checkpoint):
+            need = self._of(file.path, "other", checkpoint_id)
+            need.handle = file if need.handle is None or file.crc32c is not None else need.handle
 
-    def metadata(self, paths: LocationPaths) -> set[str]:
-        return {paths.metadata(checkpoint_id) for checkpoint_id in self.checkpoints}
+    def _of(self, path: str, kind: str, checkpoint_id: int) -> _Need:
+        need = self._objects.get(path)
+        if need is None:
+            need = self._objects[path] = _Need(kind)
+        need.checkpoints.add(checkpoint_id)
+        return need
+
+    def verified(self, store: ObjectStore, done: set[str]) -> Iterator[VerifiedObject]:
+        """Yield the result of each object, by kind and name."""
+        order = ("checkpoint", "changelog", "snapshot", "other")
+        for path, need in sorted(
+            self._objects.items(), key=lambda one: (max(order.index(one[1].kind), 1), one[0])
+        ):
+            if path in done:
+                continue
+            needed_by = tuple(sorted(need.checkpoints))
+            try:
+                yield replace(_verified(store, path, need), checkpoints=needed_by)
+            except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
+                yield _failed(path, need.kind, error, needed_by)
+
+
+def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
+    """Return the result of an object that is sound; raises if it is not."""
+    if need.kind in ("checkpoint", "changelog"):
+        size = _verify_changelog(store, path, need.entries)
+        return VerifiedObject(path, need.kind, size, len(need.entries))
+    if need.kind == "snapshot":
+        size = 0
+        for snapshot in need.snapshots.values():
+            data = read_materialized(store, snapshot)
+            _check_key_groups(path, data, snapshot.key_group_range)
+            size = len(data)
+        return VerifiedObject(path, need.kind, size)
+    handle = FileStateHandle(path, -1) if need.handle is None else need.handle
+    return VerifiedObject(path, need.kind, len(read_stream(store, handle, what="output")))
+
+
+def _failed(
+    path: str, kind: str, error: StatelogError, checkpoints: tuple[int, ...]
+) -> VerifiedObject:
+    finding = DAMAGED
+    if isinstance(error, ObjectNotFoundError):
+        finding = MISSING
+    elif isinstance(error, IncompatibleFormatError):
+        finding = NEWER
+    offset = error.facts.get("offset")
+    return VerifiedObject(
+        path,
+        kind,
+        problem=str(error).splitlines()[0],
+        finding=finding,
+        offset=offset if isinstance(offset, int) else None,
+        checkpoints=checkpoints,
+    )
 
 
 def _checkpoints(
@@ -110,6 +251,7 @@ def _checkpoints(
 ) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
     """Yield the retained checkpoints, newest first; None for one that cannot be read."""
     wanted: set[int] | None = None
+    unreadable = 0
     ids = present_ids(store, paths)
     for checkpoint_id in reversed(ids):
         if wanted is not None and checkpoint_id not in wanted:
@@ -120,59 +262,89 @@ def _checkpoints(
         except ObjectNotFoundError:
             continue
         except (CorruptionError, IncompatibleFormatError) as error:
-            if wanted is not None:
+            if wanted is None:
+                unreadable += 1
+            else:
                 wanted.discard(checkpoint_id)
-            yield VerifiedObject(path, "checkpoint", problem=_first_line(error)), None
+            yield _failed(path, "checkpoint", error, (checkpoint_id,)), None
             continue
         if wanted is None:
-            wanted = set(retained_ids(store, paths, checkpoint, ids))
+            # Each newer one that cannot be read may have subsumed one more.
+            kept = checkpoint.retained[min(unreadable, len(checkpoint.retained) - 1) :]
+            wanted = set(retained_ids(store, paths, replace(checkpoint, retained=kept), ids))
         wanted.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
     for checkpoint_id in sorted(wanted or ()):
         path = paths.metadata(checkpoint_id)
-        problem = f"retained checkpoint {checkpoint_id} does not exist"
-        yield VerifiedObject(path, "checkpoint", problem=problem), None
+        gone = ObjectNotFoundError(f"retained checkpoint {checkpoint_id} does not exist")
+        yield _failed(path, "checkpoint", gone, (checkpoint_id,)), None
 
 
-def _verify_changelog(
-    store: ObjectStore, path: str, entries: dict[int, HandleAndOffset]
-) -> VerifiedObject:
-    kind = "checkpoint" if path.endswith("/_metadata") else "changelog"
-    size = 0
+def _verify_changelog(store: ObjectStore, path: str, entries: Iterable[HandleAndOffset]) -> int:
+    """Return the size of a changelog file that is sound and has these change sets."""
+    data = store.get(path)
+    segment = parse_segment(data, where=path)
+    for entry in sorted(entries, key=lambda one: one.offset):
+        offset = entry.offset
+        end = decode_change_set(segment.payload, offset, where=path).end
+        if entry.size_bytes is not None and end - offset != entry.size_bytes:
+            raise CorruptionError(
+                f"change set of {path} at payload offset {offset} has {end - offset} bytes, "
+                f"the checkpoint records {entry.size_bytes}",
+                path=path,
+                offset=offset,
+            )
+        if entry.crc32c is not None:
+            verify_set(segment.payload[offset:end], entry.crc32c, where=path, offset=offset)
+    for offset, size_bytes in segment.set_ranges():
+        decode_change_set(segment.payload, offset, size_bytes=size_bytes, where=path)
+    return len(data)
+
+
+def _listed(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
+    """Yield the files that the engine listed, with size and checksum where it stored them."""
+    files = checkpoint.properties.get(_OUTPUT_FILES)
+    for value in files if isinstance(files, list) else ():
+        handle = stream_handle_from_json(value) if isinstance(value, dict) else None
+        if isinstance(handle, FileStateHandle):
+            yield handle
+    listed = checkpoint.properties.get(OBJECTS_PROPERTY)
+    for path in listed if isinstance(listed, list) else ():
+        if isinstance(path, str):
+            yield FileStateHandle(path, -1)
+
+
+def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> None:
+    """Refuse a snapshot of statelog's without any row of the key groups it is recorded for."""
+    if bytes(data[: len(_PARQUET_MAGIC)]) != _PARQUET_MAGIC:
+        return  # the snapshot of another engine
     try:
-        data = store.get(path)
-        size = len(data)
-        segment = parse_segment(data, where=path)
-        for offset, entry in sorted(entries.items()):
-            end = decode_change_set(segment.payload, offset, where=path).end
-            if entry.size_bytes is not None and end - offset != entry.size_bytes:
-                raise CorruptionError(
-                    f"change set of {path} at payload offset {offset} has {end - offset} bytes, "
-                    f"the checkpoint records {entry.size_bytes}"
-                )
-            if entry.crc32c is not None:
-                verify_set(segment.payload[offset:end], entry.crc32c, where=path, offset=offset)
-        for offset, size_bytes in segment.set_ranges():
-            decode_change_set(segment.payload, offset, size_bytes=size_bytes, where=path)
-    except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
-        return VerifiedObject(path, kind, size, problem=_first_line(error))
-    return VerifiedObject(path, kind, size, len(entries))
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if not file.metadata.num_rows or _KEY_GROUP_COLUMN not in file.schema_arrow.names:
+            return
+        column = file.read(columns=[_KEY_GROUP_COLUMN]).column(0)
+        ends: dict[str, int] = pa.compute.min_max(column).as_py()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"snapshot {path} is no Parquet file: {error}", path=path) from error
+    if ends["max"] < expected.start or ends["min"] > expected.end:
+        raise CorruptionError(
+            f"snapshot {path} holds key groups {ends['min']} to {ends['max']}, the checkpoint records "
+            f"{expected.start} to {expected.end}",
+            path=path,
+        )
 
 
-def _verify_snapshot(store: ObjectStore, snapshot: MaterializedHandle) -> VerifiedObject:
-    path = snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
-    try:
-        return VerifiedObject(path, "snapshot", len(read_materialized(store, snapshot)))
-    except (CorruptionError, ObjectNotFoundError) as error:
-        return VerifiedObject(path, "snapshot", problem=_first_line(error))
-
-
-def _verify_other(store: ObjectStore, path: str) -> VerifiedObject:
-    try:
-        return VerifiedObject(path, "other", len(store.get(path)))
-    except ObjectNotFoundError as error:
-        return VerifiedObject(path, "other", problem=_first_line(error))
-
-
-def _first_line(error: StatelogError) -> str:
-    return str(error).splitlines()[0]
+def _log_gap(parent: CompletedCheckpoint, child: CompletedCheckpoint) -> str:
+    """Return which log of its parent a checkpoint lacks, or ""."""
+    covered = covered_checkpoints(child.materialized, child.max_parallelism)
+    present = {one.state_handle_id: one.key_group_range for one in child.log}
+    for handle in parent.log:
+        groups = handle.key_group_range
+        needed = covered[groups.start : groups.end + 1] < handle.checkpoint_id
+        if needed.any() and present.get(handle.state_handle_id) != groups:
+            return (
+                f"checkpoint {child.checkpoint_id} lacks log of checkpoint {handle.checkpoint_id} "
+                f"(handle {handle.state_handle_id}, key groups {groups.start} to {groups.end}), which "
+                f"its parent {parent.checkpoint_id} has and no snapshot of it contains"
+            )
+    return ""

@@ -19,9 +19,11 @@ from statelog.cli.output import (
     open_location,
     plural,
     print_json,
+    progress,
     size_text,
     utc,
 )
+from statelog.redaction import redacted
 from statelog.store import LocationPaths
 
 _HIDDEN_BELOW = {
@@ -54,14 +56,17 @@ def checkpoints(
     ones need change sets in it.  Exit status 1 if one is damaged.
     """
     store = open_location(location)
-    found = list_checkpoints(store, LocationPaths())
+    with progress("reading"):
+        found = list_checkpoints(store, LocationPaths())
     if as_json:
         for one in found:
             print_json(_json(one))
     elif found:
         _print(found, location)
     else:
-        console().print(f"{location} is claimed, but contains no checkpoint yet.", markup=False)
+        console().print(
+            f"{redacted(location)} is claimed, but contains no checkpoint yet.", markup=False
+        )
     damaged = any(one.state is CheckpointState.DAMAGED for one in found)
     raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
 
@@ -96,7 +101,7 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
         if one.problem:
             shown.print(Text(one.problem, style=_STYLES[one.state]), soft_wrap=True)
     retained = sum(one.state is CheckpointState.RETAINED for one in found)
-    summary = f"{plural(len(found), 'checkpoint')} in {location}, {retained} retained"
+    summary = f"{plural(len(found), 'checkpoint')} in {redacted(location)}, {retained} retained"
     shown.print(summary, markup=False, soft_wrap=True)
 
 

@@ -21,6 +21,7 @@ from statelog import __version__, extras
 from statelog.cli.demo_show import Show
 from statelog.cli.output import EXIT_FINDING, EXIT_OK, console, parse_duration, print_json
 from statelog.errors import UsageError
+from statelog.redaction import redacted
 
 _CORES_MAX = 4
 
@@ -109,7 +110,7 @@ def demo(
         if keep:
             screen.print(Text(f"kept: {work}", style="dim"), soft_wrap=True)
         if location or keep:
-            hint = f"inspect it: statelog checkpoints {result.location}"
+            hint = f"inspect it: statelog checkpoints {redacted(result.location)}"
             screen.print(Text(hint, style="dim"), soft_wrap=True)
     if as_json:
         print_json(

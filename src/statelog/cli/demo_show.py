@@ -13,6 +13,7 @@ from rich.text import Text
 
 from statelog.cli.output import plural, size_text
 from statelog.model import JsonObject
+from statelog.redaction import redacted
 
 if TYPE_CHECKING:
     from statelog.demo.run import DemoResult, Kill
@@ -80,7 +81,7 @@ class Show:
             Text.assemble(
                 ("job    ", "dim"), "revenue, orders, sessions, last country by customer"
             ),
-            Text.assemble(("state  ", "dim"), location),
+            Text.assemble(("state  ", "dim"), redacted(location)),
         )
 
     def starting(self, run: int, tasks: int) -> None:

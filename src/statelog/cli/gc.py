@@ -19,8 +19,10 @@ from statelog.cli.output import (
     plural,
     print_error,
     print_json,
+    progress,
     size_text,
 )
+from statelog.redaction import redacted
 from statelog.store import LocationPaths
 
 
@@ -39,13 +41,15 @@ def gc(
     to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
     Exit status 1 in that case, or if an object could not be deleted.
     """
-    report = collect_garbage(
-        open_location(location),
-        LocationPaths(),
-        min_age=parse_duration(min_age),
-        dry_run=dry_run,
-        now=dt.datetime.fromtimestamp(time.time(), dt.UTC),
-    )
+    store, age = open_location(location), parse_duration(min_age)
+    with progress("listing" if dry_run else "listing and deleting"):
+        report = collect_garbage(
+            store,
+            LocationPaths(),
+            min_age=age,
+            dry_run=dry_run,
+            now=dt.datetime.fromtimestamp(time.time(), dt.UTC),
+        )
     if as_json:
         _print_json(report)
     else:
@@ -81,7 +85,7 @@ def _print(report: CleanUpReport, location: str, min_age: str) -> None:
         shown.print(Text.assemble(verb, " ", path), soft_wrap=True)
     orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
     shown.print(
-        f"{location}: {orphans} {'to delete' if report.dry_run else 'deleted'}; kept: "
+        f"{redacted(location)}: {orphans} {'to delete' if report.dry_run else 'deleted'}; kept: "
         f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
         f"{report.unknown:,} not statelog's",
         soft_wrap=True,

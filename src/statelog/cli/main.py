@@ -20,6 +20,7 @@ from statelog.cli.cat import cat
 from statelog.cli.checkpoints import checkpoints
 from statelog.cli.copy import copy
 from statelog.cli.demo import demo
+from statelog.cli.export import export
 from statelog.cli.forget import forget
 from statelog.cli.gc import gc
 from statelog.cli.output import (
@@ -30,10 +31,12 @@ from statelog.cli.output import (
     EXIT_USAGE,
     print_error,
 )
+from statelog.cli.repair import repair
 from statelog.cli.replay import replay
 from statelog.cli.report import report
 from statelog.cli.rewind import rewind
 from statelog.cli.savepoints import fork, tag, untag
+from statelog.cli.sql import sql
 from statelog.cli.state import diff, get, history, read
 from statelog.cli.verify import verify
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
@@ -53,9 +56,12 @@ verbs.command()(read)
 verbs.command()(get)
 verbs.command()(history)
 verbs.command()(diff)
+verbs.command()(sql)
+verbs.command()(export)
 verbs.command()(cat)
 verbs.command()(gc)
 verbs.command()(verify)
+verbs.command()(repair)
 verbs.command()(rewind)
 verbs.command()(tag)
 verbs.command()(untag)

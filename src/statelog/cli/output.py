@@ -6,7 +6,8 @@ import datetime as dt
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -42,6 +43,20 @@ def console() -> PipeConsole:
     """Return a console on standard output; 160 columns if that is not a terminal."""
     width = None if sys.stdout.isatty() else 160
     return PipeConsole(highlight=False, width=width)
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """
+    Show on a terminal's standard error that work goes on; yields a function that updates the text.
+
+    Nothing is shown elsewhere, so that output for programs stays as it is.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status(Text(text)) as status:
+        yield lambda text: status.update(Text(text))
 
 
 def print_error(message: str) -> None:

@@ -15,6 +15,7 @@ from statelog.checkpoint.savepoints import untag as remove_tag
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
 from statelog.cli.output import EXIT_OK, console, open_location, print_json, utc
 from statelog.errors import StatelogError, UsageError
+from statelog.redaction import redacted
 from statelog.store import LocationPaths, ObjectStore
 
 LocationArgument = Annotated[str, typer.Argument(help="State location: a path or URL.")]
@@ -63,7 +64,7 @@ def tag(
         print_json(_json(made))
     else:
         console().print(
-            f"Checkpoint {made.checkpoint_id} of {location} is kept as {name}.",
+            f"Checkpoint {made.checkpoint_id} of {redacted(location)} is kept as {name}.",
             markup=False,
             soft_wrap=True,
         )
@@ -90,7 +91,7 @@ def untag(
         print_json(_json(removed))
     else:
         console().print(
-            f"{removed.kind.value} {name} of {location} is removed; checkpoint "
+            f"{removed.kind.value} {name} of {redacted(location)} is removed; checkpoint "
             f"{removed.checkpoint_id} goes with the next clean-up unless it is retained.",
             markup=False,
             soft_wrap=True,
@@ -155,7 +156,7 @@ def fork(
         raise typer.Exit(EXIT_OK)
     shown = console()
     shown.print(
-        f"{new_location} goes on from checkpoint {made.checkpoint_id} of {location}, after batch "
+        f"{redacted(new_location)} goes on from checkpoint {made.checkpoint_id} of {redacted(location)}, after batch "
         f"{made.batch_id}.",
         markup=False,
         soft_wrap=True,
@@ -199,7 +200,7 @@ def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
     if as_json:
         return
     if not rows:
-        console().print(f"{location} has no tags.", markup=False)
+        console().print(f"{redacted(location)} has no tags.", markup=False)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("kind", "name", "checkpoint", "created (UTC)", ""):

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from statelog.cli.output import console, utc
+from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.kinds import StateKind
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.location_state import KeyVersion, LocationState
+from statelog.state.reader.key_history import KeyVersion
+from statelog.state.reader.location_state import LocationState
 from statelog.state.reader.lookup import key_from_text
 
 _Location = Annotated[str, typer.Argument(help="State location: a path or URL.")]
@@ -80,7 +81,8 @@ def get(
     with open_state(location, operator) as state:
         reader = state.reader(checkpoint)
         values = key_from_text(key, reader.schema.key_schema)
-        table = state.table(variable, reader.checkpoint_id, key=values)
+        with progress("reading"):
+            table = state.table(variable, reader.checkpoint_id, key=values)
         show_rows(
             rows_of(table.to_batches()),
             table.column_names,
@@ -100,7 +102,7 @@ def history(
     as_json: _Json = False,
 ) -> None:
     """Print the state of one key as of each retained checkpoint, oldest first."""
-    with open_state(location, operator) as state:
+    with open_state(location, operator) as state, progress("reading each checkpoint"):
         values = key_from_text(key, state.reader().schema.key_schema)
         rows = [
             {
@@ -139,7 +141,7 @@ def diff(
 
     What expired between the checkpoints counts as a difference.
     """
-    with open_state(location, operator) as state:
+    with open_state(location, operator) as state, progress("reading both checkpoints"):
         table = state.changes(before, after, variable)
     if not as_json:
         counts = table.column("change").value_counts().to_pylist()

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from statelog.cli.output import console, open_location, plural, print_json
+from statelog.cli.output import console, open_location, plural, print_json, progress
 from statelog.errors import UsageError
 from statelog.state.reader import LocationState
 
@@ -70,7 +70,8 @@ def show_rows(
         for row in islice(found, limit):
             print_json({**(extra or {}), **row})
         return
-    shown = list(islice(found, limit))
+    with progress("reading"):
+        shown = list(islice(found, limit))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in columns:
         table.add_column(Text(name), overflow="fold")

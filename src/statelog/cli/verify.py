@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from statelog.checkpoint.verify import VerifiedObject, verify_location
+from statelog.checkpoint.verify import SoundCheckpoints, verify_location
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -17,6 +16,7 @@ from statelog.cli.output import (
     open_location,
     plural,
     print_json,
+    progress,
     size_text,
 )
 from statelog.store import LocationPaths
@@ -29,33 +29,45 @@ def verify(
     """
     Read and verify every object that retained checkpoints need.
 
-    Every object they reach is read once and every checksum verified.  Exit status 1 if an object is damaged or missing.
+    Every object they reach is read once and every checksum verified; the log of each checkpoint is compared with that of the one before it.  With a finding, the newest sound checkpoint is named.  Exit status 1 if an object is damaged or missing, or was written by a newer statelog.
     """
     store = open_location(location)
     shown = console()
-    found: list[VerifiedObject] = []
-    with shown.status("reading") as status:
-        if as_json or not sys.stdout.isatty():
-            status.stop()
+    objects = size_bytes = change_sets = findings = 0
+    sound = SoundCheckpoints()
+    with progress("reading") as update:
         for one in verify_location(store, LocationPaths()):
-            found.append(one)
-            status.update(f"{plural(len(found), 'object')} read, at {one.path}")
+            objects += 1
+            size_bytes += one.size_bytes
+            change_sets += one.change_sets
+            findings += bool(one.problem)
+            sound.add(one)
+            update(f"{plural(objects, 'object')} read, at {one.path}")
             if as_json:
                 print_json({**dataclasses.asdict(one), "ok": not one.problem})
             elif one.problem:
-                shown.print(
-                    Text.assemble(
-                        ("damaged", "bold red"), f" {one.kind} {one.path}: {one.problem}"
-                    ),
-                    soft_wrap=True,
-                )
-    damaged = sum(bool(one.problem) for one in found)
-    if not as_json:
-        size = size_text(sum(one.size_bytes for one in found))
-        sets = plural(sum(one.change_sets for one in found), "change set")
-        verdict = (f"{damaged:,} damaged", "bold red") if damaged else ("all intact", "green")
-        shown.print(
-            Text.assemble(f"{plural(len(found), 'object')} read ({size}, {sets}): ", verdict),
-            soft_wrap=True,
+                line = (f"{one.finding}", "bold red"), f" {one.kind} {one.path}: {one.problem}"
+                shown.print(Text.assemble(*line), soft_wrap=True)
+    newest = sound.newest
+    if as_json:
+        print_json(
+            {
+                "summary": {
+                    "objects": objects,
+                    "size_bytes": size_bytes,
+                    "change_sets": change_sets,
+                    "findings": findings,
+                    "newest_sound": newest,
+                }
+            }
         )
-    raise typer.Exit(EXIT_FINDING if damaged else EXIT_OK)
+    else:
+        sets = plural(change_sets, "change set")
+        verdict = (f"{findings:,} damaged", "bold red") if findings else ("all intact", "green")
+        read = f"{plural(objects, 'object')} read ({size_text(size_bytes)}, {sets}): "
+        shown.print(Text.assemble(read, verdict), soft_wrap=True)
+        if findings:
+            none = "no retained checkpoint is sound"
+            text = none if newest is None else f"the newest sound checkpoint is {newest}"
+            shown.print(text, markup=False)
+    raise typer.Exit(EXIT_FINDING if findings else EXIT_OK)

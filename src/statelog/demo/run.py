@@ -30,6 +30,7 @@ from statelog.demo.job import JobConfig
 from statelog.demo.process import JobProcess, JsonObject
 from statelog.demo.processes import ProcessInfo
 from statelog.errors import StatelogError, UsageError
+from statelog.redaction import redacted
 from statelog.store import LocationPaths, open_store
 
 _POLL_SECONDS = 0.01
@@ -156,7 +157,7 @@ class DemoResult:
             "dropped_lines": verdict.pop("dropped_lines"),
             "top_customers": verdict.pop("top"),
             "files": self.files,
-            "location": self.location,
+            "location": redacted(self.location),
             "kill": None if self.kill is None else msgspec.to_builtins(self.kill),
             "killed_workers": self.killed_workers,
             "totals": {

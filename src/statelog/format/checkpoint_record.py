@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -25,6 +26,7 @@ import pyarrow as pa
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.buffers import Buffer
 from statelog.model import (
+    OBJECTS_PROPERTY,
     ByteStreamStateHandle,
     ChangelogStateHandle,
     CompletedCheckpoint,
@@ -35,6 +37,7 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
+from statelog.model.object_path import checked_path
 
 RECORD_VERSION: Final = 1
 CHECKPOINT_TAG: Final = b"CKPT"
@@ -224,7 +227,7 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
 
     Raises:
         IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged.
+        CorruptionError: It is damaged, or names an object outside of the store.
     """
     view = memoryview(body)
     if len(view) < _HEADER.size:
@@ -244,9 +247,26 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
             raw = _decompressed(raw, length)
         if len(raw) != length:
             raise _damaged(where, f"the record has {len(raw)} bytes instead of {length}")
-        return _build(_decoder.decode(raw))
+        record = _decoder.decode(raw)
+        _check_names(record, where)
+        return _build(record)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
         raise _damaged(where, f"the record cannot be read ({error})") from error
+
+
+def _check_names(record: _Record, where: str) -> None:
+    """Refuse a record that names an object outside of the store, or a checkpoint below 0."""
+    listed = record.properties.get(OBJECTS_PROPERTY)
+    names = [
+        name for name, data in zip_longest(record.files.name, record.files.data) if data is None
+    ]
+    try:
+        for name in (*names, *(listed if isinstance(listed, list) else ())):
+            checked_path(name)  # those listed are deleted with the checkpoint
+    except CorruptionError as error:
+        raise _damaged(where, str(error)) from error
+    if min((record.id, *record.retained, record.parent or 0)) < 0:
+        raise _damaged(where, "the id of a checkpoint is below 0")
 
 
 def _decompressed(body: Buffer, length: int) -> bytes:

@@ -37,6 +37,7 @@ from statelog.format.group_index import GroupIndex
 from statelog.format.snappy_frames import (
     BLOCK_SIZE,
     MAX_CHUNK_LENGTH,
+    STREAM_IDENTIFIER,
     compress_frames,
     decompress_frames,
     skippable_chunk,
@@ -338,6 +339,9 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
     if end < 1:
         raise _damaged(where, "the trailer overlaps the flag byte")
     if flag == SNAPPY_FRAMED:
+        # A damaged identifier may look like a chunk to skip; Flink's reader would refuse the file.
+        if bytes(view[1 : min(end, 1 + len(STREAM_IDENTIFIER))]) != STREAM_IDENTIFIER:
+            raise _damaged(where, "no Snappy stream begins at byte 1")
         limit = None if trailer is None else trailer.payload_length + 1
         payload = memoryview(decompress_frames(view[1:end], where=where, max_size=limit))
     else:
@@ -348,7 +352,7 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
                 where, f"{len(payload)} payload bytes instead of {trailer.payload_length}"
             )
         if checksum([payload]) != trailer.payload_crc32c:
-            raise _damaged(where, "the payload's checksum does not match")
+            raise _damaged_payload(where, payload, trailer)
     return Segment(payload, trailer, flag == SNAPPY_FRAMED, where)
 
 
@@ -366,6 +370,19 @@ def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0
             path=where,
             offset=offset,
         )
+
+
+def _damaged_payload(where: str, payload: memoryview, trailer: Trailer) -> CorruptionError:
+    """Return the error for a payload with a wrong checksum; it names the first damaged set."""
+    for one in trailer.sets:
+        if checksum([payload[one.offset : one.offset + one.size_bytes]]) != one.crc32c:
+            return CorruptionError(
+                f"damaged changelog file {where}: the payload's checksum does not match, because of "
+                f"the change set at payload offset {one.offset} ({one.size_bytes} bytes)",
+                path=where,
+                offset=one.offset,
+            )
+    return _damaged(where, "the payload's checksum does not match")
 
 
 def _damaged(where: str, reason: str) -> CorruptionError:

@@ -18,6 +18,7 @@ from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
+from statelog.model.object_path import checked_path
 
 HANDLE_JSON_VERSION = 1
 
@@ -92,11 +93,14 @@ def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
     Build a stream handle from its JSON form.
 
     Raises:
-        CorruptionError: *value* is not the JSON of a stream handle.
+        CorruptionError: *value* is not the JSON of a stream handle, or names no object below the
+            root of a store.
     """
     try:
         if "file" in value:
-            return FileStateHandle(value["file"], int(value["size"]), value.get("crc32c"))
+            return FileStateHandle(
+                checked_path(value["file"]), int(value["size"]), value.get("crc32c")
+            )
         return ByteStreamStateHandle(value["inline"], base64.b64decode(value["data"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"not a stream handle: {value!r:.200}") from error

@@ -75,6 +75,7 @@ class KeyedState:
     ) -> None:
         self.codec = codec
         self.groups: dict[int, KeyGroupState] = {}
+        self.changed: set[int] = set()
         self._staged: list[_Staged] = []
         self._runs: RunSet | None = None
         if limits is not None:
@@ -169,6 +170,20 @@ class KeyedState:
             return self._runs.table(key_group_range)
         return snapshot_table(self.codec, self.groups, {}, key_group_range, now_ms=-1)
 
+    def table_of_key(self, key_group: int, key: Key) -> pa.Table:
+        """Return the state of one key in the columns of a snapshot; no row without any."""
+        self.borrow({key_group: [key]})
+        try:
+            group = self.groups[key_group]
+            alone = KeyGroupState(self.codec.kinds, group.version)
+            for mine, table in zip(alone.tables, group.tables, strict=True):
+                if key in table:
+                    mine[key] = table[key]
+            span = KeyGroupRange(key_group, key_group)
+            return snapshot_table(self.codec, {key_group: alone}, {}, span, now_ms=-1)
+        finally:
+            self.give_back()
+
     def snapshot(
         self, key_group_range: KeyGroupRange, overlays: Mapping[int, Overlay], now_ms: int
     ) -> bytes:
@@ -242,7 +257,13 @@ class KeyedState:
             done.compacted += self._runs.bound()
         return done
 
+    def forget(self, key_groups: Iterable[int]) -> None:
+        """Drop the state of some key groups; the next `catch_up` restores them."""
+        for key_group in key_groups:
+            self._begin(key_group)
+
     def _begin(self, key_group: int) -> None:
+        self.changed.add(key_group)
         self.groups[key_group] = KeyGroupState(self.codec.kinds)
         if self._runs is not None:
             self._runs.forget(key_group)

@@ -33,6 +33,8 @@ class ReplayTarget(Protocol):
 
     groups: dict[int, KeyGroupState]
     codec: OperatorCodec
+    changed: set[int]
+    """Key groups whose content a replay or restore changed, since the owner emptied it."""
 
     @property
     def is_columnar(self) -> bool:
@@ -174,6 +176,7 @@ class Replay:
         overlays = reader.overlays({s: part for s, part in changes.items() if part})
         if self._state.is_columnar:
             self._state.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})
+        self._state.changed.update(overlays)
         for key_group, overlay in overlays.items():
             self._state.groups[key_group].fold(overlay)
 
@@ -184,6 +187,7 @@ class Replay:
         reached, self._reached = self._reached, {}
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         touched = sorted({kg for part in pending.values() for kg, _ in part})
+        self._state.changed.update(touched)
         for key_group, (version, last_applied) in reached.items():
             self._state.reached(key_group, version, last_applied)
         if self._runs is None:

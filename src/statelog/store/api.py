@@ -45,7 +45,7 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL."""
+        """Root of the store as a URL, to be shown: without secrets."""
         ...
 
     def put(self, path: str, data: Buffers) -> None:

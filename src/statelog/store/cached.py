@@ -32,6 +32,7 @@ class CachedStore:
         self._max_bytes = max_bytes
         self._objects: OrderedDict[str, memoryview] = OrderedDict()
         self._bytes = 0
+        self._verified: dict[str, int] = {}
         self.objects_put = 0
         self.bytes_put = 0
 
@@ -51,9 +52,19 @@ class CachedStore:
             self._objects[path] = data
             self._bytes += len(data)
             while self._bytes > self._max_bytes:
-                _, dropped = self._objects.popitem(last=False)
+                name, dropped = self._objects.popitem(last=False)
                 self._bytes -= len(dropped)
+                self._verified.pop(name, None)
         return data
+
+    def is_verified(self, path: str, crc32c: int) -> bool:
+        """Return whether the cached object was found to have this checksum."""
+        return self._verified.get(path) == crc32c
+
+    def note_verified(self, path: str, crc32c: int) -> None:
+        """Note the checksum of an object, so that its cached copy is not verified again."""
+        if path in self._objects:
+            self._verified[path] = crc32c
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return part of the object, from memory if the object is cached."""

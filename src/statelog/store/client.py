@@ -17,6 +17,7 @@ import obstore.exceptions as obstore_errors
 import obstore.store
 
 from statelog.errors import InvalidOptionsError, StoreError
+from statelog.redaction import without_secrets
 from statelog.store.explain import one_line
 from statelog.store.location import StoreKind, kind_of, local_path
 
@@ -109,7 +110,7 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
     except (obstore_errors.BaseError, OSError, TypeError, ValueError) as error:
         raise StoreError(
             f"cannot open store {url}: {one_line(error)}", path="", url=url, operation="open"
-        ) from error
+        ) from without_secrets(error)
 
 
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:

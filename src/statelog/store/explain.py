@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from statelog.redaction import redacted
+
 _CODE: Final = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>\s*([^<]+?)\s*</Message>", re.DOTALL)
 _WRAPPERS: Final = re.compile(r"^(?:Generic \w+ error: |Object at location .*? not found: )+")
@@ -83,7 +85,7 @@ _HINTS: Final = (
 
 def one_line(error: BaseException) -> str:
     """Return the cause of *error* in one line, with a hint if one is known."""
-    text = str(error).split("\n\nDebug source", 1)[0]
+    text = redacted(str(error)).split("\n\nDebug source", 1)[0]
     code, message = _CODE.search(text), _MESSAGE.search(text)
     before_xml = text.split("<?xml", 1)[0].split("<Error>", 1)[0]
     reason = " ".join(_WRAPPERS.sub("", before_xml).split()).rstrip(":, ")

@@ -26,6 +26,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.format.buffers import pieces_of
+from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.explain import one_line
 from statelog.store.location import normalize_url
@@ -74,7 +75,7 @@ def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecSto
     scheme, separator, _ = location.partition("://")
     if not separator:
         return FsspecStore(normalize_url(location), dict(options))
-    known = extras.load(repr(location), "fsspec", "fsspec").available_protocols()
+    known = extras.load(repr(redacted(location)), "fsspec", "fsspec").available_protocols()
     if scheme in _READ_ONLY or scheme not in known:
         normalize_url(location)  # raises an error that lists the supported schemes
     return FsspecStore(location.rstrip("/"), dict(options))
@@ -99,12 +100,12 @@ class FsspecStore:
         return FsspecStore, (self._location, self._options)
 
     def __repr__(self) -> str:
-        return f"FsspecStore({self._location!r})"
+        return f"FsspecStore({self.url!r})"
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL."""
-        return self._location
+        """Root of the store as a URL, without secrets."""
+        return redacted(self._location)
 
     @property
     def local_root(self) -> None:
@@ -122,13 +123,13 @@ class FsspecStore:
 
     def _open(self) -> tuple[_FileSystem, str]:
         if self._opened is None:
-            core = extras.load(repr(self._location), "fsspec", "fsspec.core")
+            core = extras.load(repr(self.url), "fsspec", "fsspec.core")
             try:
                 file_system, root = core.url_to_fs(self._location, **self._options)
             except (ImportError, TypeError, ValueError) as error:
                 raise InvalidOptionsError(
-                    f"fsspec cannot open {self._location!r}: {one_line(error)}"
-                ) from error
+                    f"fsspec cannot open {self.url!r}: {one_line(error)}"
+                ) from without_secrets(error)
             # Cached listings would miss objects of other writers.
             file_system.use_listings_cache = False
             self._opened = file_system, root.rstrip("/")
@@ -144,20 +145,28 @@ class FsspecStore:
     def _explained(
         self, operation: str, path: str, *, writes: bool = False
     ) -> Iterator[_FileSystem]:
-        facts = {"path": path, "url": self._location, "operation": operation}
-        where = f"{operation} {path or '/'} in {self._location}"
+        facts = {"path": path, "url": self.url, "operation": operation}
+        where = f"{operation} {path or '/'} in {self.url}"
         try:
             yield self.file_system
         except (StoreError, UsageError, InvalidOptionsError):
             raise
         except FileExistsError as error:
-            raise ObjectExistsError(f"{where}: the object exists already", **facts) from error
+            raise ObjectExistsError(
+                f"{where}: the object exists already", **facts
+            ) from without_secrets(error)
         except (FileNotFoundError, IsADirectoryError) as error:
             if writes:
-                raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
-            raise ObjectNotFoundError(f"{where}: no such object", **facts) from error
+                raise StoreError(
+                    f"{where} failed: {one_line(error)}", **facts
+                ) from without_secrets(error)
+            raise ObjectNotFoundError(f"{where}: no such object", **facts) from without_secrets(
+                error
+            )
         except Exception as error:  # file systems raise what their clients raise
-            raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
+            raise StoreError(f"{where} failed: {one_line(error)}", **facts) from without_secrets(
+                error
+            )
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction."""
@@ -292,10 +301,10 @@ class FsspecStore:
                 file_system.rm_file(name)
         if not self._creates:
             raise StoreError(
-                f"{self._location} cannot create a name exclusively ({reason}), which a commit "
+                f"{self.url} cannot create a name exclusively ({reason}), which a commit "
                 "needs: keep checkpoints in another store",
                 path="",
-                url=self._location,
+                url=self.url,
                 operation="put-if-absent",
             )
 

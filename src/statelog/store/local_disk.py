@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import Final
 
 from statelog.format.buffers import Buffers, pieces_of
@@ -23,6 +24,26 @@ _PIECES_MAX: Final = 1024
 def can_write(path: str) -> bool:
     """Return whether *path* is stored under its own name; obstore escapes some names."""
     return hasattr(os, "writev") and not path.endswith("/") and bool(_PLAIN_NAME.fullmatch(path))
+
+
+def leads_out(root: str, path: str) -> bool:
+    """
+    Return whether a symbolic link on the way to an object leads out of the store.
+
+    The root itself may be reached by a link, and links may lead from place to place within it.
+    """
+    at = root
+    for part in path.split("/"):
+        at = f"{at}/{part}"
+        try:
+            is_link = stat.S_ISLNK(os.lstat(at).st_mode)
+        except (OSError, ValueError):
+            return False  # the operation itself reports it
+        if is_link:
+            inside = os.path.realpath(root)
+            target = os.path.realpath(f"{root}/{path}")
+            return os.path.commonpath([inside, target]) != inside
+    return False
 
 
 def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:

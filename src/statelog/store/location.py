@@ -83,7 +83,9 @@ def normalize_url(location: str) -> str:
         return "memory://" + rest.strip("/")
     if not rest.startswith("//") or not rest[2:].partition("/")[0]:
         bucket = "container" if kind is StoreKind.AZURE else "bucket"
-        raise InvalidOptionsError(f"{location!r} names no {bucket}; write {scheme}://{bucket}/path")
+        # Without its slashes, credentials in the URL would not be recognized, and shown.
+        shown = repr(location) if rest.startswith("//") or "@" not in rest else f"the {scheme} URL"
+        raise InvalidOptionsError(f"{shown} names no {bucket}; write {scheme}://{bucket}/path")
     return f"{scheme}:{rest}".rstrip("/")
 
 

@@ -25,11 +25,12 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.format.buffers import Buffer, joined
+from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.client import Client, check_options, fsync_path, make_client
 from statelog.store.explain import is_missing_bucket, one_line
 from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
-from statelog.store.local_disk import can_write, write_object
+from statelog.store.local_disk import can_write, leads_out, write_object
 from statelog.store.location import is_known, kind_of, local_path, normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
@@ -120,6 +121,7 @@ class ObstoreStore:
 
     def __init__(self, url: str, options: dict[str, object], fsync: bool) -> None:
         self._url = url
+        self._shown_url = redacted(url)
         self._options = options
         self._fsync = fsync
         self._client: Client | None = None
@@ -128,12 +130,12 @@ class ObstoreStore:
         return ObstoreStore, (self._url, self._options, self._fsync)
 
     def __repr__(self) -> str:
-        return f"ObstoreStore({self._url!r})"
+        return f"ObstoreStore({self.url!r})"
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL."""
-        return self._url
+        """Root of the store as a URL, without secrets."""
+        return self._shown_url
 
     @property
     def local_root(self) -> str | None:
@@ -146,11 +148,11 @@ class ObstoreStore:
         if _used_in_pid != pid:
             if _used_in_pid:
                 raise StoreError(
-                    f"store {self._url} cannot be used in process {pid}: it was forked from "
+                    f"store {self.url} cannot be used in process {pid}: it was forked from "
                     f"process {_used_in_pid}, which had used a store, and would hang; start "
                     "processes by spawn, or fork before the first use",
                     path="",
-                    url=self._url,
+                    url=self.url,
                     operation="open",
                 )
             _used_in_pid = pid
@@ -160,23 +162,43 @@ class ObstoreStore:
 
     @contextmanager
     def _explained(self, operation: str, path: str, *, writes: bool = False) -> Iterator[Client]:
-        facts = {"path": path, "url": self._url, "operation": operation}
-        where = f"{operation} {path or '/'} in {self._url}"
+        facts = {"path": path, "url": self.url, "operation": operation}
+        where = f"{operation} {path or '/'} in {self.url}"
         try:
             yield self._open()
         except StoreError:
             raise
         except (obstore_errors.AlreadyExistsError, FileExistsError) as error:
-            raise ObjectExistsError(f"{where}: the object exists already", **facts) from error
+            raise ObjectExistsError(
+                f"{where}: the object exists already", **facts
+            ) from without_secrets(error)
         except (obstore_errors.NotFoundError, FileNotFoundError) as error:
             # A write that reports "not found" misses the bucket or folder, not the object.
             if writes or is_missing_bucket(error):
-                raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
-            raise ObjectNotFoundError(f"{where}: no such object", **facts) from error
+                raise StoreError(
+                    f"{where} failed: {one_line(error)}", **facts
+                ) from without_secrets(error)
+            raise ObjectNotFoundError(f"{where}: no such object", **facts) from without_secrets(
+                error
+            )
         except ValueError as error:
-            raise UsageError(f"{where}: {one_line(error)}", **facts) from error
+            raise UsageError(f"{where}: {one_line(error)}", **facts) from without_secrets(error)
         except (obstore_errors.BaseError, OSError, RuntimeError) as error:
-            raise StoreError(f"{where} failed: {one_line(error)}", **facts) from error
+            raise StoreError(f"{where} failed: {one_line(error)}", **facts) from without_secrets(
+                error
+            )
+
+    def _check_links(self, path: str) -> None:
+        """Refuse an object that a link on local disk leads to, out of the root of the store."""
+        root = self.local_root
+        if root is not None and leads_out(root, path):
+            raise StoreError(
+                f"{path} in {self.url}: a symbolic link leads out of this directory, which is not "
+                "followed: move the objects here, or mount the disk here",
+                path=path,
+                url=self.url,
+                operation="open",
+            )
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction; durable on return."""
@@ -227,6 +249,7 @@ class ObstoreStore:
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
         with self._explained("get", path) as client:
+            self._check_links(path)
             return memoryview(obstore.get(client, path).bytes())
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
@@ -245,6 +268,7 @@ class ObstoreStore:
         if length == 0:
             return memoryview(b"")
         with self._explained("get-range", path) as client:
+            self._check_links(path)
             try:
                 return memoryview(obstore.get_range(client, path, start=start, length=length))
             except obstore_errors.BaseError as error:
@@ -256,6 +280,7 @@ class ObstoreStore:
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""
         with self._explained("head", path) as client:
+            self._check_links(path)
             return _info(obstore.head(client, path))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -288,6 +313,7 @@ class ObstoreStore:
                 for path in chunk:
                     try:
                         with self._explained("delete", path) as client:
+                            self._check_links(path)
                             obstore.delete(client, path)
                     except ObjectNotFoundError:
                         continue

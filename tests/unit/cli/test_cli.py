@@ -20,7 +20,8 @@ from tests.unit.checkpoint.helpers import (
     started,
 )
 
-from statelog.cli.main import run
+from statelog.cli.main import run, verbs
+from statelog.cli.output import progress
 from statelog.format.buffers import checksum
 from statelog.format.segment import SegmentWriter
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
@@ -282,7 +283,10 @@ def test_a_wrong_duration_is_a_wrong_call(call, location, text):
 
 
 def test_verify_reads_everything(call, location):
-    found = lines(call("verify", location, "--json"))
+    *found, last = lines(call("verify", location, "--json"))
+    assert (5, 0, 2) == tuple(
+        last["summary"][name] for name in ("objects", "findings", "newest_sound")
+    )
     log = [one["path"] for one in found if one["kind"] == "changelog"]
     assert [one["path"] for one in found] == [
         "chk-0/_metadata",
@@ -317,7 +321,9 @@ def test_verify_finds_any_damage(call, location, name, how):
     else:
         Path(location, name).unlink()
     assert name in call("verify", location, status=1)
-    bad = [one for one in lines(call("verify", location, "--json", status=1)) if not one["ok"]]
+    *found, last = lines(call("verify", location, "--json", status=1))
+    bad = [one for one in found if not one["ok"]]
+    assert len(bad) == last["summary"]["findings"]
     assert name in {one["path"] for one in bad}
 
 
@@ -334,6 +340,30 @@ def process(*arguments: str, **more) -> subprocess.Popen:
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         **more,
     )
+
+
+def test_every_verb_prints_json_on_request(call):
+    names = [one.name or one.callback.__name__ for one in verbs.registered_commands]
+    assert len(names) > 10
+    for name in names:
+        assert "--json" in call(name, "--help"), name
+
+
+def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
+    with progress("reading") as update:
+        update("more")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress("reading [red]") as update:
+        time.sleep(0.2)
+        update("more [bold]")
+        time.sleep(0.2)
+    said = capsys.readouterr()
+    assert "reading [red]" in said.err
+    assert "more [bold]" in said.err
+    assert said.out == ""
 
 
 def test_version_help_and_wrong_calls(call):

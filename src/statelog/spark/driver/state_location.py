@@ -187,7 +187,7 @@ class StateLocation:
             self.snapshots.begin(self.base, record.state_entries)
         _log.info(
             "state location %s: epoch %d, base checkpoint %s, delivery %s",
-            query.location,
+            self._store.url,
             self.epoch,
             None if self.base is None else self.base.checkpoint_id,
             settings.delivery.value,
@@ -314,10 +314,10 @@ class StateLocation:
                 failed_recording_age=self._query.settings.record_age,
             )
         except StatelogError as error:
-            _log.warning("deletion of orphans in %s failed: %s", self._query.location, error)
+            _log.warning("deletion of orphans in %s failed: %s", self._store.url, error)
             return
         if report.deleted:
-            _log.info("deleted %d orphans in %s", len(report.deleted), self._query.location)
+            _log.info("deleted %d orphans in %s", len(report.deleted), self._store.url)
 
     def _evolve(self, found: CompletedCheckpoint, record: BatchRecord) -> None:
         """Check that the operators are those of *found*, and merge their schemas."""

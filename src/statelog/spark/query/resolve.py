@@ -92,9 +92,13 @@ def chained_arguments(
     for name, value in chained.items():
         given = own.get(_plain(name), name)
         if value is not None and arguments.get(given, value) != value:
+            # A mapping may hold credentials, so that only its name is shown.
+            shown = "differs here from"
+            if not isinstance(value, Mapping):
+                shown = f"is {arguments[given]!r} here and {value!r} at"
             raise UsageError(
-                f"{given} is {arguments[given]!r} here and {value!r} at an operator before this one; it "
-                "applies to the whole query: give it once"
+                f"{given} {shown} an operator before this one; it applies to the whole query: give "
+                "it once"
             )
     return chained | {name: arguments[name] for name in own.values()}
 

@@ -9,49 +9,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
 
 from statelog.arguments import text, whole_number
-from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import CheckpointError, ClosedError
+from statelog.errors import ClosedError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.state.reader.chain import as_of_ms, chain_before
 from statelog.state.reader.differences import Differences
 from statelog.state.reader.feed import ChangeFeed
-from statelog.state.reader.lookup import rows_of_key, state_of_key
+from statelog.state.reader.key_history import KeyVersion, key_history
+from statelog.state.reader.lookup import has_variable, rows_of_key, state_of_key
+from statelog.state.reader.replica import Replica
+from statelog.state.reader.sql import run_sql
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
 
 _READERS: Final = 2
 """Readers kept open; `changes` needs two."""
-_GONE: Final = ("not_found", "subsumed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyVersion:
-    """
-    The state of one key as of one checkpoint.
-
-    Args:
-        checkpoint_id: The checkpoint.
-        batch_id: Number of the micro-batch that made it.
-        as_of_ms: The time for which it is told what has expired, in milliseconds since 1970.
-        value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
-            have the variable.
-    """
-
-    checkpoint_id: int
-    batch_id: int
-    as_of_ms: int
-    value: Any
 
 
 class LocationState:
@@ -242,28 +222,7 @@ class LocationState:
 
         Blocks: On the store, for each retained checkpoint.
         """
-        versions: list[KeyVersion] = []
-        known = False
-        for one in self.checkpoints():
-            if not one.is_retained:
-                continue
-            with _unless_gone():
-                reader = self.reader(one.checkpoint_id)
-                time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
-                present = _has(reader, variable)
-                value = state_of_key(reader, variable, key, time_ms) if present else None
-                known = known or present
-                versions.append(
-                    KeyVersion(
-                        checkpoint_id=one.checkpoint_id,
-                        batch_id=BatchRecord.of(reader.checkpoint).batch_id,
-                        as_of_ms=time_ms,
-                        value=value,
-                    )
-                )
-        if not known:
-            self.reader().arrow_schema(variable)  # raises: it names the variables
-        return versions
+        return key_history(self, variable, key, now_ms)
 
     def changes(
         self, before: int, after: int, variable: str | None = None, *, now_ms: int | None = None
@@ -296,7 +255,7 @@ class LocationState:
         if variable is None:
             names = [one.name for reader in readers for one in reader.variables()]
         else:
-            if not any(_has(reader, variable) for reader in readers):
+            if not any(has_variable(reader, variable) for reader in readers):
                 readers[1].arrow_schema(variable)  # raises: it names the variables
             names = [variable]
         times = [as_of_ms(one.checkpoint) if now_ms is None else now_ms for one in readers]
@@ -354,6 +313,65 @@ class LocationState:
         chain = chain_before(self._store, self._paths, last.checkpoint, first.checkpoint_id)
         return ChangeFeed(last, chain, wanted).batches(key_groups)
 
+    def follow(
+        self, *, key_groups: KeyGroupRange | None = None, interval: float | None = 1.0
+    ) -> Replica:
+        """
+        Return a live replica: a copy in memory of the newest state, which follows the query.
+
+        It comes to each newer checkpoint by the log of that checkpoint alone, and asks the query
+        nothing.  Closing this state does not close it.
+
+        Args:
+            key_groups: Which key groups to hold; None for all.
+            interval: Seconds between two looks for a newer checkpoint, on a thread of the replica;
+                None for none: then `Replica.refresh` looks.
+
+        Raises:
+            CheckpointError: The location has no checkpoint yet (`reason` "not_found"), or as
+                `reader`.
+            UsageError: As `reader`; the operator has no such key groups.
+            CorruptionError: An object is damaged.
+            ClosedError: The state is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store, until the newest checkpoint is restored.
+        """
+        self._open_readers()
+        return Replica(
+            self._store,
+            paths=self._paths,
+            operator=self._operator,
+            key_groups=key_groups,
+            interval_s=interval,
+        )
+
+    def sql(self, statement: str, checkpoint: int | None = None) -> pa.Table:
+        """
+        Return the result of an SQL statement over the state variables, through DuckDB.
+
+        Each variable is a table of its name, with the columns of `table`; the timers are the table
+        `timers` too.  Variables that the statement names are read whole, others are not.
+
+        Args:
+            statement: One statement in the dialect of DuckDB.
+            checkpoint: Id of the checkpoint; None for the newest one.
+
+        Raises:
+            UsageError: The statement is wrong, or names no state variable.
+            RequirementError: DuckDB is not installed: `pip install 'statelog[sql]'`.
+            CorruptionError: An object is damaged.
+            CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
+
+        Blocks: On the store, and while the statement runs.
+        """
+        reader = self.reader(checkpoint)
+        now_ms = as_of_ms(reader.checkpoint)
+        schemas = {one.name: reader.arrow_schema(one.name) for one in reader.variables()}
+        return run_sql(
+            statement, schemas, lambda names: reader.tables(variables=names, now_ms=now_ms)
+        )
+
     def _open_readers(self) -> dict[int, StateReader]:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
@@ -380,17 +398,3 @@ def open(
     """
     store = open_existing_store(location, options=store_options)
     return LocationState(store, operator=operator)
-
-
-def _has(reader: StateReader, variable: str) -> bool:
-    return any(one.name == variable for one in reader.variables())
-
-
-@contextmanager
-def _unless_gone() -> Iterator[None]:
-    """Pass over a checkpoint that was deleted since it was listed."""
-    try:
-        yield
-    except CheckpointError as error:
-        if error.reason not in _GONE:
-            raise

@@ -65,6 +65,13 @@ class StateKey:
         found = groups.start + key_group_of(self.values, self._schema, len(groups))
         return KeyGroupRange(found, found)
 
+    def columns(self) -> list[pa.Array]:
+        """Return the key as columns of one row."""
+        return [
+            pa.array([value], field.type)
+            for value, field in zip(self.values, self._schema, strict=True)
+        ]
+
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with this key, of rows in the columns of `StateReader`."""
         for value, field in zip(self.values, self._schema, strict=True):
@@ -104,6 +111,11 @@ def python_state(table: pa.Table, variable: StateDescriptor) -> Any:
     map_keys = [tuple(map(_hashable, row)) for row in zip(*parts, strict=True)]
     shown = [one[0] for one in map_keys] if len(names) == 1 else map_keys
     return dict(zip(shown, values, strict=True))
+
+
+def has_variable(reader: StateReader, variable: str) -> bool:
+    """Return whether a checkpoint has a variable that can be read."""
+    return any(one.name == variable for one in reader.variables())
 
 
 def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:

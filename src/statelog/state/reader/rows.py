@@ -44,6 +44,11 @@ class VariableRows:
         fields += self._state.kind.row_fields(self._state)
         self.schema: pa.Schema = pa.schema(fields)
 
+    @property
+    def expires(self) -> bool:
+        """Whether the variable has a time to live, so that its rows depend on the time."""
+        return self._state.expires
+
     def of(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.RecordBatch:
         """
         Return the rows of the keys in *keys*, a part of a snapshot.

@@ -9,7 +9,7 @@ while a query writes to it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final
@@ -215,24 +215,51 @@ class StateReader:
     def tables(
         self,
         *,
+        variables: Sequence[str] | None = None,
         key_groups: KeyGroupRange | None = None,
         now_ms: int | None = None,
         include_expired: bool = False,
     ) -> dict[str, pa.Table]:
         """
-        Return the rows of all variables by name, restored once; arguments as for `batches`.
+        Return the rows of variables by name, restored once.
+
+        Args:
+            variables: Their names; None for all.
+            key_groups: These and the others are those of `batches`.
+            now_ms: See there.
+            include_expired: See there.
 
         Blocks: On the store.
         """
-        rows = {one.name: self._rows_of(one.name) for one in self.variables()}
-        found: dict[str, list[pa.RecordBatch]] = {name: [] for name in rows}
-        expired_ms = None if include_expired else _time(now_ms)
-        for name, batch in self._scan(rows, self._checked(key_groups), expired_ms):
+        names = [one.name for one in self.variables()] if variables is None else variables
+        found: dict[str, list[pa.RecordBatch]] = {name: [] for name in names}
+        for name, batch in self.rows(
+            names, key_groups=key_groups, now_ms=now_ms, include_expired=include_expired
+        ):
             found[name].append(batch)
         return {
-            name: pa.Table.from_batches(batches, schema=rows[name].schema)
+            name: pa.Table.from_batches(batches, schema=self.arrow_schema(name))
             for name, batches in found.items()
         }
+
+    def rows(
+        self,
+        variables: Sequence[str],
+        *,
+        key_groups: KeyGroupRange | None = None,
+        now_ms: int | None = None,
+        include_expired: bool = False,
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """
+        Return the rows of several variables, each batch with its variable, restored once.
+
+        Arguments and errors are those of `batches`.
+
+        Blocks: On the store, between batches.
+        """
+        rows = {name: self._rows_of(name) for name in variables}
+        expired_ms = None if include_expired else _time(now_ms)
+        return self._scan(rows, self._checked(key_groups), expired_ms)
 
     def batches(
         self,
@@ -326,7 +353,7 @@ class StateReader:
         self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield rows of several variables, with the variable's name, portion by portion."""
-        for portion in self.portions(key_groups):
+        for portion in self.portions(key_groups) if rows else ():
             for keys in self._keys(portion):
                 for name, one in rows.items():
                     batch = one.of(keys, expired_ms)

@@ -1,0 +1,294 @@
+"""
+Repair a location: only what is provably safe, and what the user gives up by name.
+
+What can be removed without loss, and why:
+
+* *temporary*: an object in `tmp/` is needed during one call only; older than any call, no writer
+  uses it.
+* *staged*: a file that a write on local disk left behind when it was killed; listings omit it, and
+  the name it was written for was never given to it.
+* *clean-up*: metadata of a checkpoint below the newest one that no retained checkpoint needs; its
+  owner died before it had deleted it.  Ids only grow, so the name is not used again.
+* *orphan*: a log file, snapshot or output that no retained checkpoint refers to, older than the
+  longest time from an upload to its commit: an unfinished checkpoint left it.
+
+Kept are claims, unknown names, and zombies above the newest checkpoint: their names are not free, and
+the query deletes them once its commits have passed them.  While a retained checkpoint cannot be read,
+its needs are unknown, so that only temporary and staged files are removed.
+
+A damaged newest checkpoint is never dropped by that.  `give_up_after` is the one repair with a loss: it
+commits the state of an older checkpoint anew, as the newest one, and fences a run that is active.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, is_ours, reachable_objects
+from statelog.checkpoint.coordinator import CheckpointCoordinator
+from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.restore import find_restore_point
+from statelog.checkpoint.rewind import commit_again
+from statelog.checkpoint.verify import verify_checkpoint
+from statelog.errors import CheckpointError, UsageError
+from statelog.options import CheckpointOptions
+from statelog.store import LocationPaths, ObjectInfo, ObjectStore
+from statelog.store.location import local_path
+from statelog.store.paths import TEMPORARY_FOLDER, parse_checkpoint_metadata
+
+TEMPORARY: Final = "temporary"
+STAGED: Final = "staged"
+CLEAN_UP: Final = "clean-up"
+ORPHAN: Final = "orphan"
+REASONS: Final = {
+    TEMPORARY: "was needed during one call only",
+    STAGED: "a write that was killed left it; no object has this name",
+    CLEAN_UP: "metadata of a checkpoint that is not retained and that nothing refers to",
+    ORPHAN: "no retained checkpoint refers to it",
+}
+_STAGED_NAME: Final = re.compile(r".+#\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """
+    One object that can be removed.
+
+    Args:
+        kind: "temporary", "staged", "clean-up" or "orphan"; `REASONS` says why each is safe.
+        path: Its name relative to the root of the store.
+        size_bytes: Its length.
+    """
+
+    kind: str
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """
+    What a repair would do.
+
+    Args:
+        repairs: What can be removed, by name.
+        too_young: Number of objects kept because of their age.
+        problems: What this repair cannot mend, with advice.
+        usable_id: The checkpoint that `give_up_after` could go back to; None if the newest one is
+            sound, or no older one is.
+    """
+
+    repairs: tuple[Repair, ...]
+    too_young: int = 0
+    problems: tuple[str, ...] = ()
+    usable_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """
+    What `give_up_after` gives up.
+
+    Args:
+        checkpoint_id: The checkpoint whose state becomes the newest again.
+        lost: The later checkpoints, ascending.
+        committed_id: The checkpoint that was committed for it; None for a plan.
+    """
+
+    checkpoint_id: int
+    lost: tuple[CheckpointSummary, ...]
+    committed_id: int | None = None
+
+
+def plan_repair(
+    store: ObjectStore, paths: LocationPaths, *, min_age: dt.timedelta, now: dt.datetime
+) -> RepairPlan:
+    """
+    Find out what can be removed; nothing is changed.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        min_age: Younger objects are kept: longer than any call, and than the time from an upload
+            to the commit of its checkpoint.
+        now: The time, with a time zone.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote a retained checkpoint.
+        StoreError: The store failed.
+
+    Blocks: On the store: a listing, and the metadata of retained checkpoints.
+    """
+    # Listed first: the objects of a checkpoint committed after the listing are marked below.
+    listed = list(store.list(paths.root))
+    problems: list[str] = []
+    usable: int | None = None
+    marked: frozenset[str] | None = None
+    newest_id = -1
+    try:
+        newest = find_newest(store, paths)
+        newest_id = newest.newest.checkpoint_id if newest.newest is not None else -1
+        problems += [_kept_zombie(one) for one in newest.zombies]
+        marked = reachable_objects(store, paths)
+    except CheckpointError as error:
+        problems.append(f"{error}. Objects of the log are kept: their use is unknown")
+        known = error.facts.get("usable_id")
+        usable = known if isinstance(known, int) else None
+    found: list[tuple[str, ObjectInfo]] = []
+    for info in listed:
+        kind = _kind(paths, info, marked, newest_id)
+        if kind is not None:
+            found.append((kind, info))
+    found += [(STAGED, info) for info in _staged_files(store, paths)]
+    old = [one for one in found if now - one[1].last_modified >= min_age]
+    repairs = [Repair(kind, info.path, info.size_bytes) for kind, info in old]
+    repairs.sort(key=lambda one: one.path)
+    return RepairPlan(tuple(repairs), len(found) - len(old), tuple(problems), usable)
+
+
+def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
+    """
+    Remove what a plan lists; stops after a few failures.
+
+    Blocks: On the store.
+    """
+    staged = [one.path for one in plan.repairs if one.kind == STAGED]
+    removed = _remove_files(store, staged)
+    report = delete_objects(store, [one.path for one in plan.repairs if one.kind != STAGED])
+    return removed.merged(report)
+
+
+def _kind(
+    paths: LocationPaths, info: ObjectInfo, marked: frozenset[str] | None, newest_id: int
+) -> str | None:
+    """Return what kind of left-over an object is; None for one that is kept."""
+    if not is_ours(paths, info.path):
+        return None
+    if not paths.root and info.path.startswith(f"{TEMPORARY_FOLDER}/"):
+        return TEMPORARY
+    if marked is None or info.path in marked:
+        return None
+    checkpoint_id = parse_checkpoint_metadata(info.path)
+    if checkpoint_id is None:
+        return ORPHAN
+    return CLEAN_UP if checkpoint_id < newest_id else None
+
+
+def _kept_zombie(checkpoint_id: int) -> str:
+    return (
+        f"checkpoint {checkpoint_id} was committed by a run that had lost the location, and is not "
+        "part of its history. It is kept, because its number must not be used again; the query "
+        "deletes it after its next commit"
+    )
+
+
+def _staged_files(store: ObjectStore, paths: LocationPaths) -> Iterator[ObjectInfo]:
+    """Yield files of incomplete writes on local disk, which no listing of the store has."""
+    root = local_path(store.url)
+    if root is None or paths.root:
+        return
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if _STAGED_NAME.fullmatch(name):
+                full = os.path.join(folder, name)
+                facts = os.lstat(full)
+                modified = dt.datetime.fromtimestamp(facts.st_mtime, dt.UTC)
+                path = os.path.relpath(full, root).replace(os.sep, "/")
+                if is_ours(paths, path):
+                    yield ObjectInfo(path, facts.st_size, modified)
+
+
+def _remove_files(store: ObjectStore, names: Iterable[str]) -> CleanUpReport:
+    root = local_path(store.url) or ""
+    deleted, failed, reason = [], [], ""
+    for name in names:
+        try:
+            os.unlink(os.path.join(root, name))
+            deleted.append(name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failed.append(name)
+            reason = str(error)
+    return CleanUpReport(deleted=tuple(deleted), failed=tuple(failed), reason=reason)
+
+
+def plan_give_up(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> GivenUp:
+    """
+    Find out what going back to a checkpoint gives up; nothing is changed.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be restored (`reason`), or an object of it is damaged.
+        UsageError: It is the newest one, and sound: nothing is to be given up.
+        IncompatibleFormatError: A newer statelog wrote it.
+
+    Blocks: On the store; reads every object of the checkpoint.
+    """
+    find_restore_point(store, paths, checkpoint_id)  # raises if it cannot be restored
+    for one in verify_checkpoint(store, paths, checkpoint_id):
+        if one.problem:
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} is damaged too: {one.problem}; give another one",
+                reason="damaged",
+                checkpoint_id=checkpoint_id,
+                path=one.path,
+            )
+    later = tuple(
+        one for one in list_checkpoints(store, paths) if one.checkpoint_id > checkpoint_id
+    )
+    if not later:
+        raise UsageError(
+            f"checkpoint {checkpoint_id} is the newest one and all its objects are sound: nothing is "
+            "to be given up"
+        )
+    return GivenUp(checkpoint_id, later)
+
+
+def give_up_after(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, clock_ms: Callable[[], int]
+) -> GivenUp:
+    """
+    Make the state of a checkpoint the newest again, and give up the checkpoints after it.
+
+    A claim fences a run that is active.  One commit, with an id that was never used, is the point of
+    no return; then the metadata of the checkpoints given up is deleted.  The sources of a query are
+    left as they are: `statelog rewind` takes both back.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        checkpoint_id: The last checkpoint to keep.
+        clock_ms: Milliseconds since 1970 (UTC).
+
+    Raises:
+        CheckpointError, UsageError, IncompatibleFormatError: As `plan_give_up`.
+        FencedError: A run has claimed the location meanwhile.
+        StoreError: The store failed; repeat the call.
+
+    Blocks: On the store.
+    """
+    plan = plan_give_up(store, paths, checkpoint_id)
+    point = find_restore_point(store, paths, checkpoint_id)
+    if point.checkpoint is None or max(present_ids(store, paths)) < plan.lost[-1].checkpoint_id:
+        raise CheckpointError("the location changed meanwhile; try again", reason="active")
+    coordinator = CheckpointCoordinator(
+        store,
+        paths,
+        owner_id=f"repair-{os.urandom(8).hex()}",
+        max_parallelism=point.checkpoint.max_parallelism,
+        options=CheckpointOptions(retained=max(1, len(point.checkpoint.retained))),
+        clock_ms=clock_ms,
+    )
+    coordinator.claim()
+    went_back = point.checkpoint.properties.get("went_back_to")
+    committed = commit_again(
+        coordinator, store, checkpoint_id, went_back if isinstance(went_back, int) else None
+    )
+    coordinator.clean_up()
+    return GivenUp(checkpoint_id, plan.lost, committed)

@@ -1,0 +1,173 @@
+"""`statelog export`: state as of a checkpoint as Parquet files."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from statelog.cli.output import console, plural, print_json, progress, size_text
+from statelog.cli.state_rows import open_state
+from statelog.errors import StatelogError, StoreError, UsageError
+from statelog.redaction import redacted
+from statelog.state.reader import StateReader
+from statelog.state.reader.chain import as_of_ms
+
+_SUFFIX = ".parquet"
+
+
+def export(
+    location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder for one file per variable; or one file, NAME.parquet, for one."
+        ),
+    ],
+    *,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="State variable, $timers for timers; may be given several times. All by default."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.", min=0)
+    ] = None,
+    operator: Annotated[
+        str | None, typer.Option(help="operatorId, where the query has several operators.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace files that exist.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """
+    Write the state as of a checkpoint to Parquet files, one for each state variable.
+
+    A file has the columns of statelog read, and appears under its name when it is complete.  What had expired at the time of the checkpoint's micro-batch is left out.  A file that exists is kept, exit status 2, unless --overwrite is given.
+    """
+    with open_state(location, operator) as opened:
+        reader = opened.reader(checkpoint)
+        known = [one.name for one in reader.variables()]
+        names = list(dict.fromkeys(state)) if state else known
+        schemas = {name: reader.arrow_schema(name) for name in names}  # refuses unknown names
+        files = _files(out, names)
+        _check_absent(files.values(), overwrite=overwrite)
+        facts = {
+            "statelog.location": redacted(location),
+            "statelog.checkpoint": str(reader.checkpoint_id),
+            "statelog.operator": reader.schema.operator_id,
+            "statelog.as_of_ms": str(as_of_ms(reader.checkpoint)),
+        }
+        with progress("exporting") as update:
+            rows = _write(reader, schemas, files, facts, overwrite=overwrite, update=update)
+    for name, path in files.items():
+        size = path.stat().st_size
+        if as_json:
+            print_json(
+                {
+                    "variable": name,
+                    "path": str(path),
+                    "rows": rows[name],
+                    "size_bytes": size,
+                    "checkpoint_id": reader.checkpoint_id,
+                }
+            )
+        else:
+            console().print(
+                f"{name} as of checkpoint {reader.checkpoint_id}: {plural(rows[name], 'row')} "
+                f"({size_text(size)}) in {path}",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each variable."""
+    if out.suffix == _SUFFIX and not out.is_dir():
+        if len(names) != 1:
+            shown = ", ".join(names) or "none"
+            raise UsageError(
+                f"{out} is one file, and there are {len(names)} variables ({shown}): give a folder, or "
+                "one of them with --state"
+            )
+        return {names[0]: out}
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is no folder; a name for one file ends with {_SUFFIX}")
+    # A name may have any characters; those that are not safe in a file name are encoded.
+    quoted = {name: urllib.parse.quote(name, safe=" $()=+,@") for name in names}
+    return {name: out / f"{quoted[name]}{_SUFFIX}" for name in names}
+
+
+def _check_absent(files: Iterable[Path], *, overwrite: bool) -> None:
+    present = [path for path in files if os.path.lexists(path)]
+    if present and not overwrite:
+        raise UsageError(f"{present[0]} exists; --overwrite replaces it")
+
+
+def _write(
+    reader: StateReader,
+    schemas: Mapping[str, pa.Schema],
+    files: Mapping[str, Path],
+    facts: Mapping[str, str],
+    *,
+    overwrite: bool,
+    update: Callable[[str], None],
+) -> dict[str, int]:
+    """Write all files under other names, then give them theirs; return the number of rows of each."""
+    counts = dict.fromkeys(files, 0)
+    staged = {
+        name: path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+        for name, path in files.items()
+    }
+    writers: dict[str, pq.ParquetWriter] = {}
+    try:
+        for name, path in staged.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            schema = schemas[name].with_metadata({**facts, "statelog.variable": name})
+            writers[name] = pq.ParquetWriter(path, schema, compression="zstd")
+        for name, batch in reader.rows(list(files), now_ms=as_of_ms(reader.checkpoint)):
+            writers[name].write_batch(batch.replace_schema_metadata(writers[name].schema.metadata))
+            counts[name] += batch.num_rows
+            group = batch.column(0)[-1].as_py() - reader.key_groups.start + 1
+            update(f"{sum(counts.values()):,} rows, key group {group} of {len(reader.key_groups)}")
+        for writer in writers.values():
+            writer.close()
+        for name, path in files.items():
+            _publish(staged[name], path, overwrite=overwrite)
+    except OSError as error:
+        if isinstance(error, StatelogError):
+            raise
+        raise StoreError(
+            f"cannot write {error.filename or files}: {error.strerror or error}"
+        ) from error
+    finally:
+        for writer in writers.values():
+            with suppress(OSError, pa.ArrowException):
+                writer.close()
+        for path in staged.values():
+            with suppress(OSError):
+                path.unlink()
+    return counts
+
+
+def _publish(staged: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a complete file its name; without *overwrite* only if no other file has it."""
+    with staged.open("rb") as file:
+        os.fsync(file.fileno())
+    if overwrite:
+        staged.replace(path)
+        return
+    try:
+        path.hardlink_to(staged)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists; --overwrite replaces it") from error
+    except OSError:  # a file system without hard links: the check at the begin has to do
+        _check_absent([path], overwrite=False)
+        staged.replace(path)

@@ -1,0 +1,218 @@
+"""
+The state of one checkpoint in memory, which can be brought to a newer one.
+
+What a `Replica` holds: tables as a task has them, and the rows of variables as far as they were
+asked for, by blocks of key groups, of which a newer checkpoint replaces those that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.errors import UsageError
+from statelog.model import CompletedCheckpoint, FileStateHandle, KeyGroupRange
+from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
+from statelog.state.keyed_state import KeyedState
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.lineage import groups_to_reload
+from statelog.state.reader.lookup import StateKey, python_state
+from statelog.state.reader.rows import VariableRows
+from statelog.state.replay import CatchUp
+from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
+from statelog.store import ObjectStore
+
+_BUDGET_BYTES: Final = 512 * 1024 * 1024
+"""See `MemoryLimits`: beyond a part of it the state is held in columns instead of dictionaries."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """
+    How state comes from one checkpoint to a newer one.
+
+    Args:
+        newest: The newer checkpoint.
+        handle: What makes up the state of the key groups held in it.
+        reload: Key groups that are restored anew.
+        held_id: The checkpoint that the others are held of.
+    """
+
+    newest: CompletedCheckpoint
+    handle: ChangelogStateBackendHandle
+    reload: frozenset[int]
+    held_id: int
+
+    def fetch(self, store: ObjectStore) -> None:
+        """Read all objects that are needed from a store that keeps them; blocks on the store."""
+        for path in self._paths():
+            store.get(path)
+
+    def _paths(self) -> Sequence[str]:
+        found: dict[str, None] = {}
+        for snapshot in self.handle.materialized:
+            if isinstance(snapshot.handle, FileStateHandle) and self._needs(
+                snapshot.key_group_range, snapshot.checkpoint_id
+            ):
+                found[snapshot.handle.path] = None
+        for log in self.handle.log:
+            if self._needs(log.key_group_range, log.checkpoint_id):
+                for entry in log.handles_and_offsets:
+                    if isinstance(entry.handle, FileStateHandle):
+                        found[entry.handle.path] = None
+        return list(found)
+
+    def _needs(self, key_groups: KeyGroupRange, checkpoint_id: int) -> bool:
+        return checkpoint_id > self.held_id or not self.reload.isdisjoint(key_groups)
+
+
+class HeldState:
+    """
+    State of some key groups of an operator.
+
+    Args:
+        checkpoint: The checkpoint to restore.
+        schema: The operator's schema in it.
+        key_groups: Which key groups to hold.
+        operator_groups: All key groups of the operator.
+        store: Where the location is.
+
+    Raises:
+        CorruptionError: An object is damaged.
+        ObjectNotFoundError: An object was deleted.
+
+    Blocks: In the constructor, on the store.   Thread: one at a time.
+    """
+
+    def __init__(
+        self,
+        checkpoint: CompletedCheckpoint,
+        schema: OperatorStateSchema,
+        key_groups: KeyGroupRange,
+        operator_groups: KeyGroupRange,
+        store: ObjectStore,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.key_groups = key_groups
+        self._operator_groups = operator_groups
+        self._codec = OperatorCodec(schema)
+        self._keyed = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
+        self._blocks: dict[int, pa.Table] = {}
+        self._rows: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+        handle = checkpoint.for_range(key_groups)
+        self.done = self._catch_up(checkpoint, handle, store)
+
+    @property
+    def as_of_ms(self) -> int:
+        """Processing time of the checkpoint's micro-batch, by which values have expired."""
+        return as_of_ms(self.checkpoint)
+
+    @property
+    def batch_id(self) -> int:
+        """Number of the micro-batch that made the checkpoint."""
+        return BatchRecord.of(self.checkpoint).batch_id
+
+    def plan(
+        self, newest: CompletedCheckpoint, schema: OperatorStateSchema, key_groups: KeyGroupRange
+    ) -> ForwardPlan | None:
+        """Return how to come to a newer checkpoint; None if all must be restored anew."""
+        if key_groups != self.key_groups or schema.to_json() != self._codec.schema.to_json():
+            return None
+        reload = groups_to_reload(self.checkpoint, newest, key_groups)
+        if len(reload) == len(key_groups):
+            return None
+        handle = newest.for_range(key_groups)
+        return ForwardPlan(newest, handle, frozenset(reload), self.checkpoint.checkpoint_id)
+
+    def apply(self, plan: ForwardPlan, store: ObjectStore) -> CatchUp:
+        """
+        Come to a newer checkpoint.
+
+        Raises:
+            CorruptionError: An object is damaged; the state cannot be used any more.
+        """
+        self._keyed.changed.clear()
+        self._keyed.forget(plan.reload)
+        done = self._catch_up(plan.newest, plan.handle, store)
+        changed = {key_group // BLOCK for key_group in self._keyed.changed}
+        for block in changed:
+            self._blocks.pop(block, None)
+        self._rows = {at: rows for at, rows in self._rows.items() if at[1] not in changed}
+        self.checkpoint = plan.newest
+        return done
+
+    def _catch_up(
+        self, newest: CompletedCheckpoint, handle: ChangelogStateBackendHandle, store: ObjectStore
+    ) -> CatchUp:
+        return self._keyed.catch_up(
+            self.key_groups, newest.checkpoint_id, (), lambda: (store, handle)
+        )
+
+    def variables(self) -> tuple[StateDescriptor, ...]:
+        """Return the state variables; dropped ones are left out."""
+        return tuple(self._codec.schema.states[state_id] for state_id in self._codec.live)
+
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Return the columns of the rows of each variable."""
+        return {one.name: self._rows_of(one.name).schema for one in self.variables()}
+
+    def get(self, variable: str, key: object) -> Any:
+        """Return the state of one key, as `LocationState.get` does."""
+        wanted = StateKey(key, self._codec.schema.key_schema)
+        rows = self._rows_of(variable)
+        key_group = wanted.key_groups(self._operator_groups).start
+        if key_group not in self.key_groups:
+            raise UsageError(
+                f"the key is in key group {key_group}; the replica holds {self.key_groups}"
+            )
+        (frozen,) = self._codec.key.decode(wanted.columns())
+        keys = self._keyed.table_of_key(key_group, frozen)
+        found = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
+        table = pa.Table.from_batches(found, schema=rows.schema)
+        return python_state(table, self._codec.schema.states[self._state_id(variable)])
+
+    def tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
+        """Return the rows of variables by name."""
+        rows = {name: self._rows_of(name) for name in names}
+        return {
+            name: pa.Table.from_batches(self._batches(name, one), schema=one.schema)
+            for name, one in rows.items()
+        }
+
+    def _batches(self, name: str, rows: VariableRows) -> Iterator[pa.RecordBatch]:
+        for part in blocks(self.key_groups):
+            at = (name, part.start // BLOCK)
+            made = self._rows.get(at)
+            if made is None:
+                keys = self._keys(part)
+                made = [rows.of(batch, self.as_of_ms) for batch in keys.to_batches()]
+                if not rows.expires:  # else the rows of a later checkpoint may be fewer
+                    self._rows[at] = made
+            yield from made
+
+    def _keys(self, part: KeyGroupRange) -> pa.Table:
+        """Return the state of a block in the columns of a snapshot."""
+        block = part.start // BLOCK
+        keys = self._blocks.get(block)
+        if keys is None:
+            keys = self._blocks[block] = self._keyed.table(part)
+        return keys
+
+    def _rows_of(self, variable: str) -> VariableRows:
+        return VariableRows(self._codec, self._state_id(variable))
+
+    def _state_id(self, variable: str) -> int:
+        try:
+            return self._codec.schema.state_id(variable)
+        except KeyError:
+            names = ", ".join(repr(state.name) for state in self.variables()) or "none"
+            raise UsageError(
+                f"checkpoint {self.checkpoint.checkpoint_id} has no state variable {variable!r}; it "
+                f"has {names}"
+            ) from None

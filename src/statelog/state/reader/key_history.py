@@ -1,0 +1,81 @@
+"""What the state of one key was at each retained checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.listing import CheckpointSummary
+from statelog.errors import CheckpointError
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.lookup import has_variable, state_of_key
+from statelog.state.reader.state_reader import StateReader
+
+_GONE: Final = ("not_found", "subsumed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVersion:
+    """
+    The state of one key as of one checkpoint.
+
+    Args:
+        checkpoint_id: The checkpoint.
+        batch_id: Number of the micro-batch that made it.
+        as_of_ms: The time for which it is told what has expired, in milliseconds since 1970.
+        value: The state, as `LocationState.get` returns it; None too where the checkpoint does not
+            have the variable.
+    """
+
+    checkpoint_id: int
+    batch_id: int
+    as_of_ms: int
+    value: Any
+
+
+class _Checkpoints(Protocol):
+    """Gives the checkpoints of a location, and a reader of each."""
+
+    def checkpoints(self) -> list[CheckpointSummary]: ...
+    def reader(self, checkpoint: int | None = None) -> StateReader: ...
+
+
+def key_history(
+    state: _Checkpoints, variable: str, key: object, now_ms: int | None
+) -> list[KeyVersion]:
+    """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
+    versions: list[KeyVersion] = []
+    known = False
+    for one in state.checkpoints():
+        if not one.is_retained:
+            continue
+        with _unless_gone():
+            reader = state.reader(one.checkpoint_id)
+            time_ms = as_of_ms(reader.checkpoint) if now_ms is None else now_ms
+            present = has_variable(reader, variable)
+            value = state_of_key(reader, variable, key, time_ms) if present else None
+            known = known or present
+            versions.append(
+                KeyVersion(
+                    checkpoint_id=one.checkpoint_id,
+                    batch_id=BatchRecord.of(reader.checkpoint).batch_id,
+                    as_of_ms=time_ms,
+                    value=value,
+                )
+            )
+    if not known:
+        state.reader().arrow_schema(variable)  # raises: it names the variables
+    return versions
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over a checkpoint that was deleted since it was listed."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.reason not in _GONE:
+            raise

@@ -1,0 +1,400 @@
+"""
+A live replica: a copy of the state of a location that follows the query which writes it.
+
+A replica holds the state as of one checkpoint, as a task does, and comes to a newer one by
+replaying the log behind what it holds.  So a micro-batch costs it the changes of that micro-batch.
+Key groups whose log was replaced by a snapshot since, or given up by a rewind, are restored anew,
+and no others.  The query is not asked anything: all is read from the location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog.arguments import instance, number, text, whole_number
+from statelog.errors import (
+    CheckpointError,
+    ClosedError,
+    ObjectNotFoundError,
+    StatelogError,
+    UnavailableError,
+    UsageError,
+)
+from statelog.model import CompletedCheckpoint, KeyGroupRange
+from statelog.runtime.clock import Clock, SystemClock
+from statelog.runtime.lock import ThreadLock
+from statelog.runtime.poller import Poller
+from statelog.state.reader.following import ATTEMPTS, ReplicaStatus, newest_after
+from statelog.state.reader.held_state import HeldState
+from statelog.state.reader.sql import run_sql
+from statelog.state.reader.state_reader import StateReader
+from statelog.state.replay import CatchUp
+from statelog.state.schema.descriptors import StateDescriptor
+from statelog.store import CachedStore, LocationPaths, ObjectStore
+
+_CACHED_BYTES: Final = 128 * 1024 * 1024  # during a restore
+_CLOSE_S: Final = 10.0
+_OWN_INTERVAL_S: Final = 0.25
+"""Between two looks of `wait_for`, without a thread that looks."""
+
+
+class Replica:
+    """
+    The state of one operator, one micro-batch behind the query that writes it.
+
+    Made by `LocationState.follow`.  Every answer is that of one whole checkpoint: what
+    `LocationState` returns for it.  The state is held in memory.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        operator: Name of the operator; None for the only one.
+        key_groups: Which key groups to hold; None for all.
+        interval_s: Seconds between two looks for a newer checkpoint, on a thread of the replica;
+            None for none: then `refresh` and `wait_for` look.
+        clock: Tells seconds for `status` and for waits.
+
+    Raises:
+        CheckpointError: The location has no checkpoint (`reason` "not_found"), or it is damaged.
+        UsageError: The operator is unknown, or has no such key groups.
+        StoreError: The store failed.
+
+    Blocks: In the constructor, until the newest checkpoint is restored.
+    Thread: any; methods may be called concurrently.  `get`, `table` and `sql` wait while the changes
+        of a checkpoint are applied, not while they are read from the store.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        paths: LocationPaths | None = None,
+        operator: str | None = None,
+        key_groups: KeyGroupRange | None = None,
+        interval_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._paths = LocationPaths() if paths is None else paths
+        self._operator = None if operator is None else text(operator, "operator")
+        if key_groups is not None:
+            instance(key_groups, "key_groups", KeyGroupRange, "a KeyGroupRange")
+        self._wanted = key_groups
+        self._clock = SystemClock() if clock is None else clock
+        self._lock = ThreadLock()
+        self._refreshing = False
+        self._closed = False
+        self._error: StatelogError | None = None
+        self._broken: StatelogError | None = None
+        self._checked_ns = 0
+        self._checkpoints = self._replayed = self._snapshots = self._reloads = 0
+        self._current: HeldState | None = None
+        self._poller: Poller | None = None
+        self.refresh()
+        if interval_s is not None:
+            interval_s = number(interval_s, "interval", low=0.001)
+            self._poller = Poller(self._poll, interval_s, "statelog-replica")
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """
+        Stop following and forget the state; further calls do nothing.
+
+        Blocks: Up to ten seconds, while a look for a newer checkpoint is under way.
+        """
+        with self._lock:
+            self._closed = True
+            self._current = None
+            self._lock.notify_all()
+        if self._poller is not None:
+            self._poller.close(_CLOSE_S)
+
+    @property
+    def checkpoint(self) -> int:
+        """Id of the checkpoint whose state is held; raises `ClosedError`."""
+        return self._held().checkpoint.checkpoint_id
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the checkpoint held was last known to be the newest."""
+        return self.status().checked_s
+
+    def status(self) -> ReplicaStatus:
+        """Return where the replica is; raises `ClosedError`."""
+        with self._lock:
+            held = self._held()
+            return ReplicaStatus(
+                checkpoint_id=held.checkpoint.checkpoint_id,
+                batch_id=held.batch_id,
+                as_of_ms=held.as_of_ms,
+                checked_s=(self._clock.now_ns() - self._checked_ns) / 1e9,
+                error=self._error,
+                checkpoints=self._checkpoints,
+                replayed=self._replayed,
+                snapshots=self._snapshots,
+                reloads=self._reloads,
+            )
+
+    def variables(self) -> tuple[StateDescriptor, ...]:
+        """Return the state variables, as of the checkpoint held; raises `ClosedError`."""
+        return self._held().variables()
+
+    def refresh(self) -> int:
+        """
+        Come to the newest checkpoint; return its id.
+
+        Without a newer one, one request is made.  After an error the state is that of the
+        checkpoint held before, and a later call tries again.
+
+        Raises:
+            CheckpointError: The location has no checkpoint any more (`reason` "not_found"), the
+                newest one is damaged, or the query deleted each one while it was read
+                ("subsumed").
+            CorruptionError: An object is damaged; nothing can be read until a refresh succeeds.
+            IncompatibleFormatError: A newer statelog wrote the checkpoint.
+            ClosedError: The replica is closed.
+            StoreError: The store failed.
+
+        Blocks: On the store, and while another call refreshes.
+        """
+        with self._turn():
+            try:
+                self._come_forward()
+            except StatelogError as error:
+                with self._lock:
+                    self._error = error
+                    self._lock.notify_all()
+                raise
+            with self._lock:
+                self._error = None
+                self._checked_ns = self._clock.now_ns()
+                self._lock.notify_all()
+                return self._held().checkpoint.checkpoint_id
+
+    def wait_for(self, checkpoint: int, timeout: float = 60.0) -> int:
+        """
+        Wait until the state of a checkpoint, or of a newer one, is held; return its id.
+
+        Args:
+            checkpoint: Its id.
+            timeout: Seconds to wait at most.
+
+        Raises:
+            UnavailableError: It was not committed in time; the message has the last error.
+            CheckpointError: The location has no checkpoint any more.
+            ClosedError: The replica is closed, before or meanwhile.
+
+        Blocks: Up to *timeout*, and for a refresh under way.
+        """
+        checkpoint = whole_number(checkpoint, "checkpoint", low=0)
+        timeout = number(timeout, "timeout", low=0)
+        until_ns = self._clock.now_ns() + int(timeout * 1e9)
+        while True:
+            if self._poller is None:
+                self._poll()
+            left_s = (until_ns - self._clock.now_ns()) / 1e9
+            step_s = left_s if self._poller is not None else min(left_s, _OWN_INTERVAL_S)
+            with self._lock:
+                if self._lock.wait_for(lambda: self._is_over(checkpoint), max(step_s, 0)):
+                    held = self._held().checkpoint.checkpoint_id
+                    if held >= checkpoint:
+                        return held
+                    raise self._error or ClosedError("the replica is closed")
+            if self._clock.now_ns() >= until_ns:
+                found = self.status()
+                why = f"; the last look for one failed: {found.error}" if found.error else ""
+                raise UnavailableError(
+                    f"checkpoint {checkpoint} of {self._store.url} was not committed in "
+                    f"{timeout:g} s; the newest one is {found.checkpoint_id}{why}",
+                    checkpoint_id=found.checkpoint_id,
+                )
+
+    def _is_over(self, checkpoint: int) -> bool:
+        """Return whether a wait has ended: the checkpoint is held, or never will be."""
+        if self._closed or self._current is None:
+            return True
+        gone = isinstance(self._error, CheckpointError) and self._error.reason == "not_found"
+        return gone or self._current.checkpoint.checkpoint_id >= checkpoint
+
+    def _poll(self) -> None:
+        """Refresh; `refresh` keeps an error for `status` and for waits."""
+        with suppress(StatelogError):
+            self.refresh()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let one call at a time refresh; the store is asked without the lock."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._refreshing or self._closed)
+            self._check_open()
+            self._refreshing = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._refreshing = False
+                self._lock.notify_all()
+
+    def _come_forward(self) -> None:
+        gone: ObjectNotFoundError | None = None
+        for _ in range(ATTEMPTS):
+            # What is read of the store for one checkpoint is kept until its changes are applied.
+            fetched = CachedStore(self._store, 2**62)
+            current = None if self._broken is not None else self._current
+            held_id = None if current is None else current.checkpoint.checkpoint_id
+            newest = newest_after(fetched, self._paths, held_id)
+            if newest is None:
+                return
+            try:
+                self._advance(fetched, newest)
+            except ObjectNotFoundError as error:
+                gone = error  # the query has cleaned up: there is a newer one
+                continue
+            return
+        raise CheckpointError(
+            f"the query that writes to {self._store.url} deleted each checkpoint before it could be "
+            f"read, {ATTEMPTS} times: let it retain more (retainedCheckpoints), or see whether an "
+            f"object is missing (statelog verify). Last: {gone}",
+            reason="subsumed",
+        ) from gone
+
+    def _advance(self, fetched: CachedStore, newest: CompletedCheckpoint) -> None:
+        reader = StateReader(fetched, newest, paths=self._paths, operator=self._operator)
+        key_groups = self._checked(reader)
+        held = None if self._broken is not None else self._current
+        plan = None if held is None else held.plan(newest, reader.schema, key_groups)
+        if held is None or plan is None:
+            # Beside the state held, which is read meanwhile.  Large objects are not kept.
+            store = CachedStore(self._store, _CACHED_BYTES)
+            anew = HeldState(newest, reader.schema, key_groups, reader.key_groups, store)
+            with self._lock:
+                self._check_open()
+                self._reloads += self._current is not None
+                self._broken, self._current = None, anew
+            self._took(anew.done)
+            return
+        plan.fetch(fetched)
+        with self._lock:
+            self._check_open()
+            try:
+                done = held.apply(plan, fetched)
+            except BaseException as error:
+                # Some key groups are half brought forward: what was held cannot be read any more.
+                failed = StatelogError(f"a refresh failed: {error!r}")
+                self._broken = error if isinstance(error, StatelogError) else failed
+                raise
+            self._reloads += bool(plan.reload)
+        self._took(done)
+
+    def _took(self, done: CatchUp) -> None:
+        self._checkpoints += 1
+        self._replayed += done.replayed
+        self._snapshots += done.restored
+
+    def _checked(self, reader: StateReader) -> KeyGroupRange:
+        """Return the key groups to hold."""
+        wanted, known = self._wanted, reader.key_groups
+        if wanted is None:
+            return known
+        if not len(wanted) or wanted.intersection(known) != wanted:
+            raise UsageError(
+                f"key groups {wanted} are not all in {known}, the key groups of "
+                f"{reader.schema.operator_id} in {self._store.url}"
+            )
+        return wanted
+
+    def get(self, variable: str, key: object) -> Any:
+        """
+        Return the state of one key, as `LocationState.get` does for the checkpoint held.
+
+        Args:
+            variable: Its name; `$timers` for timers.
+            key: The values of the key columns as a tuple; for one column the value alone will do.
+
+        Raises:
+            UsageError: There is no such variable, *key* has other columns or types, or its key group
+                is not held.
+            CorruptionError: The last refresh found an object damaged.
+            ClosedError: The replica is closed.
+
+        Blocks: While changes are applied.
+        """
+        with self._lock:
+            return self._whole().get(variable, key)
+
+    def table(self, variable: str) -> pa.Table:
+        """
+        Return the rows of a variable, as `LocationState.table` does for the checkpoint held.
+
+        Only key groups that changed since the last call are converted.
+
+        Args:
+            variable: Its name; `$timers` for timers.
+
+        Raises:
+            UsageError: There is no such variable.
+            CorruptionError: The last refresh found an object damaged.
+            ClosedError: The replica is closed.
+
+        Blocks: While changes are applied; other threads wait while the rows are made.
+        """
+        return self._tables([variable])[variable]
+
+    def sql(self, statement: str) -> pa.Table:
+        """
+        Return the result of an SQL statement over the state variables, through DuckDB.
+
+        Each variable is a table of its name, with the columns of `table`; the timers are the table
+        `timers` too.  All tables are of one checkpoint.
+
+        Args:
+            statement: One statement in the dialect of DuckDB.
+
+        Raises:
+            UsageError: The statement is wrong.
+            RequirementError: DuckDB is not installed: `pip install 'statelog[sql]'`.
+            CorruptionError: The last refresh found an object damaged.
+            ClosedError: The replica is closed.
+
+        Blocks: As `table`, and while the statement runs.
+        """
+        with self._lock:
+            schemas = self._whole().schemas()
+        return run_sql(statement, schemas, self._tables)
+
+    def _tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
+        """Return the rows of variables, of one checkpoint."""
+        with self._lock:
+            return self._whole().tables(names)
+
+    def _whole(self) -> HeldState:
+        """Return what is held if it can be read."""
+        held = self._held()
+        if self._broken is not None:
+            raise self._broken
+        return held
+
+    def _held(self) -> HeldState:
+        self._check_open()
+        if self._current is None:
+            raise ClosedError(f"the replica of {self._store.url} is closed; follow it again")
+        return self._current
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the replica of {self._store.url} is closed; follow it again")

@@ -1,0 +1,87 @@
+"""
+SQL over state variables, through DuckDB.
+
+Each variable is a table of its name with the columns of its rows, which need quotes in SQL:
+`select "key.customer", "value.total" from total`.  A statement is bound to empty tables first, so
+that only the variables that it names are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog import extras
+from statelog.errors import UsageError
+from statelog.state.schema.descriptors import TIMERS_NAME
+
+_TIMERS_ALIAS: Final = "timers"
+"""Another name of the timers, as `$timers` needs quotes."""
+_EMPTY: Final = "statelog_empty"
+_CONFIG: Final = {
+    "python_enable_replacements": "false",  # a name in SQL is a variable, not one of our locals
+    "autoinstall_known_extensions": "false",
+}
+
+
+def run_sql(
+    statement: str,
+    schemas: Mapping[str, pa.Schema],
+    read: Callable[[Sequence[str]], Mapping[str, pa.Table]],
+) -> pa.Table:
+    """
+    Return the result of one SQL statement.
+
+    Args:
+        statement: In the dialect of DuckDB.
+        schemas: The columns of each state variable, by its name.
+        read: Returns the rows of variables by name; called once, for those that the statement names.
+
+    Raises:
+        UsageError: The statement is wrong, names no state variable, or is more than one.
+        RequirementError: DuckDB is not installed.
+
+    Blocks: While the variables are read and the statement runs.   Thread: any.
+    """
+    duckdb: Any = extras.load("SQL on state", "sql", "duckdb")
+    variables = {name: name for name in schemas}
+    if TIMERS_NAME in schemas and _TIMERS_ALIAS not in map(str.lower, schemas):
+        variables[_TIMERS_ALIAS] = TIMERS_NAME
+    with duckdb.connect(":memory:", config=_CONFIG) as connection:
+        try:
+            if len(connection.extract_statements(statement)) != 1:
+                raise UsageError("give one SQL statement")
+            for name, variable in variables.items():
+                connection.register(_EMPTY, schemas[variable].empty_table())
+                connection.execute(f"create table {_quoted(name)} as select * from {_EMPTY}")
+            used = _used(connection, duckdb.Error, statement, variables)
+            named = {name: one for name, one in variables.items() if name in used}
+            tables = read(list(dict.fromkeys(named.values())))
+            for name, variable in named.items():
+                connection.execute(f"drop table {_quoted(name)}")
+                connection.register(name, tables[variable])
+            found = connection.sql(statement)
+            return pa.table({}) if found is None else found.to_arrow_table()
+        except duckdb.Error as error:
+            names = ", ".join(f'"{name}"' for name in schemas) or "none"
+            raise UsageError(
+                f"SQL: {error}\nThe tables are the state variables: {names}; names with a dot need "
+                'quotes, as in "value.total"'
+            ) from error
+
+
+def _used(
+    connection: Any, error_class: type[Exception], statement: str, names: Collection[str]
+) -> set[str]:
+    """Return the names of tables in a statement, or some more."""
+    try:
+        found = {name.lower() for name in connection.get_table_names(statement)}
+        return {name for name in names if name.lower() in found}
+    except error_class:  # it does not see through all queries with a WITH
+        return {name for name in names if name.lower() in statement.lower()}
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

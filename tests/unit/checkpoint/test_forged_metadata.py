@@ -1,0 +1,165 @@
+"""Metadata that was forged cannot lead a reader, or a clean-up, out of its location."""
+
+import os
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.checkpoint.test_metadata_format import record_of
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import load_checkpoint
+from statelog.checkpoint.verify import verify_location
+from statelog.cli.main import run
+from statelog.errors import CheckpointError, CorruptionError, StoreError
+from statelog.format.checkpoint_metadata import write_metadata
+from statelog.model import (
+    OBJECTS_PROPERTY,
+    ChangelogStateHandle,
+    FileStateHandle,
+    HandleAndOffset,
+    KeyGroupRange,
+    MaterializedHandle,
+)
+from statelog.model.handles import stream_handle_from_json
+from statelog.model.object_path import checked_path
+from statelog.store import LocationPaths, open_store
+
+ALL = KeyGroupRange(0, 7)
+FORGED = [
+    "../outside",
+    "dstl/../../outside",
+    "/etc/passwd",
+    "//server/share",
+    "s3://other/object",
+    "file:///etc/passwd",
+    "file:/etc/passwd",
+    "C:/windows",
+    "C:windows",
+    "..\\outside",
+    "dstl\\..\\..\\outside",
+    "%2e%2e/outside",
+    "dstl/%2E%2E/%2e%2e/outside",
+    "%252e%252e/outside",
+    "%25252525252e%25252525252e/x",
+    "dstl%2f..%2f..%2foutside",
+    "%2fetc/passwd",
+    "..%5coutside",
+    "dstl//x",
+    "dstl/./x",
+    "dstl/",
+    "dstl/a\x00b",
+    "dstl/a\nb",
+    "",
+    "d" * 2000,
+]
+HONEST = [
+    "dstl/0b1c",
+    "taskowned/x.parquet",
+    "my job/dstl/ü 100%",
+    "parent/7f/chk-3/_metadata",
+    "a..b/...c",
+    "time=12:30/x",
+]
+
+
+@pytest.mark.parametrize("path", FORGED)
+def test_a_forged_name_is_refused(path):
+    with pytest.raises(CorruptionError, match="forged or damaged"):
+        checked_path(path)
+
+
+@pytest.mark.parametrize("path", HONEST)
+def test_an_honest_name_is_taken(path):
+    assert path == checked_path(path)
+
+
+@given(st.text(alphabet="./\\%2eEfF5cCa:", max_size=20))
+def test_no_name_that_is_taken_leads_out(path):
+    """Whatever a store may decode or normalize, what is taken stays below the root."""
+    try:
+        checked_path(path)
+    except CorruptionError:
+        return
+    from urllib.parse import unquote
+
+    for _ in range(6):
+        assert os.path.normpath(f"/base/x/{path}").startswith("/base/x/")
+        path = unquote(path).replace("\\", "/")
+
+
+def forged_checkpoint(path, *, where):
+    file = FileStateHandle(path, 5, 0)
+    handle = ChangelogStateHandle(ALL, (HandleAndOffset(file, 0, 5, 0),), 5, 5, "h", 40)
+    parts = {
+        "log": {"log": (handle,)},
+        "snapshot": {"materialized": (MaterializedHandle(ALL, 40, file),)},
+        "listed": {"properties": {OBJECTS_PROPERTY: [path]}},
+    }
+    record = record_of(**parts[where], retained=(40,), parent_id=None)
+    return b"".join(map(bytes, write_metadata(record, "chk-40/_metadata").buffers))
+
+
+@pytest.mark.parametrize("where", ["log", "snapshot", "listed"])
+@pytest.mark.parametrize("path", ["../outside/victim", "/etc/passwd", "%2e%2e/outside/victim"])
+def test_forged_metadata_reads_and_deletes_nothing(path, where, tmp_path, capsys):
+    victim = tmp_path / "outside" / "victim"
+    victim.parent.mkdir()
+    victim.write_text("mine")
+    store = open_store(str(tmp_path / "location"))
+    paths = LocationPaths()
+    store.put(paths.metadata(40), forged_checkpoint(path, where=where))
+    with pytest.raises(CheckpointError, match="forged or damaged") as caught:
+        load_checkpoint(store, paths, 40)
+    assert caught.value.reason == "damaged"
+    (found,) = verify_location(store, paths)
+    assert "forged" in found.problem
+    for arguments in (["verify"], ["gc", "--delete", "--min-age", "0s"], ["checkpoints"]):
+        assert run([arguments[0], str(tmp_path / "location"), *arguments[1:]]) == 1
+        assert "forged" in "".join(capsys.readouterr())
+    assert victim.read_text() == "mine"
+
+
+def test_a_handle_and_a_record_of_a_batch_are_checked_too():
+    with pytest.raises(CorruptionError, match="forged"):
+        stream_handle_from_json({"file": "../x", "size": 1})
+    with pytest.raises(CorruptionError, match="no text"):
+        stream_handle_from_json({"file": 7, "size": 1})
+    from tests.records import one_operator
+
+    stored = one_operator(schema={}).to_properties() | {"source_folders": ["../commits"]}
+    with pytest.raises(CorruptionError, match="forged"):
+        BatchRecord.of_properties(msgspec.to_builtins(stored), 1)
+
+
+def test_ids_below_zero_are_damage():
+    from statelog.format.checkpoint_metadata import decode_record, encode_record
+
+    with pytest.raises(CorruptionError, match="below 0"):
+        decode_record(encode_record(record_of(retained=(-1, 40))))
+
+
+def test_links_out_of_the_location_are_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"mine")
+    root = tmp_path / "real"
+    (root / "taskowned").mkdir(parents=True)
+    (root / "taskowned" / "own").write_bytes(b"own")
+    (root / "taskowned" / "inside").symlink_to(root / "taskowned" / "own")
+    (root / "taskowned" / "out").symlink_to(outside / "file")
+    (root / "dstl").symlink_to(outside)
+    (tmp_path / "link").symlink_to(root)
+    store = open_store(str(tmp_path / "link"))  # the location itself may be a link
+    assert bytes(store.get("taskowned/own")) == bytes(store.get("taskowned/inside")) == b"own"
+    for path in ("taskowned/out", "dstl/file"):
+        for use in (
+            lambda path=path: store.get(path),
+            lambda path=path: store.get_range(path, 0, 1),
+            lambda path=path: store.head(path),
+            lambda path=path: store.delete([path]),
+        ):
+            with pytest.raises(StoreError, match="a symbolic link leads out"):
+                use()
+    assert (outside / "file").read_bytes() == b"mine"

@@ -1,0 +1,330 @@
+"""`verify` finds each of a list of planted faults, names it, and finds nothing on a sound tree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, started
+from tests.unit.state.reader.histories import History
+
+from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.verify import SoundCheckpoints, VerifiedObject, verify_location
+from statelog.format.buffers import checksum
+from statelog.format.checkpoint_metadata import (
+    RESERVED_TAGS,
+    CheckpointRecord,
+    encode_record,
+    write_metadata,
+)
+from statelog.format.segment import FOOTER, SegmentWriter
+from statelog.model import (
+    OBJECTS_PROPERTY,
+    CompletedCheckpoint,
+    FileStateHandle,
+    KeyGroupRange,
+    MaterializedHandle,
+    TaskStateSnapshot,
+)
+from statelog.store import LocationPaths
+from statelog.testing.faulty_store import FaultyStore
+
+PATHS = LocationPaths()
+ALL = KeyGroupRange(0, 7)
+Fault = Callable[[FaultyStore, str], None]
+
+
+def output_of(store: FaultyStore, number: int) -> dict:
+    """Put a file of staged rows; return the properties that name it."""
+    data = f"staged rows {number}".encode()
+    path = PATHS.output(f"rows-{number}")
+    store.put(path, data)
+    handle = FileStateHandle(path, len(data), checksum([data]))
+    return {"output_files": [handle.to_json()], OBJECTS_PROPERTY: [path]}
+
+
+@pytest.fixture(scope="module")
+def tree() -> FaultyStore:
+    """Return a location with log files, inline log, a snapshot and staged output; 3 of 5 retained."""
+    store = FaultyStore()
+    one = started(store, retained=3)  # type: ignore[arg-type]
+    for number in range(5):
+        sets = [[(kg, f"{number}/{kg}/{i}".encode() * 9) for kg in (0, 3, 7)] for i in range(3)]
+        others = [[(7, f"{number}/other {i}".encode() * 9)] for i in range(3)]
+        halves = [
+            TaskStateSnapshot(
+                part,
+                log_in_file(store, part, others if part.start else sets, number),  # type: ignore[arg-type]
+                snapshot_of(store, number, part) if number == 2 and part.start == 0 else None,
+            )
+            for part in (KeyGroupRange(0, 3), KeyGroupRange(4, 7))
+        ]
+        run_checkpoint(one, number, halves, properties=output_of(store, number))
+    one.clean_up()
+    return store
+
+
+def snapshot_of(store: FaultyStore, number: int, part: KeyGroupRange) -> MaterializedHandle:
+    data = parquet(part)
+    path = PATHS.task_owned(f"snapshot-{number}-{part.start}")
+    store.put(path, data)
+    return MaterializedHandle(part, number, FileStateHandle(path, len(data), checksum([data])))
+
+
+def parquet(part: KeyGroupRange) -> bytes:
+    groups = [kg for kg in part for _ in range(5)]
+    table = pa.table({"key_group": pa.array(groups, pa.int32()), "key.k": list(range(len(groups)))})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def planted(tree: FaultyStore) -> FaultyStore:
+    store = FaultyStore()
+    store.objects = dict(tree.objects)
+    return store
+
+
+def verified(store: FaultyStore) -> tuple[list[VerifiedObject], int | None]:
+    sound = SoundCheckpoints()
+    findings = []
+    for one in verify_location(store, PATHS):  # type: ignore[arg-type]
+        sound.add(one)
+        if one.problem:
+            findings.append(one)
+    return findings, sound.newest
+
+
+def needed(tree: FaultyStore) -> dict[str, set[int]]:
+    """Return by object which retained checkpoints need it."""
+    found: dict[str, set[int]] = {}
+    newest = find_newest(tree, PATHS).newest  # type: ignore[arg-type]
+    assert newest is not None
+    for checkpoint_id in newest.retained:
+        one = read_checkpoint(tree, PATHS, checkpoint_id).checkpoint  # type: ignore[arg-type]
+        for path in (PATHS.metadata(checkpoint_id), *one.referenced_paths()):
+            found.setdefault(path, set()).add(checkpoint_id)
+    return found
+
+
+def names(tree: FaultyStore, kind: str) -> list[str]:
+    return sorted(path for path in needed(tree) if path.startswith(kind))
+
+
+def expect(tree: FaultyStore, store: FaultyStore, path: str, finding: str) -> VerifiedObject:
+    """Check that exactly this object is found, and which checkpoint is the newest sound one."""
+    findings, newest_sound = verified(store)
+    assert [(path, finding)] == [(one.path, one.finding) for one in findings], findings
+    sound = set(find_newest(tree, PATHS).newest.retained) - needed(tree)[path]  # type: ignore
+    assert max(sound, default=None) == newest_sound
+    assert path in findings[0].problem or "checkpoint" in findings[0].problem
+    return findings[0]
+
+
+KINDS = ("chk-", "dstl/", "taskowned/", "output/")
+
+
+def test_the_tree_is_sound_and_has_every_kind(tree: FaultyStore) -> None:
+    assert verified(tree) == ([], 4)
+    found = list(verify_location(tree, PATHS))  # type: ignore[arg-type]
+    assert {"checkpoint", "changelog", "snapshot", "other"} == {one.kind for one in found}
+    assert set(needed(tree)) == {one.path for one in found}
+    assert all(set(one.checkpoints) == needed(tree)[one.path] for one in found)
+
+
+def places(size: int) -> Iterator[int]:
+    """Yield positions in all regions: the first and last bytes, and some of all between."""
+    yield from range(min(size, 6))
+    yield from range(6, size, max(1, size // 23))
+    yield from range(max(0, size - FOOTER.size - 30), size, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bit_flip_in_any_region_is_found(tree: FaultyStore, kind: str) -> None:
+    offsets = 0
+    for path in names(tree, kind)[-2:]:
+        for at in places(len(tree.objects[path])):
+            store = planted(tree)
+            content = bytearray(store.objects[path])
+            content[at] ^= 1 << (at % 8)
+            store.objects[path] = bytes(content)
+            findings, newest_sound = verified(store)
+            assert [path] == [one.path for one in findings], (path, at, findings)
+            assert findings[0].finding in ("damaged", "newer")
+            assert newest_sound not in needed(tree)[path]
+            offsets += findings[0].offset is not None
+    if kind == "dstl/":
+        assert offsets > 10, "the damaged change set is named"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", [0, 1, 0.5, 0.99])
+def test_a_truncated_object_is_found(tree: FaultyStore, kind: str, part: float) -> None:
+    path = names(tree, kind)[-1]
+    store = planted(tree)
+    content = store.objects[path]
+    store.objects[path] = content[: int(part) if part in (0, 1) else int(len(content) * part)]
+    expect(tree, store, path, "damaged")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_object_is_found(tree: FaultyStore, kind: str) -> None:
+    path = names(tree, kind)[0]
+    store = planted(tree)
+    del store.objects[path]
+    expect(tree, store, path, "missing")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_foreign_file_in_place_is_found(tree: FaultyStore, kind: str) -> None:
+    writer = SegmentWriter()
+    stranger = b"".join(map(bytes, writer.finish()))
+    for content in (b"GIF89a" + bytes(100), stranger, b"PAR1 no PAR1"):
+        path = names(tree, kind)[-1]
+        store = planted(tree)
+        store.objects[path] = content
+        expect(tree, store, path, "damaged")
+
+
+@pytest.mark.parametrize("kind", ["dstl/", "output/", "chk-"])
+def test_swapped_objects_are_found(tree: FaultyStore, kind: str) -> None:
+    first, last = names(tree, kind)[-2:]
+    store = planted(tree)
+    store.objects[first], store.objects[last] = store.objects[last], store.objects[first]
+    findings, newest_sound = verified(store)
+    assert {first, last} == {one.path for one in findings}
+    assert newest_sound not in needed(tree)[first] | needed(tree)[last]
+
+
+def test_metadata_of_another_checkpoint_is_found(tree: FaultyStore) -> None:
+    store = planted(tree)
+    store.objects[PATHS.metadata(4)] = store.objects[PATHS.metadata(3)]
+    one = expect(tree, store, PATHS.metadata(4), "damaged")
+    assert "contains checkpoint 3" in one.problem
+
+
+def rewritten(
+    tree: FaultyStore, checkpoint_id: int, change: Callable[[CompletedCheckpoint], object]
+) -> FaultyStore:
+    """Return the tree with metadata that another program wrote, with sound checksums."""
+    store = planted(tree)
+    stored = read_checkpoint(store, PATHS, checkpoint_id)  # type: ignore[arg-type]
+    changed = change(copy.deepcopy(stored.checkpoint))
+    assert isinstance(changed, CompletedCheckpoint)
+    sections = {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
+    path = PATHS.metadata(checkpoint_id)
+    written = write_metadata(CheckpointRecord(changed, "x"), path, sections=sections)
+    store.objects[path] = b"".join(map(bytes, written.buffers))
+    return store
+
+
+def test_a_wrong_checksum_in_a_handle_is_found(tree: FaultyStore) -> None:
+    paths = []
+
+    def change(one: CompletedCheckpoint) -> CompletedCheckpoint:
+        last = one.log[-1]
+        entry = replace(last.handles_and_offsets[1], crc32c=7)
+        paths.append(entry.handle.path)  # type: ignore[union-attr]
+        entries = (last.handles_and_offsets[0], entry, *last.handles_and_offsets[2:])
+        return replace(one, log=(*one.log[:-1], replace(last, handles_and_offsets=entries)))
+
+    store = rewritten(tree, 4, change)
+    one = expect(tree, store, paths[0], "damaged")
+    assert one.offset is not None
+    assert one.offset > 0
+
+
+def test_a_gap_in_the_log_is_found(tree: FaultyStore) -> None:
+    for lost in (0, -3):  # a handle of the first checkpoint after the snapshot, and of the parent
+
+        def change(one: CompletedCheckpoint, lost: int = lost) -> CompletedCheckpoint:
+            log = list(one.log)
+            del log[lost]
+            return replace(one, log=tuple(log))
+
+        store = rewritten(tree, 4, change)
+        findings, newest_sound = verified(store)
+        assert [PATHS.metadata(4)] == [one.path for one in findings]
+        assert "lacks log of checkpoint" in findings[0].problem
+        assert newest_sound == 3
+
+
+def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
+    data = parquet(KeyGroupRange(5, 6))
+
+    def change(one: CompletedCheckpoint) -> CompletedCheckpoint:
+        (snapshot,) = one.materialized
+        handle = FileStateHandle(snapshot.handle.path, len(data), checksum([data]))  # type: ignore
+        return replace(one, materialized=(replace(snapshot, handle=handle),))
+
+    store = planted(tree)
+    for checkpoint_id in (2, 3, 4):
+        store.objects[PATHS.metadata(checkpoint_id)] = rewritten(
+            tree, checkpoint_id, change
+        ).objects[PATHS.metadata(checkpoint_id)]
+    (path,) = names(tree, "taskowned/")
+    store.objects[path] = data
+    findings, newest_sound = verified(store)
+    assert [path] == [one.path for one in findings]
+    assert "holds key groups 5 to 6, the checkpoint records 0 to 3" in findings[0].problem
+    assert newest_sound is None
+
+
+def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
+    store = planted(tree)
+    path = PATHS.metadata(4)
+    stored = read_checkpoint(store, PATHS, 4)  # type: ignore[arg-type]
+    body = bytearray(encode_record(stored.record))
+    body[0:2] = (99).to_bytes(2, "big")
+    writer = SegmentWriter()
+    store.objects[path] = b"".join(map(bytes, writer.finish({b"CKPT": bytes(body)})))
+    findings, newest_sound = verified(store)
+    assert [(path, "newer")] == [(one.path, one.finding) for one in findings]
+    assert "upgrade statelog" in findings[0].problem
+    assert newest_sound == 3
+
+
+def test_a_half_written_checkpoint_is_no_finding_without_metadata(tree: FaultyStore) -> None:
+    store = planted(tree)
+    store.objects["chk-5/exclusive-state"] = b"of a checkpoint that was not committed"
+    assert verified(store) == ([], 4)
+    store.objects[PATHS.metadata(5)] = store.objects[PATHS.metadata(4)][:100]
+    findings, newest_sound = verified(store)
+    assert [PATHS.metadata(5)] == [one.path for one in findings]
+    assert newest_sound == 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_found_on_sound_histories(seed: int) -> None:
+    """With snapshots of parts, other numbers of tasks, evolved schemas, and rewinds."""
+    history = History(f"verify {seed}", FaultyStore())
+    for _ in range(8):
+        history.run(2)
+        assert verified(history.store) == ([], history.checkpoint_id)  # type: ignore[arg-type]
+
+
+def test_a_cached_copy_is_verified_once_and_others_always(tree: FaultyStore) -> None:
+    from statelog.checkpoint import state_stream
+    from statelog.errors import CorruptionError
+    from statelog.store import CachedStore
+
+    store = planted(tree)
+    (path,) = names(tree, "taskowned/")
+    data = store.objects[path]
+    handle = FileStateHandle(path, len(data), checksum([data]))
+    cached = CachedStore(store, 10**6)  # type: ignore[arg-type]
+    summed: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_stream, "checksum", lambda some: summed.append(1) or checksum(some))
+        for _ in range(3):
+            assert bytes(state_stream.read_stream(cached, handle)) == data  # type: ignore
+        assert len(summed) == 1
+        for _ in range(2):
+            state_stream.read_stream(CachedStore(store, 1), handle)  # type: ignore[arg-type]
+        assert len(summed) == 3, "an object that is not kept is verified each time"
+    with pytest.raises(CorruptionError, match="checksum"):
+        state_stream.read_stream(cached, replace(handle, crc32c=7))  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""`statelog export` and `statelog sql` on a location with a known model."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+import pytest
+from tests.unit.checkpoint.helpers import started
+from tests.unit.state.reader.histories import History, key_of, rows_of
+
+from statelog.cli import export as export_module
+from statelog.errors import StoreError
+from statelog.state.reader import LocationState
+from statelog.store import open_store
+
+
+class Stored(NamedTuple):
+    location: str
+    history: History
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Return a location with all variables, whose name has spaces and letters beyond ASCII."""
+    for seed in range(100):
+        folder = tmp_path_factory.mktemp("state") / "jöb 100% ☃"
+        history = History(f"export {seed}", open_store(str(folder), fsync=False))
+        history.run(6)
+        names = {one.name for one in history.model.schema.states if not one.dropped}
+        if names >= {"total", "counts", "recent"}:
+            return Stored(str(folder), history)
+    raise AssertionError("no seed has them all")
+
+
+def lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+NAMES = ("total", "recent", "counts", "$timers")
+
+
+def test_all_variables_become_one_file_each(call, stored, tmp_path):
+    out = tmp_path / "öut put"
+    found = lines(call("export", stored.location, str(out), "--json"))
+    assert set(NAMES) == {one["variable"] for one in found}
+    for one in found:
+        table = pq.read_table(one["path"])
+        rows = stored.history.model.rows(one["variable"], stored.history.last_ms)
+        assert rows == rows_of(table)
+        assert (table.num_rows, stored.history.checkpoint_id) == (
+            one["rows"],
+            one["checkpoint_id"],
+        )
+        assert Path(one["path"]).stat().st_size == one["size_bytes"]
+        facts = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+        assert facts["statelog.variable"] == one["variable"]
+        assert facts["statelog.checkpoint"] == str(stored.history.checkpoint_id)
+    assert {f"{name}.parquet" for name in NAMES} == {path.name for path in out.iterdir()}
+
+
+def test_one_variable_of_an_older_checkpoint_becomes_one_file(call, stored, tmp_path):
+    older = stored.history.checkpoint_id - 1
+    out = tmp_path / "timers.parquet"
+    arguments = ["export", stored.location, str(out), "--state", "$timers"]
+    text = call(*arguments, "--checkpoint", str(older))
+    assert f"$timers as of checkpoint {older}: " in text
+    assert stored.history.expected[older].rows("$timers", None) == rows_of(pq.read_table(out))
+
+
+def test_a_file_that_exists_is_kept(call, stored, tmp_path):
+    out = tmp_path / "timers.parquet"
+    out.write_text("mine")
+    arguments = ["export", stored.location, str(out), "--state", "$timers"]
+    assert "exists; --overwrite replaces it" in call(*arguments, status=2)
+    assert out.read_text() == "mine"
+    call(*arguments, "--overwrite")
+    assert pq.read_table(out).num_rows
+    assert [out] == list(tmp_path.iterdir())
+
+
+def test_a_file_that_appears_meanwhile_is_kept(call, stored, tmp_path, monkeypatch):
+    out = tmp_path / "timers.parquet"
+    monkeypatch.setattr(export_module, "_check_absent", lambda files, overwrite: None)
+    out.write_text("mine")
+    assert "exists" in call("export", stored.location, str(out), "--state", "$timers", status=2)
+    assert out.read_text() == "mine"
+    assert [out] == list(tmp_path.iterdir())
+
+
+def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
+    def failing(self, *arguments, **more):
+        raise StoreError("the store failed")
+        yield
+
+    monkeypatch.setattr(export_module.StateReader, "rows", failing)
+    assert "the store failed" in call("export", stored.location, str(tmp_path / "x"), status=1)
+    assert list((tmp_path / "x").iterdir()) == []
+    monkeypatch.undo()
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "x"
+    assert "cannot write" in call("export", stored.location, str(below), status=1)
+    assert ["file", "x"] == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
+    location = stored.location
+    one = str(tmp_path / "all.parquet")
+    assert "give a folder" in call("export", location, one, status=2)
+    assert "it has 'total'" in call("export", location, one, "--state", "nope", status=2)
+    (tmp_path / "file").write_text("")
+    assert "is no folder" in call("export", location, str(tmp_path / "file"), status=2)
+    assert "does not exist" in call("export", location, one, "--checkpoint", "99", status=1)
+    assert "is not a state location" in call("export", str(tmp_path), one, status=2)
+    started(open_store(str(tmp_path / "new")))
+    assert "has no checkpoint" in call("export", str(tmp_path / "new"), one, status=1)
+
+
+def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypatch):
+    from statelog.state.reader import state_reader
+
+    monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
+    monkeypatch.setattr(state_reader, "_BATCH_ROWS", 2)
+    call("export", stored.location, str(tmp_path / "out"))
+    for name in NAMES:
+        rows = stored.history.model.rows(name, stored.history.last_ms)
+        assert rows == rows_of(pq.read_table(tmp_path / "out" / f"{name}.parquet"))
+
+
+# --- sql ------------------------------------------------------------------------------------------
+
+
+def test_sql_is_answered(call, stored):
+    totals = stored.history.model.rows("total", stored.history.last_ms)
+    found = lines(call("sql", stored.location, "select count(*) as n from total", "--json"))
+    assert found == [{"n": len(totals)}]
+    number = next(iter(totals))
+    statement = f'select "key.name" as name from total where "key.k" = {number}'
+    assert lines(call("sql", stored.location, statement, "--json")) == [{"name": key_of(number)[1]}]
+    text = call("sql", stored.location, "from timers", "--limit", "1")
+    assert "fires_at_ms" in text
+    older = stored.history.checkpoint_id - 1
+    count = sum(map(len, stored.history.expected[older].rows("$timers", None).values()))
+    found = call(
+        "sql",
+        stored.location,
+        "select count(*) n from timers",
+        "--checkpoint",
+        str(older),
+        "--json",
+    )
+    assert lines(found) == [{"n": count}]
+
+
+def test_sql_reads_only_what_a_statement_names(call, stored, monkeypatch):
+    from statelog.state.reader.state_reader import StateReader
+
+    asked = []
+    original = StateReader.tables
+
+    def noted(self, **more):
+        asked.append(more["variables"])
+        return original(self, **more)
+
+    monkeypatch.setattr(StateReader, "tables", noted)
+    call("sql", stored.location, "select 1 as one")
+    call("sql", stored.location, "from total")
+    assert asked == [[], ["total"]]
+
+
+def test_wrong_sql_is_a_wrong_call(call, stored, monkeypatch):
+    assert "syntax error" in call("sql", stored.location, "selec 1", status=2)
+    assert '"counts"' in call("sql", stored.location, "from nope", status=2)
+    from statelog import extras
+
+    def missing(feature, extra, module):
+        raise extras.missing_error(feature, extra, module)
+
+    monkeypatch.setattr(extras, "load", missing)
+    text = call("sql", stored.location, "select 1", status=2)
+    assert "pip install 'statelog[sql]'" in text
+
+
+def test_names_beyond_ascii_work_with_every_verb(call, stored, tmp_path):
+    for arguments in (
+        ["checkpoints"],
+        ["read"],
+        ["verify"],
+        ["gc"],
+        ["repair"],
+        ["get", "total", "1", "key 1"],
+        ["history", "total", "1", "key 1"],
+    ):
+        assert call(arguments[0], stored.location, *arguments[1:])
+    with LocationState(open_store(stored.location)) as state:
+        assert state.follow(interval=None).checkpoint == stored.history.checkpoint_id
+    assert call("cat", f"{stored.location}/chk-{stored.history.checkpoint_id}/_metadata")

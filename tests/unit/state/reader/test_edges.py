@@ -1,0 +1,340 @@
+"""Reading at the edges: beside a writer that cleans up, damage, foreign places, empty state."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.checkpoint.helpers import small_checkpoint, started
+from tests.unit.state.reader.histories import History, key_of, rows_of
+from tests.unit.test_read_state_page import write
+
+import statelog as sl
+from statelog.checkpoint.history import read_checkpoint
+from statelog.cli.main import run
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    StatelogError,
+    UsageError,
+)
+from statelog.format.checkpoint_metadata import encode_record
+from statelog.format.segment import SegmentWriter
+from statelog.state.reader import LocationState
+from statelog.store import LocationPaths, open_store
+
+PATHS = LocationPaths()
+VERBS: dict[str, list[str]] = {
+    "checkpoints": [],
+    "read": [],
+    "get": ["$timers", "1", "key 1"],
+    "history": ["$timers", "1", "key 1"],
+    "diff": ["0", "1"],
+    "sql": ["select count(*) as n from timers"],
+    "export": [],
+    "verify": [],
+    "gc": [],
+    "repair": [],
+}
+
+
+def arguments(verb: str, location: Path | str, tmp_path: Path) -> list[str]:
+    more = [str(tmp_path / "out")] if verb == "export" else VERBS[verb]
+    return [verb, str(location), *more]
+
+
+def ask(verb: str, location: Path | str, tmp_path: Path, capsys: Any) -> tuple[int, str]:
+    status = run([*arguments(verb, location, tmp_path), "--json"])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    for line in said.out.splitlines():
+        json.loads(line)
+    return status, said.out + said.err
+
+
+# --- while the query writes and cleans up ---------------------------------------------------------
+
+
+def test_reading_never_fails_within_the_retention(tmp_path: Path) -> None:
+    """The newest checkpoint is read all the time, while the query keeps ten and deletes older ones."""
+    store = open_store(str(tmp_path / "state"), fsync=False)
+    history = History("within", store, retained=10)
+    history.run(3)
+    stop, failures, reads = threading.Event(), [], []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                with sl.open(tmp_path / "state") as state:
+                    reader = state.reader()
+                    table = state.table("$timers", reader.checkpoint_id)
+                    reads.append((reader.checkpoint_id, rows_of(table)))
+                    state.get("$timers", key_of(1), reader.checkpoint_id)
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    history.run(25)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    assert len({checkpoint_id for checkpoint_id, _ in reads}) > 2
+    for checkpoint_id, rows in reads:
+        assert history.expected[checkpoint_id].rows("$timers", None) == rows
+
+
+def test_beyond_the_retention_the_error_names_the_setting() -> None:
+    from statelog.testing.faulty_store import FaultyStore
+
+    history = History("beyond", FaultyStore(), retained=1)
+    history.run(3)
+    state = LocationState(history.store)
+    reader = state.reader()
+    history.run(12)  # with snapshots, so that objects of the checkpoint are deleted
+    with pytest.raises(CheckpointError) as caught:
+        reader.table("$timers")
+    assert caught.value.reason == "subsumed"
+    assert "retainedCheckpoints" in str(caught.value)
+    with pytest.raises(CheckpointError) as caught:
+        state.table("$timers", 2)
+    assert caught.value.reason in ("subsumed", "not_found")
+
+
+WRITER = """
+import sys, time
+sys.path.insert(0, {root!r})
+from tests.unit.state.reader.histories import History
+from statelog.store import open_store
+history = History("another process", open_store(sys.argv[1], fsync=False), retained=2)
+for _ in range(40):
+    history.micro_batch()
+    counts = history.model.rows("$timers", None)
+    print(history.checkpoint_id, sum(map(len, counts.values())), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_replica_follows_a_query_in_another_process(tmp_path: Path) -> None:
+    root = str(Path(__file__).resolve().parents[4])
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER.format(root=root), str(tmp_path / "state")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    try:
+        counts = dict([tuple(map(int, writer.stdout.readline().split()))])
+        with sl.open(tmp_path / "state").follow(interval=0.01) as replica:
+            seen: dict[int, int] = {}
+            for line in writer.stdout:
+                checkpoint_id, count = map(int, line.split())
+                counts[checkpoint_id] = count
+                before = replica.checkpoint
+                rows = replica.table("$timers").num_rows
+                if replica.checkpoint == before:
+                    seen[before] = rows
+            assert writer.wait(60) == 0
+            last = max(counts)
+            assert replica.wait_for(last, timeout=30) == last
+            seen[last] = replica.table("$timers").num_rows
+            assert replica.status().error is None
+        assert {one: counts[one] for one in seen} == seen
+        assert len(seen) > 3
+    finally:
+        writer.kill()
+        writer.wait(30)
+        writer.stdout.close()
+
+
+# --- places that are not what is expected ---------------------------------------------------------
+
+
+def no_directory(tmp_path: Path) -> Path:
+    return tmp_path / "nope"
+
+
+def empty_directory(tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+def foreign_directory(tmp_path: Path) -> Path:
+    place = tmp_path / "föreign dir"
+    (place / "chk-x").mkdir(parents=True)
+    (place / "chk-x" / "_metadata").write_bytes(b"?")
+    (place / "readme").write_text("hello")
+    return place
+
+
+def sparks_directory(tmp_path: Path) -> Path:
+    place = tmp_path / "checkpointLocation"
+    for name in ("offsets", "commits", "state"):
+        (place / name).mkdir(parents=True)
+        (place / name / "0").write_text("v1")
+    return place
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "make", [no_directory, empty_directory, foreign_directory, sparks_directory]
+)
+def test_what_is_no_location_is_a_wrong_call(
+    verb: str, make: Callable[[Path], Path], tmp_path: Path, capsys: Any
+) -> None:
+    place = make(tmp_path)
+    status, said = ask(verb, place, tmp_path, capsys)
+    assert status == 2
+    assert "no such directory" in said or "is not a state location" in said
+    assert str(place) in said
+    assert place.exists() is (make is not no_directory), "nothing is created"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_location_without_a_checkpoint(verb: str, tmp_path: Path, capsys: Any) -> None:
+    started(open_store(str(tmp_path / "new")))
+    status, said = ask(verb, tmp_path / "new", tmp_path, capsys)
+    if verb in ("checkpoints", "verify", "gc", "repair"):
+        assert status == 0
+    else:
+        assert status == 1
+        assert "has no checkpoint" in said or "does not exist" in said
+    with sl.open(tmp_path / "new") as state, pytest.raises(CheckpointError) as caught:
+        state.table("total")
+    assert caught.value.reason == "not_found"
+
+
+def test_a_half_written_location_is_named(tmp_path: Path, capsys: Any) -> None:
+    """The first commit was cut off by a crash of a file system without atomic writes."""
+    place = tmp_path / "half"
+    (place / "chk-0").mkdir(parents=True)
+    (place / "chk-0" / "_metadata").write_bytes(b"\x01\xff\x06\x00")
+    for verb in VERBS:
+        status, said = ask(verb, place, tmp_path, capsys)
+        assert (verb, status) in {(verb, 1), ("gc", 1), ("repair", 1)}
+        assert "damaged" in said or "not exist" in said
+        assert "chk-0/_metadata" in said or verb == "diff"
+
+
+def test_state_of_another_engine_is_refused(tmp_path: Path) -> None:
+    small_checkpoint(started(open_store(str(tmp_path))), 0)
+    with sl.open(tmp_path) as state, pytest.raises(CheckpointError, match="streaming query"):
+        state.table("total")
+
+
+# --- damage, and newer files ----------------------------------------------------------------------
+
+
+def test_damage_names_object_position_and_the_newest_sound_checkpoint(
+    tmp_path: Path, capsys: Any
+) -> None:
+    write(tmp_path / "state", 6)
+    newest = tmp_path / "state" / "chk-5" / "_metadata"
+    kept = newest.read_bytes()
+    content = bytearray(kept)
+    content[len(content) // 3] ^= 4
+    newest.write_bytes(bytes(content))
+    for use in (
+        lambda state: state.table("total"),
+        lambda state: state.get("total", "c42"),
+        lambda state: state.follow(interval=None),
+        lambda state: state.sql("select 1"),
+    ):
+        with sl.open(tmp_path / "state") as state, pytest.raises(StatelogError) as caught:
+            use(state)
+        assert "chk-5/_metadata" in str(caught.value)
+        assert "the newest older checkpoint that can be restored is 4" in str(caught.value)
+        assert caught.value.usable_id == 4
+    with sl.open(tmp_path / "state") as state:
+        assert state.get("total", "c42", checkpoint=4) == {"total": 50.0}
+    status, said = ask("verify", tmp_path / "state", tmp_path, capsys)
+    assert status == 1
+    summary = json.loads(said.splitlines()[-1])["summary"]
+    assert (1, 4) == (summary["findings"], summary["newest_sound"])
+    newest.write_bytes(kept)
+    (log,) = {
+        entry.handle.path
+        for handle in read_checkpoint(open_store(str(tmp_path / "state")), PATHS, 5).checkpoint.log
+        for entry in handle.handles_and_offsets
+        if handle.checkpoint_id == 2
+    }
+    path = tmp_path / "state" / log
+    content = bytearray(path.read_bytes())
+    content[20] ^= 4
+    path.write_bytes(bytes(content))
+    with sl.open(tmp_path / "state") as state, pytest.raises(CorruptionError) as damaged:
+        state.table("total")
+    assert log in str(damaged.value)
+    assert isinstance(damaged.value.facts.get("offset"), int)
+
+
+def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys: Any) -> None:
+    write(tmp_path / "state", 3)
+    store = open_store(str(tmp_path / "state"), fsync=False)
+    body = bytearray(encode_record(read_checkpoint(store, PATHS, 2).record))
+    body[0:2] = (99).to_bytes(2, "big")
+    newer = b"".join(map(bytes, SegmentWriter().finish({b"CKPT": bytes(body)})))
+    (tmp_path / "state" / "chk-2" / "_metadata").write_bytes(newer)
+    for use in (
+        lambda state: state.table("total"),
+        lambda state: state.follow(interval=None),
+    ):
+        with sl.open(tmp_path / "state") as state, pytest.raises(IncompatibleFormatError) as caught:
+            use(state)
+        assert "Nothing is damaged: upgrade statelog" in str(caught.value)
+    for verb in ("read", "get", "sql", "export", "verify", "gc", "repair"):
+        status, said = ask(verb, tmp_path / "state", tmp_path, capsys)
+        assert status == 1
+        assert "upgrade statelog" in said
+    assert ask("checkpoints", tmp_path / "state", tmp_path, capsys)[0] == 0
+
+
+# --- empty state, odd names -----------------------------------------------------------------------
+
+
+def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
+    from tests.unit.state.reader.test_replica import Calm
+
+    history = Calm("empty", open_store(str(tmp_path / "sta te ☃"), fsync=False))
+    history.change = lambda codec, state, part: {}  # type: ignore[method-assign]
+    history.micro_batch()
+    history.micro_batch()
+    with sl.open(tmp_path / "sta te ☃") as state:
+        names = [one.name for one in state.variables()]
+        for name in names:
+            table = state.table(name)
+            assert table.num_rows == 0
+            assert isinstance(table.schema.field("key.k").type, pa.DataType)
+        assert state.get("total", key_of(1)) is None
+        assert state.changes(0, 1).num_rows == 0
+        assert state.sql("select count(*) as n from total").to_pylist() == [{"n": 0}]
+        with state.follow(interval=None) as replica:
+            assert replica.get("counts", key_of(1)) == {}
+            assert replica.table("total").num_rows == 0
+    for verb in VERBS:
+        status, _ = ask(verb, tmp_path / "sta te ☃", tmp_path, capsys)
+        assert status == 0, verb
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(tmp_path / "out" / "total.parquet").num_rows == 0
+
+
+def test_wrong_arguments_of_follow_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with sl.open(tmp_path) as state:
+        for wrong in (0, -1, "1", True):
+            with pytest.raises(UsageError):
+                state.follow(interval=wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            state.follow(key_groups=3)  # type: ignore[arg-type]

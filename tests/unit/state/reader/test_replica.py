@@ -1,0 +1,541 @@
+"""A live replica against the model of random histories, under faults, clean-ups and rewinds."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.checkpoint.helpers import ManualClock
+from tests.unit.state.reader.histories import (
+    GROUPS,
+    KEYS,
+    NAMES,
+    History,
+    Tiny,
+    group_of,
+    key_of,
+    rows_of,
+)
+from tests.unit.state.reader.test_location_state import as_python, live_names
+
+import statelog as sl
+from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
+from statelog.errors import (
+    CheckpointError,
+    ClosedError,
+    CorruptionError,
+    ObjectNotFoundError,
+    StatelogError,
+    StoreError,
+    UnavailableError,
+    UsageError,
+)
+from statelog.model import KeyGroupRange
+from statelog.state.kinds import StateKind
+from statelog.state.reader import LocationState, Replica, held_state
+from statelog.state.reader.lineage import groups_to_reload
+from statelog.store import LocationPaths, open_store
+from statelog.testing.faulty_store import FaultyStore
+
+
+@pytest.fixture(params=["in dictionaries", "in columns"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in columns":
+        monkeypatch.setattr(held_state, "MemoryLimits", lambda budget: Tiny(budget))
+
+
+def check(replica: Replica, history: History, groups: KeyGroupRange | None = None) -> int:
+    """Compare all that the replica holds with the model of its checkpoint; return how much it is."""
+    model = history.expected[replica.checkpoint]
+    now_ms = history.taken_at_ms[replica.checkpoint]
+    assert live_names(model) == [one.name for one in replica.variables()]
+    found = 0
+    for name in live_names(model):
+        rows = model.rows(name, now_ms)
+        held = {
+            key: some for key, some in rows.items() if groups is None or group_of(key) in groups
+        }
+        assert held == rows_of(replica.table(name))
+        for number in range(KEYS):
+            if groups is None or group_of(number) in groups:
+                wanted = as_python(name, rows.get(number, []))
+                assert wanted == replica.get(name, key_of(number))
+                found += bool(wanted)
+        if name == "$timers" and replica.checkpoint % 4 == 0:
+            (answer,) = replica.sql("select count(*) as n from timers").to_pylist()
+            assert sum(map(len, held.values())) == answer["n"]
+    return found
+
+
+def go_back(history: History, checkpoint_id: int) -> None:
+    """Let a new run of the query continue from an older checkpoint, and give up later ones."""
+    history.coordinator = CheckpointCoordinator(
+        history.store,
+        LocationPaths(),
+        owner_id="after the rewind",
+        max_parallelism=GROUPS,
+        options=CheckpointOptions(retained=3),
+        clock_ms=ManualClock(),
+    )
+    history.coordinator.claim()
+    history.coordinator.restore(checkpoint_id)
+    history.model = copy.deepcopy(history.expected[checkpoint_id])
+
+
+class FlakyStore:
+    """Fails some reads of a store, once it is told to."""
+
+    def __init__(self, store: FaultyStore, rng: random.Random) -> None:
+        self._store = store
+        self._rng = rng
+        self.rate = 0.0
+        self.gets: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _fault(self, path: str) -> None:
+        if self._rng.random() < self.rate:
+            kind = self._rng.choice([StoreError, ObjectNotFoundError])
+            raise kind(f"a fault at {path}", path=path)
+
+    def get(self, path: str) -> memoryview:
+        self.gets.append(path)
+        self._fault(path)
+        return self._store.get(path)
+
+    def get_range(self, path: str, start: int, length: int) -> memoryview:
+        self._fault(path)
+        return self._store.get_range(path, start, length)
+
+    def list_folders(self, prefix: str = "") -> Any:
+        self._fault(prefix)
+        return self._store.list_folders(prefix)
+
+
+@pytest.mark.usefixtures("mode")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
+    """It looks after each micro-batch or after several; the schema changes, the query goes back."""
+    rng = random.Random(seed)
+    history = History(f"replica {seed}", FaultyStore(), retained=3)
+    history.run(2)
+    replica = LocationState(history.store).follow(interval=None)
+    found = check(replica, history)
+    for _ in range(14):
+        for _ in range(rng.choice([1, 1, 1, 2, 5])):
+            if rng.random() < 0.2:
+                retained = [
+                    one.checkpoint_id
+                    for one in LocationState(history.store).checkpoints()
+                    if one.is_retained
+                ]
+                go_back(history, rng.choice(retained))
+            history.run(1)
+        assert history.checkpoint_id == replica.refresh() == replica.checkpoint
+        found += check(replica, history)
+    assert found > 50
+    replica.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_failed_refresh_leaves_what_was_held(seed: int) -> None:
+    rng = random.Random(seed)
+    history = History(f"faults {seed}", FaultyStore(), retained=3)
+    history.run(2)
+    store = FlakyStore(history.store, rng)  # type: ignore[arg-type]
+    replica = LocationState(store).follow(interval=None)  # type: ignore[arg-type]
+    failed = 0
+    for _ in range(15):
+        history.run(1)
+        before = replica.checkpoint
+        store.rate = 0.4
+        try:
+            replica.refresh()
+        except StatelogError as error:
+            failed += 1
+            assert replica.checkpoint == before
+            assert replica.status().error is error
+        store.rate = 0.0
+        check(replica, history)
+        assert replica.refresh() == history.checkpoint_id
+        assert replica.status().error is None
+        check(replica, history)
+    assert failed > 3
+
+
+def test_only_some_key_groups_are_held() -> None:
+    history = History("some groups", FaultyStore())
+    history.run(3)
+    groups = KeyGroupRange(2, 3)
+    with LocationState(history.store).follow(key_groups=groups, interval=None) as replica:
+        for _ in range(8):
+            history.run(1)
+            replica.refresh()
+            check(replica, history, groups)
+        other = next(number for number in range(KEYS) if group_of(number) not in groups)
+        with pytest.raises(UsageError, match="the replica holds"):
+            replica.get("$timers", key_of(other))
+    with pytest.raises(UsageError, match="are not all in"):
+        LocationState(history.store).follow(key_groups=KeyGroupRange(0, 99))
+
+
+class Calm(History):
+    """A history without snapshots and other schemas, but those that are asked for."""
+
+    def __init__(self, name: str, store: Any, retained: int = 3) -> None:
+        super().__init__(name, store, retained)
+        outer = self.rng
+
+        class NoSnapshots(random.Random):
+            def random(self) -> float:
+                return max(outer.random(), 0.25)
+
+        self.rng = NoSnapshots(name)
+
+
+def test_a_micro_batch_costs_its_own_changes() -> None:
+    """One behind: the commit of each micro-batch is read, once, and no snapshot or older log."""
+    inner = FaultyStore()
+    history = Calm("only the log", inner)
+    history.micro_batch()
+    store = FlakyStore(inner, random.Random(1))
+    replica = LocationState(store).follow(interval=None)  # type: ignore[arg-type]
+    for _ in range(12):
+        before, objects = replica.status(), set(inner.objects)
+        store.gets.clear()
+        history.micro_batch()
+        replica.refresh()
+        after = replica.status()
+        assert set(store.gets) <= set(inner.objects) - objects, "only new objects are read"
+        assert len(store.gets) == len(set(store.gets)), "each once"
+        assert (0, 0) == (after.snapshots - before.snapshots, after.reloads - before.reloads)
+        assert after.replayed - before.replayed <= GROUPS
+        check(replica, history)
+    assert replica.status().checkpoints == 13
+    store.gets.clear()
+    assert replica.refresh() == history.checkpoint_id
+    assert store.gets == [], "without a newer checkpoint nothing is read"
+
+
+def test_unchanged_key_groups_are_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_state, "BLOCK", 1)
+    monkeypatch.setattr(held_state, "blocks", lambda part: [KeyGroupRange(kg, kg) for kg in part])
+    history = Calm("blocks", FaultyStore())
+    history.micro_batch()
+    replica = LocationState(history.store).follow(interval=None)
+    replica.table("$timers")
+    made: list[KeyGroupRange] = []
+    original = held_state.KeyedState.table
+
+    def noted(self: Any, part: KeyGroupRange) -> Any:
+        made.append(part)
+        return original(self, part)
+
+    monkeypatch.setattr(held_state.KeyedState, "table", noted)
+    replica.table("$timers")
+    assert made == [], "nothing changed"
+    before = replica.checkpoint
+    history.micro_batch()
+    replica.refresh()
+    state = LocationState(history.store)
+    changed = set(state.changes(before, replica.checkpoint).column("key_group").to_pylist())
+    replica.table("$timers")
+    assert changed <= {part.start for part in made}
+    check(replica, history)
+
+
+def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
+    history = History("truncated", FaultyStore(), retained=1)
+    history.run(1)
+    replica = LocationState(history.store).follow(interval=None)
+    for _ in range(12):
+        history.run(6)  # the log of most of them is gone when the replica looks
+        replica.refresh()
+        check(replica, history)
+    assert replica.status().snapshots > 3
+
+
+def test_lineage_is_decided_for_each_key_group() -> None:
+    history = Calm("lineage", FaultyStore(), retained=5)
+    for _ in range(5):
+        history.micro_batch()
+    state = LocationState(history.store)
+    first, last = (state.reader(one).checkpoint for one in (1, 4))
+    everything = KeyGroupRange(0, GROUPS - 1)
+    assert groups_to_reload(first, last, everything) == ()
+    assert groups_to_reload(last, last, everything) == ()
+    touched = {kg for one in last.log if one.checkpoint_id > 1 for kg in one.key_group_range}
+    assert set(groups_to_reload(last, first, everything)) == touched
+    go_back(history, 1)
+    history.micro_batch()
+    newest = LocationState(history.store).reader().checkpoint
+    assert set(groups_to_reload(last, newest, everything)) == touched
+    assert groups_to_reload(first, newest, everything) == ()
+
+
+def test_damage_is_told_until_a_refresh_succeeds() -> None:
+    history = Calm("damage", FaultyStore())
+    history.micro_batch()
+    replica = LocationState(history.store).follow(interval=None)
+    history.micro_batch()
+    objects = history.store.objects  # type: ignore[attr-defined]
+    path = LocationPaths().metadata(history.checkpoint_id)
+    kept = objects[path]
+    objects[path] = kept[:30] + bytes([kept[30] ^ 1]) + kept[31:]
+    with pytest.raises(CheckpointError, match="is damaged") as caught:
+        replica.refresh()
+    assert caught.value.reason == "damaged"
+    assert replica.checkpoint == history.checkpoint_id - 1
+    check(replica, history)
+    objects[path] = kept
+    replica.refresh()
+    check(replica, history)
+
+
+def test_state_half_brought_forward_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = Calm("half", FaultyStore())
+    history.micro_batch()
+    replica = LocationState(history.store).follow(interval=None)
+    history.micro_batch()
+    original = held_state.KeyedState.catch_up
+
+    def broken(self: Any, *arguments: Any) -> Any:
+        original(self, *arguments)
+        raise CorruptionError("found at the end")
+
+    monkeypatch.setattr(held_state.KeyedState, "catch_up", broken)
+    with pytest.raises(CorruptionError):
+        replica.refresh()
+    for read in (
+        lambda: replica.table("$timers"),
+        lambda: replica.get("$timers", key_of(5)),
+        lambda: replica.sql("select 1"),
+    ):
+        with pytest.raises(CorruptionError, match="found at the end"):
+            read()
+    monkeypatch.undo()
+    assert replica.refresh() == history.checkpoint_id
+    check(replica, history)
+
+
+def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
+    import shutil
+
+    history = Calm("deleted", open_store(str(tmp_path / "state"), fsync=False))
+    history.micro_batch()
+    replica = sl.open(tmp_path / "state").follow(interval=None)
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(CheckpointError, match="has no checkpoint any more") as caught:
+        replica.refresh()
+    assert caught.value.reason == "not_found"
+    assert str(tmp_path / "state") in str(caught.value)
+    with pytest.raises(CheckpointError, match="any more"):
+        replica.wait_for(99, timeout=5)
+    check(replica, history)  # what was held can be read
+    again = Calm("another", open_store(str(tmp_path / "state"), fsync=False))
+    again.micro_batch()
+    again.micro_batch()
+    replica.refresh()
+    check(replica, again)
+
+
+def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), fsync=False)
+    store.put("owner/1", b"{}")
+    with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
+        sl.open(tmp_path).follow()
+    assert caught.value.reason == "not_found"
+
+
+# --- polling, waiting, closing --------------------------------------------------------------------
+
+
+@pytest.fixture
+def followed() -> Iterator[tuple[Calm, Replica]]:
+    history = Calm("polling", FaultyStore())
+    history.micro_batch()
+    with LocationState(history.store).follow(interval=0.01) as replica:
+        yield history, replica
+
+
+def test_the_thread_comes_to_each_checkpoint(followed: tuple[Calm, Replica]) -> None:
+    history, replica = followed
+    for _ in range(5):
+        history.micro_batch()
+        assert replica.wait_for(history.checkpoint_id, timeout=20) == history.checkpoint_id
+        check(replica, history)
+    status = replica.status()
+    assert status.batch_id == 0 or status.batch_id > 0
+    assert status.as_of_ms == history.last_ms
+    assert 0 <= status.checked_s < 20
+    assert 0 <= replica.lag < 20
+    assert replica.wait_for(0, timeout=0) == history.checkpoint_id
+
+
+def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
+    _, replica = followed
+    begin = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"was not committed in 0\.1 s; the newest one is 0"):
+        replica.wait_for(5, timeout=0.1)
+    assert time.monotonic() - begin < 5
+    for wrong in (-1, "x"):
+        with pytest.raises(UsageError):
+            replica.wait_for(wrong)  # type: ignore[arg-type]
+
+
+def test_without_a_thread_a_wait_looks_itself() -> None:
+    history = Calm("own", FaultyStore())
+    history.micro_batch()
+    replica = LocationState(history.store).follow(interval=None)
+    writer = threading.Timer(0.3, history.micro_batch)
+    writer.start()
+    assert replica.wait_for(1, timeout=20) == 1
+    writer.join()
+
+
+def test_close_is_idempotent_and_ends_waits(followed: tuple[Calm, Replica]) -> None:
+    _, replica = followed
+    ends: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            replica.wait_for(99, timeout=30)
+        except StatelogError as error:
+            ends.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    replica.close()
+    replica.close()
+    waiting.join(10)
+    assert [ClosedError] == [type(one) for one in ends]
+    assert "statelog-replica" not in {one.name for one in threading.enumerate()}
+    for use in (
+        replica.refresh,
+        replica.variables,
+        replica.status,
+        lambda: replica.checkpoint,
+        lambda: replica.get("total", 1),
+        lambda: replica.table("total"),
+        lambda: replica.sql("select 1"),
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_many_threads_read_whole_checkpoints() -> None:
+    """Every answer is that of one checkpoint, while another thread refreshes."""
+    history = Calm("threads", FaultyStore())
+    history.micro_batch()
+    wanted: dict[int, Any] = {}
+
+    def note() -> None:
+        model = history.expected[history.checkpoint_id]
+        wanted[history.checkpoint_id] = model.rows("$timers", None)
+
+    note()
+    replica = LocationState(history.store).follow(interval=0.001)
+    stop, failures, seen = threading.Event(), [], []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                rows = rows_of(replica.table("$timers"))
+                matching = [one for one, model in list(wanted.items()) if model == rows]
+                seen.append(matching[-1] if matching else None)
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        history.micro_batch()
+        note()
+        replica.wait_for(history.checkpoint_id, timeout=20)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    replica.close()
+    assert failures == []
+    assert len(seen) > 3
+    assert seen.count(None) <= 20 * len(threads), "read before the model was noted"
+    assert len(set(seen) - {None}) > 1
+
+
+# --- SQL ------------------------------------------------------------------------------------------
+
+
+def with_all_variables(name: str) -> History:
+    for seed in range(100):
+        history = History(f"{name} {seed}", FaultyStore())
+        history.run(5)
+        if set(live_names(history.model)) == {*NAMES, "$timers"}:
+            return history
+    raise AssertionError("no seed has all variables")
+
+
+def test_sql_reads_the_variables_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = with_all_variables("sql")
+    replica = LocationState(history.store).follow(interval=None)
+    asked: list[list[str]] = []
+    original = held_state.HeldState.tables
+
+    def noted(self: Any, names: list[str]) -> Any:
+        asked.append(list(names))
+        return original(self, names)
+
+    monkeypatch.setattr(held_state.HeldState, "tables", noted)
+    totals = history.model.rows("total", history.last_ms)
+    timers = history.model.rows("$timers", None)
+    assert replica.sql('select count(*) n from TOTAL where "key.k" >= 0').to_pylist() == [
+        {"n": len(totals)}
+    ]
+    count = sum(map(len, timers.values()))
+    for name in ("timers", '"$timers"'):
+        assert replica.sql(f"select count(*) n from {name}").to_pylist() == [{"n": count}]
+    both = replica.sql(
+        'with t as (select * from total) select count(*) n from t join timers using ("key.k")'
+    )
+    assert both.to_pylist() == [
+        {"n": sum(len(timers.get(key, [])) * len(rows) for key, rows in totals.items())}
+    ]
+    assert replica.sql("select 1 as one").to_pylist() == [{"one": 1}]
+    assert asked == [["total"], ["$timers"], ["$timers"], ["total", "$timers"], []]
+
+
+def test_wrong_sql_says_what_there_is() -> None:
+    history = with_all_variables("wrong sql")
+    state = LocationState(history.store)
+    for run in (state.sql, state.follow(interval=None).sql):
+        for statement, said in (
+            ("select * from totals", '"counts"'),
+            ("selec 1", "syntax error"),
+            ("select 1; select 2", "give one SQL statement"),
+            ("", "give one SQL statement"),
+            ("select value.total from total", "names with a dot need quotes"),
+        ):
+            with pytest.raises(UsageError) as caught:
+                run(statement)
+            assert said in str(caught.value)
+
+
+def test_sql_of_a_location_is_that_of_any_checkpoint() -> None:
+    history = with_all_variables("sql of checkpoints")
+    with LocationState(history.store) as state:
+        for checkpoint_id in list(history.expected)[-3:]:
+            model = history.expected[checkpoint_id]
+            count = sum(map(len, model.rows("$timers", None).values()))
+            found = state.sql("select count(*) n from timers", checkpoint=checkpoint_id)
+            assert found.to_pylist() == [{"n": count}]
+    kinds = {one.name: one.kind for one in history.model.schema.states}
+    assert kinds["total"] is StateKind.VALUE
