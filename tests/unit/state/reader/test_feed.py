@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ Cells = dict[Any, dict[str, Any]]
 """The state of each key by variable, as Python values."""
 
 
-@pytest.fixture(params=["whole", "in small windows", "in columns"])
+@pytest.fixture(params=["whole", "in small windows", "in columns", "by comparison"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take all checkpoints and key groups together, or few; restore dictionaries or columns."""
     if request.param == "in small windows":
@@ -42,6 +43,11 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(feed, "_WINDOW_BYTES", 400)
         monkeypatch.setattr(window, "EVENTS", 3)
         monkeypatch.setattr(window, "_ELEMENTS", 5)
+    elif request.param == "by comparison":
+        odd = feed._is_logged
+        monkeypatch.setattr(
+            feed, "_is_logged", lambda one, part: one.checkpoint_id % 2 == 1 and odd(one, part)
+        )
     elif request.param == "in columns":
         monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
 
@@ -118,7 +124,7 @@ def applied(state: Cells, batches: list[pa.RecordBatch], history: History) -> li
 
 
 @pytest.mark.usefixtures("mode")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_feed_applied_to_one_checkpoint_gives_the_other(seed: int) -> None:
     history = History(f"feed {seed}", FaultyStore(), retained=6)
     history.run(9)
@@ -248,6 +254,23 @@ def test_without_a_beginning_a_feed_is_the_whole_state() -> None:
     now_ms = history.last_ms
     assert shown(state, now_ms) == shown(state_of(last, history, history.checkpoint_id), now_ms)
     assert len(rows) == len(state) > 5
+
+
+def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> None:
+    history = History("hidden", FaultyStore(), retained=9)
+    history.run(9)
+    hidden = 0
+    for one in list(history.expected)[-9:]:
+        found = find_checkpoint(history.store, LocationPaths(), one)
+        own = [handle for handle in found.log if handle.checkpoint_id == one]
+        covering = [each for each in found.materialized if each.checkpoint_id == one]
+        assert feed._is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
+        # As an earlier statelog wrote it: without the log that its snapshot covers.
+        old = replace(found, log=tuple(each for each in found.log if each not in own))
+        for snapshot in covering:
+            assert not feed._is_logged(old, snapshot.key_group_range)
+            hidden += 1
+    assert hidden > 2
 
 
 def test_what_a_feed_cannot_tell_is_an_error() -> None:
