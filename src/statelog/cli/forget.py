@@ -12,6 +12,7 @@ from statelog.carry.forget_key import forget as forget_key
 from statelog.carry.forget_report import ForgetReport
 from statelog.cli.output import console, plural, print_json
 from statelog.cli.state_rows import open_state
+from statelog.redaction import redacted
 from statelog.state.reader.lookup import key_from_text
 
 
@@ -73,7 +74,7 @@ def _print(report: ForgetReport, location: str, now: bool) -> None:
     would = "would be " if report.dry_run else ""
     entries = ", ".join(f"{count:,} in {name}" for name, count in report.removed.items())
     line(
-        f"{report.operator} of {location}: the key has {entries or 'no state'} in checkpoint "
+        f"{report.operator} of {redacted(location)}: the key has {entries or 'no state'} in checkpoint "
         f"{report.base_id}"
     )
     if report.checkpoint_id is not None:
