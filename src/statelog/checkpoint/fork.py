@@ -37,6 +37,7 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
+from statelog.redaction import HIDDEN
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, LocationStore, ObjectStore
@@ -166,6 +167,11 @@ def apply_fork(
     """
     checkpoint = source.stored.checkpoint
     record = BatchRecord.of(checkpoint)
+    if HIDDEN in source.store.url:
+        raise UsageError(
+            f"the URL of the location contains a secret ({source.store.url}), which a fork would have "
+            "to store to find its parent: give credentials by store options or the environment"
+        )
     fork_id = _begun(new, source) or os.urandom(8).hex()
     reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint.checkpoint_id)
     if not _has(new, _PATHS.parent(fork_id)):

@@ -262,3 +262,11 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fork", state, str(root / "x")]) == 2
     assert run(["fork", state, str(root / "q3" / "statelog"), "--json"]) == 0
     capsys.readouterr()
+
+
+def test_a_secret_in_the_url_of_the_parent_is_not_stored(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocationStore, "url", property(lambda store: "sftp://***@host/totals"))
+    with pytest.raises(UsageError, match="contains a secret"):
+        forked(query)
