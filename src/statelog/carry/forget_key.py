@@ -39,6 +39,7 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.runtime.clock import wall_clock_seconds
+from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
@@ -161,6 +162,7 @@ class _Forgetting:
             # Later than the store's own clock, which tells the age of objects.
             now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
         )
+        recordings.forget_key(self._store, _PATHS, self._key.values, operator=self._key.operator_id)
         left = {info.path for info in self._store.list()}
         retained = Needs(self._store, _PATHS, newest).checkpoints
         return replace(
@@ -211,6 +213,11 @@ class _Forgetting:
                 continue  # deleted meanwhile
             if kind is not None:
                 found.append(needs.trace(path, kind))
+        recorded = recordings.objects_with_key(
+            self._store, _PATHS, self._key.values, operator=self._key.operator_id
+        )
+        known = {one.path for one in found}
+        found += [needs.trace(path, "recording") for path in recorded if path not in known]
         return tuple(found)
 
     # --- new objects without the key ----------------------------------------------------------------

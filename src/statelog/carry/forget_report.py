@@ -123,7 +123,7 @@ class Needs:
         kept = len(newest.retained)
         if newest.checkpoint_id in needed:
             groups = _ranges(path, newest)
-            if path == self._paths.metadata(newest.checkpoint_id) and not groups:
+            if not groups:  # rows of its own micro-batch, and no state
                 steps.append(f"{kept} more {_checkpoints(kept)}")
             else:
                 steps.append(

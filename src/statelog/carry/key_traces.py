@@ -3,13 +3,13 @@ Find the objects of a location in which a key of an operator is stored.
 
 Every object is decoded as a reader decodes it: the change sets of changelog files and checkpoints, the
 rows of snapshots, and staged output rows.  Staged rows have columns of their own, so a row counts if all
-values of the key occur in it.
+values of the key occur in it.  Recordings are found by `statelog.state.recordings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -30,12 +30,6 @@ from statelog.store import LocationPaths, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
-
-Finder = Callable[[ObjectStore, str, "SoughtKey"], bool]
-"""Returns whether an object of another kind holds a key: (store, path, key)."""
-
-FINDERS: Final[dict[str, Finder]] = {}
-"""Finders of further kinds of objects, by the first folder of their names (recordings of keys)."""
 
 
 class SoughtKey:
@@ -83,8 +77,6 @@ class SoughtKey:
             return SNAPSHOT if self._in_snapshot(store.get(path), path) else None
         if folder == "output":
             return OUTPUT if self._in_stream(store.get(path)) else None
-        if folder in FINDERS:
-            return folder if FINDERS[folder](store, path, self) else None
         return None
 
     def _in_checkpoint(self, data: Buffer, path: str) -> bool:
