@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
+from statelog.checkpoint.fork import release_parent
 from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.checkpoint.restore import kept_checkpoint
@@ -273,9 +274,7 @@ def _release_parents(
             continue
         released.append(fork_id)
         if not dry_run:
-            parent = store.parent(fork_id)
-            parent.delete([one.path for one in parent.list(paths.tags_of("fork", fork_id))])
-            store.delete([info.path])
+            release_parent(store, fork_id)
     return tuple(released)
 
 

@@ -144,7 +144,7 @@ def plan_copy(
     kept = tuple(sorted({*retained, *tagged}))
     stored = {one: _read(store, paths, one) for one in kept}
     sizes = {info.path: info.size_bytes for info in store.list(paths.root)}
-    needed = _needed(paths, [one.checkpoint for one in stored.values()], sizes)
+    needed = needed_objects(paths, [one.checkpoint for one in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
     for checkpoint_id, one in stored.items():
         record = own_record(one.record)
@@ -178,10 +178,10 @@ def _read(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> Store
         ) from error
 
 
-def _needed(
+def needed_objects(
     paths: LocationPaths, checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
 ) -> dict[str, CopiedObject]:
-    """Return all objects of the checkpoints by name."""
+    """Return all objects of the checkpoints by their names in a copy; *sizes* by those in the source."""
     found: dict[str, CopiedObject] = {}
 
     def need(source: str, kind: str, handle: FileStateHandle | None = None) -> None:
@@ -229,16 +229,18 @@ def own_record(record: CheckpointRecord) -> CheckpointRecord:
         replace(
             one,
             handles_and_offsets=tuple(
-                replace(entry, handle=_own(entry.handle)) for entry in one.handles_and_offsets
+                replace(entry, handle=own_handle(entry.handle)) for entry in one.handles_and_offsets
             ),
         )
         for one in checkpoint.log
     )
-    materialized = tuple(replace(one, handle=_own(one.handle)) for one in checkpoint.materialized)
+    materialized = tuple(
+        replace(one, handle=own_handle(one.handle)) for one in checkpoint.materialized
+    )
     properties = dict(checkpoint.properties)
     listed = properties.get(OBJECTS_PROPERTY)
     if isinstance(listed, list) and any(own_path(str(one)) != one for one in listed):
-        files = [_own(one) for one in BatchRecord.of(checkpoint).staged_files()]
+        files = [own_handle(one) for one in BatchRecord.of(checkpoint).staged_files()]
         properties["output_files"] = [one.to_json() for one in files]
         properties[OBJECTS_PROPERTY] = [own_path(str(one)) for one in listed]
     return replace(
@@ -247,7 +249,8 @@ def own_record(record: CheckpointRecord) -> CheckpointRecord:
     )
 
 
-def _own(handle: StreamStateHandle) -> StreamStateHandle:
+def own_handle(handle: StreamStateHandle) -> StreamStateHandle:
+    """Return a handle with the name of its object in a copy."""
     if not isinstance(handle, FileStateHandle) or own_path(handle.path) == handle.path:
         return handle
     return replace(handle, path=own_path(handle.path))

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
+from statelog.checkpoint.copy_plan import needed_objects, own_record
 from statelog.checkpoint.history import StoredCheckpoint, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import claim_epoch
 from statelog.checkpoint.position_files import position_files, write_query
@@ -30,9 +31,10 @@ from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags, put_tag, read_tag
 from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, UsageError
-from statelog.format.checkpoint_metadata import RESERVED_TAGS
+from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
 from statelog.model import (
     ChangelogStateHandle,
+    CompletedCheckpoint,
     FileStateHandle,
     MaterializedHandle,
     StreamStateHandle,
@@ -45,6 +47,10 @@ from statelog.store.location_store import ParentReference, parent_path
 
 _PATHS: Final = LocationPaths()
 _OWNER: Final = "fork"
+_RECORDED: Final = {
+    field.name for kind in (BatchRecord, OperatorRecord) for field in msgspec.structs.fields(kind)
+}
+"""Properties that the record of the micro-batch writes anew; others are kept as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,8 @@ def apply_fork(
     new: LocationStore,
     new_query: ObjectStore | None,
     clock_ms: Callable[[], int],
+    *,
+    copy: bool = False,
 ) -> Fork:
     """
     Make the fork; after a crash, repeat the call.
@@ -156,17 +164,19 @@ def apply_fork(
         new: The new location, which must be empty.
         new_query: The new checkpointLocation; None to fork the state only.
         clock_ms: Milliseconds since 1970 (UTC).
+        copy: Copy the objects of the checkpoint, verified, so that the parent is not needed.
 
     Raises:
         CheckpointError: The checkpoint was deleted meanwhile (`reason` "subsumed").
         UsageError: The new location or checkpointLocation is in use.
         FencedError: Another call forks into the same location.
+        CorruptionError: An object to copy is damaged.
         StoreError: A store failed; repeat the call.
 
-    Blocks: On the stores; the number of requests does not depend on the size of the state.
+    Blocks: On the stores; without *copy* the requests do not depend on the size of the state.
     """
     checkpoint = source.stored.checkpoint
-    record = BatchRecord.of(checkpoint)
+    batch_id = BatchRecord.of(checkpoint).batch_id
     if HIDDEN in source.store.url:
         raise UsageError(
             f"the URL of the location contains a secret ({source.store.url}), which a fork would have "
@@ -184,13 +194,20 @@ def apply_fork(
         query = NewQuery(_query_id(fork_id), new_query.url)
         write_query(new_query, source.files, query.query_id)
     fail_point("fork-query-written")
-    _commit(source.stored, new, fork_id, query, clock_ms)
+    record = CheckpointRecord(_moved_checkpoint(checkpoint, fork_id, query), fork_id)
+    if copy:
+        _copy_objects(new, record.checkpoint)
+        record = own_record(record)
+    fail_point("fork-copied")
+    _commit(record.checkpoint, source.stored.sections, new, clock_ms)
+    if copy:
+        release_parent(new, fork_id)
     return Fork(
         fork_id=fork_id,
         parent=source.store.url,
         location=new.url,
         checkpoint_id=checkpoint.checkpoint_id,
-        batch_id=record.batch_id,
+        batch_id=batch_id,
         query=query,
     )
 
@@ -238,31 +255,67 @@ def _pin(
         put_tag(store, _PATHS, tag, clock_ms=clock_ms, facts={"location": location})
 
 
+def release_parent(store: LocationStore, fork_id: str) -> None:
+    """
+    Delete the tag by which a fork keeps a checkpoint of its parent, and the reference to the parent.
+
+    Raises:
+        CheckpointError: The parent cannot be opened (`reason` "parent").
+        StoreError: A store failed.
+
+    Blocks: On both stores.
+    """
+    parent = store.parent(fork_id)
+    parent.delete([one.path for one in parent.list(_PATHS.tags_of(TagKind.FORK.value, fork_id))])
+    store.delete([_PATHS.parent(fork_id)])
+
+
+def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
+    """Copy what *checkpoint* refers to in the parent."""
+    for one in needed_objects(_PATHS, [checkpoint], {}).values():
+        if one.path != one.source:
+            new.put(one.path, one.content(new.get(one.source)))
+
+
+def _moved_checkpoint(
+    checkpoint: CompletedCheckpoint, fork_id: str, query: NewQuery | None
+) -> CompletedCheckpoint:
+    """Return a checkpoint as the first one of a fork, which refers to the parent."""
+    return replace(
+        checkpoint,
+        parent_id=None,
+        materialized=tuple(_moved_snapshot(one, fork_id) for one in checkpoint.materialized),
+        log=tuple(_moved_log(one, fork_id) for one in checkpoint.log),
+        retained=(checkpoint.checkpoint_id,),
+        properties={
+            **{name: one for name, one in checkpoint.properties.items() if name not in _RECORDED},
+            **_own_record(BatchRecord.of(checkpoint), fork_id, query).to_properties(),
+        },
+    )
+
+
 def _commit(
-    stored: StoredCheckpoint,
+    checkpoint: CompletedCheckpoint,
+    sections: Mapping[bytes, bytes],
     new: LocationStore,
-    fork_id: str,
-    query: NewQuery | None,
     clock_ms: Callable[[], int],
 ) -> None:
     """Put the first checkpoint of the new location."""
-    checkpoint = stored.checkpoint
-    epoch = claim_epoch(new, _PATHS, f"{_OWNER}-{fork_id}", clock_ms)
+    owner = f"{_OWNER}-{os.urandom(8).hex()}"
+    epoch = claim_epoch(new, _PATHS, owner, clock_ms)
     plan = WriteMetadata(
         checkpoint.checkpoint_id,
         None,
-        tuple(_moved_snapshot(one, fork_id) for one in checkpoint.materialized),
-        tuple(_moved_log(one, fork_id) for one in checkpoint.log),
-        (checkpoint.checkpoint_id,),
+        checkpoint.materialized,
+        checkpoint.log,
+        checkpoint.retained,
     )
     prepared = prepare_commit(
         plan,
-        CommitAuthor(
-            f"{_OWNER}-{fork_id}", epoch, checkpoint.max_parallelism, checkpoint.created_at_ms
-        ),
+        CommitAuthor(owner, epoch, checkpoint.max_parallelism, checkpoint.created_at_ms),
         _PATHS.metadata(checkpoint.checkpoint_id),
-        properties=_own_record(BatchRecord.of(checkpoint), fork_id, query).to_properties(),
-        sections={tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS},
+        properties=checkpoint.properties,
+        sections={tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
         compress=True,
     )
     fail_point("fork-claimed")

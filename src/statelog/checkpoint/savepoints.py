@@ -145,6 +145,7 @@ def fork(
     checkpoint_location: Location | None = None,
     new_checkpoint_location: Location | None = None,
     state_only: bool = False,
+    copy: bool = False,
     store_options: Mapping[str, object] | None = None,
 ) -> Fork:
     """
@@ -164,12 +165,15 @@ def fork(
             *new_location* is its folder `statelog`.
         state_only: Fork the state without the position of the sources, for a query with
             `adopt=True`.
+        copy: Copy the objects of the checkpoint, so that the new location does not need the first.
+            Takes time and space by the size of the state.
         store_options: Options of the store's client, as for `open_store`, for both locations.
 
     Raises:
         CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch is
             not finished yet ("in_progress"), or the files of the query are not those of the state.
         UsageError: A new location is in use, or an argument is missing.
+        CorruptionError: An object to copy is damaged.
         StoreError: A store failed; repeat the call.
 
     Blocks: On the stores.
@@ -197,7 +201,7 @@ def fork(
         )
     new = open_location(new_location, options=store_options)
     new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
-    return apply_fork(source, new, new_query, _now_ms)
+    return apply_fork(source, new, new_query, _now_ms, copy=copy)
 
 
 def _checkpoint(store: LocationStore, checkpoint: int | None) -> int:

@@ -120,12 +120,15 @@ def fork(
     state_only: Annotated[
         bool, typer.Option(help="Fork the state without the position of the sources.")
     ] = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the objects, so that LOCATION is not needed.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """
     Go on from a checkpoint with a second query, beside the first, in constant time.
 
-    No state is copied: the new location refers to objects of LOCATION, which a tag keeps there until
+    Without --copy no state is copied: the new location refers to objects of LOCATION, which a tag keeps there until
     the fork needs them no more (`statelog gc --delete NEW_LOCATION` releases it).  Repeat an interrupted
     fork with the same command.  Exit status 1 if the checkpoint is not retained, or its micro-batch is
     not finished yet.
@@ -139,6 +142,7 @@ def fork(
         checkpoint_location=checkpoint_location,
         new_checkpoint_location=new_checkpoint_location,
         state_only=state_only,
+        copy=copy,
     )
     query = made.query
     if as_json:

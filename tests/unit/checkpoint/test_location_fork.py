@@ -131,6 +131,7 @@ def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
     record = BatchRecord.of(find_checkpoint(location(query), PATHS))
     assert record.query_id == made.query.query_id
     [log] = record.source_logs or []
+    assert record.went_back_to is None
     assert entries_digest(new, log.folder, log.after, log.upto) == log.digest
 
 
@@ -157,6 +158,38 @@ def test_a_fork_that_ended_at_any_step_is_repeated(
     assert made.fork_id in {one.name for one in statelog.tags(query.folder.parent / "state")}
     with pytest.raises(UsageError, match="holds state already"):
         forked(query)
+
+
+@pytest.mark.parametrize("step", [None, "copied", "claimed"])
+def test_a_copied_fork_does_not_need_its_parent(
+    query: Query, step: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(name: str) -> None:
+        if name == f"fork-{step}":
+            raise KilledError
+
+    if step is not None:
+        monkeypatch.setattr(fork, "fail_point", killed)
+        with pytest.raises(KilledError):
+            forked(query, copy=True)
+        monkeypatch.undo()
+    made = forked(query, copy=True)
+    assert statelog.tags(query.folder.parent / "state") == []
+    shutil.rmtree(query.folder.parent / "state")
+    store = location(query)
+    assert values(store) == [b"0", b"1", b"2", b"3", b"4"]
+    assert not [one for one in verify_location(store, PATHS) if one.problem]
+    assert not list(store.list("parents"))
+    heir = go_on(query)
+    log = log_in_file(store, ALL, [[(1, b"5")]])
+    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
+    heir.clean_up()
+    assert not sweep(store).deleted
+    assert values(store)[-1] == b"5"
+    assert made.query is not None
 
 
 def test_a_tag_is_forked_without_the_files_of_the_query(query: Query) -> None:
