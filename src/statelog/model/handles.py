@@ -96,11 +96,19 @@ def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
         CorruptionError: *value* is not the JSON of a stream handle, or names no object below the
             root of a store.
     """
+    handle = _stream_handle(value)
+    if isinstance(handle, FileStateHandle):
+        checked_path(handle.path)
+    return handle
+
+
+def _stream_handle(value: JsonObject) -> StreamStateHandle:
     try:
         if "file" in value:
-            return FileStateHandle(
-                checked_path(value["file"]), int(value["size"]), value.get("crc32c")
-            )
+            path = value["file"]
+            if not isinstance(path, str):
+                raise TypeError(f"the name of a file is {path!r:.200}")
+            return FileStateHandle(path, int(value["size"]), value.get("crc32c"))
         return ByteStreamStateHandle(value["inline"], base64.b64decode(value["data"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptionError(f"not a stream handle: {value!r:.200}") from error
@@ -149,7 +157,8 @@ class HandleAndOffset:
     def from_json(cls, value: JsonObject) -> HandleAndOffset:
         """Build an entry from its JSON form; raises `CorruptionError` if it is none."""
         try:
-            handle = stream_handle_from_json(value["handle"])
+            # Not checked further: the handle of a copy on this host has the path of a file.
+            handle = _stream_handle(value["handle"])
             return cls(handle, int(value["offset"]), value.get("size"), value.get("crc32c"))
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptionError(f"not a log entry: {value!r:.200}") from error

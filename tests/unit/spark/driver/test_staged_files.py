@@ -31,7 +31,7 @@ class CountingStore(FaultyStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
     store = CountingStore()
-    monkeypatch.setattr(staged_rows, "open_store", lambda *_, **__: store)
+    monkeypatch.setattr(staged_rows, "open_location", lambda *_, **__: store)
     return store
 
 

@@ -59,7 +59,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
     for batch_id in range(BATCHES):
         small_checkpoint(owner, batch_id, properties=record(batch_id).to_properties())
         owner.clean_up()
-    monkeypatch.setattr(state_location, "open_store", lambda *_, **__: store)
+    monkeypatch.setattr(state_location, "open_location", lambda *_, **__: store)
     monkeypatch.setattr(StateLocation, "_sweep", lambda _: None)  # another thread, later
     store.reads.clear()
     return store
