@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 from tests.unit.checkpoint.helpers import small_checkpoint, started
-from tests.unit.state.reader.histories import History, key_of
+from tests.unit.state.reader.histories import History, key_of, rows_of
 
 from statelog.cli.state_rows import show_rows
 from statelog.store import open_store
@@ -52,6 +53,25 @@ def test_all_variables_are_read_for_programs(call, stored):
         mine = [row for row in found if row["variable"] == name]
         assert sum(map(len, rows.values())) == len(mine)
         assert set(rows) == {row["key.k"] for row in mine}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_checkpoint_of_a_random_run_is_that_of_the_model(call, tmp_path, seed):
+    history = History(f"command line {seed}", open_store(str(tmp_path), fsync=False), retained=3)
+    history.run(7)
+    compared = 0
+    for checkpoint_id in list(history.expected)[-3:]:
+        found = lines(call("read", str(tmp_path), "--checkpoint", str(checkpoint_id), "--json"))
+        model, now_ms = history.expected[checkpoint_id], history.taken_at_ms[checkpoint_id]
+        for state in model.schema.states:
+            if state.dropped:
+                continue
+            mine = [row for row in found if row["variable"] == state.name]
+            table = pa.Table.from_pylist(mine)
+            expected = model.rows(state.name, now_ms)
+            assert expected == (rows_of(table) if mine else {})
+            compared += len(mine)
+    assert compared > 20
 
 
 def test_a_variable_of_an_older_checkpoint_is_read(call, stored):
