@@ -24,7 +24,7 @@ import msgspec
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.copy_plan import needed_objects, own_record
-from statelog.checkpoint.history import StoredCheckpoint, present_ids, read_checkpoint
+from statelog.checkpoint.history import StoredCheckpoint, exists, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import claim_epoch
 from statelog.checkpoint.position_files import position_files, write_query
 from statelog.checkpoint.query_files import StoredQuery
@@ -184,7 +184,7 @@ def apply_fork(
         )
     fork_id = _begun(new, source) or os.urandom(8).hex()
     reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint.checkpoint_id)
-    if not _has(new, _PATHS.parent(fork_id)):
+    if not exists(new, _PATHS.parent(fork_id)):
         new.put_if_absent(_PATHS.parent(fork_id), reference.encoded())
     fail_point("fork-referred")
     _pin(source.store, fork_id, checkpoint.checkpoint_id, new.url, clock_ms)
@@ -360,11 +360,3 @@ def _query_id(fork_id: str) -> str:
     """Return the id of the new query, the same when the call is repeated."""
     digits = hashlib.sha256(fork_id.encode()).hexdigest()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
-
-
-def _has(store: ObjectStore, path: str) -> bool:
-    try:
-        store.head(path)
-    except ObjectNotFoundError:
-        return False
-    return True

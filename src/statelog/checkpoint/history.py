@@ -210,11 +210,12 @@ def missing_objects(
     return tuple(
         path
         for path in checkpoint.referenced_paths()
-        if path not in listed and not _exists(store, path)
+        if path not in listed and not exists(store, path)
     )
 
 
-def _exists(store: ObjectStore, path: str) -> bool:
+def exists(store: ObjectStore, path: str) -> bool:
+    """Return whether an object exists."""
     try:
         store.head(path)
     except ObjectNotFoundError:
