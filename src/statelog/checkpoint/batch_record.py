@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from statelog.core.source_position import SourceLog
-from statelog.errors import CheckpointError, IncompatibleFormatError
+from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.model.checkpoint import OBJECTS_PROPERTY, CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.model.json_types import Json, JsonObject
@@ -212,3 +212,19 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Return the handles of staged rows in separate files."""
         handles = [stream_handle_from_json(value) for value in self.output_files]
         return [handle for handle in handles if isinstance(handle, FileStateHandle)]
+
+
+def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:
+    """
+    Return the position of an operator in its query; None is the only one.
+
+    Raises:
+        UsageError: The query has several operators and none was named, or has no such operator.
+    """
+    names = [one.operator_id for one in record.operators]
+    if operator is None and len(names) == 1:
+        return 0
+    if operator not in names:
+        missing = "has several operators" if operator is None else f"has no operator {operator!r}"
+        raise UsageError(f"the query of {url} {missing}; name one of {', '.join(names)}")
+    return names.index(operator)

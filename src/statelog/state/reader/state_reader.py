@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.arguments import instance
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
@@ -29,6 +29,7 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.reader.gone import explained
 from statelog.state.reader.portions import portions, stored_bytes
 from statelog.state.reader.rows import CollectionRows, VariableRows
+from statelog.state.reader.snapshot_rows import snapshot_rows, whole_snapshots
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_existing_store
 
@@ -75,7 +76,7 @@ class StateReader:
         self._paths = LocationPaths() if paths is None else paths
         self._checkpoint = checkpoint
         record = BatchRecord.of(checkpoint)
-        index = _index_of(operator, record, store.url)
+        index = operator_index(operator, record, store.url)
         groups = checkpoint.max_parallelism // len(record.operators)
         self._key_groups = KeyGroupRange(index * groups, (index + 1) * groups - 1)
         self._codec = OperatorCodec(OperatorStateSchema.from_json(record.operators[index].schema))
@@ -361,16 +362,21 @@ class StateReader:
                         yield name, batch
 
     def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a snapshot of a portion, restored together."""
-        state = self._restored(portion)
-        for block in blocks(portion):
-            yield from state.table(block).to_batches(max_chunksize=_BATCH_ROWS)
+        """Yield the rows of a snapshot of a portion, read or restored together."""
+        with self.explained():
+            parts = whole_snapshots(self.store, self._checkpoint.for_range(portion), self._codec)
+        if parts is not None:
+            tables = snapshot_rows(parts, self._codec)
+        else:
+            state = self._restored(portion)
+            tables = (state.table(block) for block in blocks(portion))
+        for table in tables:
+            yield from table.to_batches(max_chunksize=_BATCH_ROWS)
 
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
         """Return the state of a portion as a task would restore it."""
-        store = self.store
         state = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
-        handle = self._checkpoint.for_range(key_groups)
+        store, handle = self.store, self._checkpoint.for_range(key_groups)
         with self.explained():
             state.catch_up(key_groups, self.checkpoint_id, (), lambda: (store, handle))
         return state
@@ -386,13 +392,3 @@ class StateReader:
 
 def _time(now_ms: int | None) -> int:
     return int(wall_clock_seconds() * 1000) if now_ms is None else now_ms
-
-
-def _index_of(operator: str | None, record: BatchRecord, url: str) -> int:
-    names = [one.operator_id for one in record.operators]
-    if operator is None and len(names) == 1:
-        return 0
-    if operator not in names:
-        missing = "has several operators" if operator is None else f"has no operator {operator!r}"
-        raise UsageError(f"the query of {url} {missing}; name one of {', '.join(names)}")
-    return names.index(operator)

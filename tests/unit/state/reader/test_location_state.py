@@ -104,13 +104,13 @@ def test_a_key_is_found_without_the_other_key_groups(monkeypatch: pytest.MonkeyP
     history = History("one group", FaultyStore())
     history.run(6)
     restored: list[KeyGroupRange] = []
-    original = StateReader._restored
+    original = StateReader._keys
 
     def noted(self: StateReader, key_groups: KeyGroupRange) -> Any:
         restored.append(key_groups)
         return original(self, key_groups)
 
-    monkeypatch.setattr(StateReader, "_restored", noted)
+    monkeypatch.setattr(StateReader, "_keys", noted)
     state = LocationState(history.store)
     for number in range(KEYS):
         state.get(TIMERS_NAME, key_of(number))
