@@ -16,6 +16,7 @@ BENCHES = {
     "large_batch": "large_batch.py",
     "connect": "connect.py",
     "read_state": "read_state.py",
+    "fork": "fork.py",
     "verify": "verify.py",
 }
 
