@@ -24,13 +24,13 @@ import msgspec
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.copy_plan import needed_objects, own_record
-from statelog.checkpoint.history import StoredCheckpoint, exists, present_ids, read_checkpoint
+from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored, present_ids
 from statelog.checkpoint.ownership import claim_epoch
 from statelog.checkpoint.position_files import position_files, write_query
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags, put_tag, read_tag
 from statelog.core.checkpoint_events import WriteMetadata
-from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, UsageError
+from statelog.errors import FencedError, UsageError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
 from statelog.model import (
     ChangelogStateHandle,
@@ -124,7 +124,7 @@ def fork_source(
 
     Blocks: On both stores.
     """
-    stored = _read(store, checkpoint_id)
+    stored = load_stored(store, _PATHS, checkpoint_id)
     record = BatchRecord.of(stored.checkpoint)
     query = open_query(record.checkpoint_location)
     files = None if query is None else position_files(StoredQuery(query), record)
@@ -144,7 +144,9 @@ def tagged_source(store: LocationStore, name: str) -> ForkSource:
     tag = find_tag(store, _PATHS, name, TagKind.TAG)
     content = read_tag(store, tag)
     return ForkSource(
-        store=store, stored=_read(store, tag.checkpoint_id), files=content.files or None
+        store=store,
+        stored=load_stored(store, _PATHS, tag.checkpoint_id),
+        files=content.files or None,
     )
 
 
@@ -210,18 +212,6 @@ def apply_fork(
         batch_id=batch_id,
         query=query,
     )
-
-
-def _read(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
-    try:
-        return read_checkpoint(store, _PATHS, checkpoint_id)
-    except ObjectNotFoundError as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} does not exist in {store.url}; `statelog checkpoints` lists "
-            "all",
-            reason="not_found",
-            checkpoint_id=checkpoint_id,
-        ) from error
 
 
 def _begun(new: LocationStore, source: ForkSource) -> str | None:

@@ -269,7 +269,7 @@ def load_checkpoint(
 
     Blocks: On the store.
     """
-    return _load(store, paths, checkpoint_id).checkpoint
+    return load_stored(store, paths, checkpoint_id).checkpoint
 
 
 def load_section(
@@ -284,10 +284,11 @@ def load_section(
 
     Blocks: On the store.
     """
-    return _load(store, paths, checkpoint_id).sections.get(tag)
+    return load_stored(store, paths, checkpoint_id).sections.get(tag)
 
 
-def _load(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> StoredCheckpoint:
+def load_stored(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -> StoredCheckpoint:
+    """Return one checkpoint as it is stored; raises as `load_checkpoint`."""
     path = paths.metadata(checkpoint_id)
     try:
         return read_checkpoint(store, paths, checkpoint_id)
