@@ -7,6 +7,7 @@ Keyed state: tables, the changes that bring them forward, and snapshots.
     encoding   values, deltas, changes and snapshot files as bytes
     objects    the state objects that a processor uses; keys: key hash and key groups
     columnar   sorted runs of columns, for state beyond the budget
+    slots      keys to row numbers of state columns, for whole batches
     backend    where a worker keeps its state; replay: the log applied to it
     keyed_state   the state of one process, brought to a checkpoint
     recordings   what some keys saw, kept to be replayed

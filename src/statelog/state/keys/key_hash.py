@@ -69,6 +69,20 @@ def is_sparks(schema: pa.Schema) -> bool:
         return False
 
 
+def is_one_to_one(schema: pa.Schema) -> bool:
+    """
+    Return whether different keys of these types have different hashes.
+
+    So it is for one column of at most 64 bits: every step of its hash can be undone.  A null is the
+    exception: its hash is the seed, which is also the hash of one of the values.
+    """
+    if len(schema) != 1:
+        return False
+    kind = schema.field(0).type
+    hasher = _hasher(kind)
+    return hasher is not None and hasher is not _bytes
+
+
 _ColumnHasher: TypeAlias = "Callable[[pa.Array, Hashes], Hashes]"
 
 

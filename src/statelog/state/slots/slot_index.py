@@ -1,0 +1,230 @@
+"""
+A hash table from keys to slots, for whole batches of keys.
+
+The table is an array of cells, each empty or with a slot.  The search for a key starts at the cell
+that the upper bits of its hash name, and goes on to the next cell until it finds the hash of the
+key or an empty cell (open addressing with linear probing).  All keys of a batch take a step at
+once: a batch is a few passes of numpy over shrinking arrays, and no key is a Python object.
+Lower bits of the hash would not do: they choose the key group, and a task has only some of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.state.keys.key_groups import SEED
+from statelog.state.keys.key_hash import Hashes, is_one_to_one
+from statelog.state.slots.key_columns import KeyColumns
+
+Slots: TypeAlias = npt.NDArray[np.int64]
+_Cells: TypeAlias = npt.NDArray[np.int64]
+_Number = TypeVar("_Number", bound=np.generic)
+
+NO_SLOT: Final = -1
+_MIN_BITS: Final = 8
+_CELLS_PER_KEY: Final = 2
+"""A table has at least so many cells for each key, or runs of taken cells get long."""
+_BLOCK: Final = 1 << 18
+"""So many keys or cells at a time, where all of the index is read: bounds temporary memory."""
+
+
+class SlotIndex:
+    """
+    Map keys to slots: row numbers of state columns.
+
+    Slots are given in ascending order from 0, without gaps.
+
+    Args:
+        key_schema: Names and Arrow types of the key columns.
+        capacity: Number of keys to make room for at once; more may come.
+    """
+
+    def __init__(self, key_schema: pa.Schema, capacity: int = 0) -> None:
+        self._schema = key_schema
+        self._one_to_one = is_one_to_one(key_schema)
+        self._keys = KeyColumns(key_schema)
+        self._hashes: Hashes = np.empty(max(capacity, 1), np.uint64)
+        self._key_groups = np.empty(len(self._hashes), np.uint16)
+        self._new_table(capacity)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index in bytes, the keys included."""
+        own = self._table.nbytes + self._hashes.nbytes + self._key_groups.nbytes
+        return own + self._keys.nbytes
+
+    def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
+        """
+        Return the slot of each key, -1 where it has none.
+
+        Args:
+            keys: The key columns; keys may repeat.
+            hashes: Of `statelog.state.keys.key_hash.hash_columns`.
+        """
+        return self._search(keys, hashes)[0]
+
+    def add(
+        self,
+        keys: Sequence[pa.Array],
+        hashes: Hashes,
+        key_groups: npt.NDArray[np.int32],
+    ) -> Slots:
+        """
+        Return the slot of each key; keys without one get the next slots.
+
+        Args:
+            keys: The key columns; no key twice.
+            hashes: Of `statelog.state.keys.key_hash.hash_columns`.
+            key_groups: The key group of each key.
+        """
+        slots, cells = self._search(keys, hashes)
+        new = np.flatnonzero(slots == NO_SLOT)
+        if len(new):
+            added = hashes[new]
+            first = self._append(keys, new, added, key_groups[new])
+            numbers = np.arange(first, first + len(new))
+            slots[new] = numbers
+            grown = self._fit_table(first + len(new))
+            self._insert(numbers, self._home(added) if grown else cells[new])
+        return slots
+
+    def keys(self, slots: Slots) -> list[pa.Array]:
+        """Return the key columns of *slots*, in their order."""
+        return self._keys.take(slots)
+
+    def hashes(self, slots: Slots) -> Hashes:
+        """Return the hash of the key of each slot."""
+        return self._hashes[slots]
+
+    def key_groups(self, slots: Slots) -> npt.NDArray[np.int32]:
+        """Return the key group of the key of each slot."""
+        return self._key_groups[slots].astype(np.int32)
+
+    def keep(self, slots: Slots) -> SlotIndex:
+        """
+        Return an index of the keys of *slots* only, which get the slots 0, 1, ... in that order.
+
+        This index stays as it is.
+
+        Args:
+            slots: No slot twice.
+        """
+        kept = SlotIndex(self._schema, len(slots))
+        for start in range(0, len(slots), _BLOCK):
+            part = slots[start : start + _BLOCK]
+            hashes = self._hashes[part]
+            rows = np.arange(len(part))
+            first = kept._append(self._keys.take(part), rows, hashes, self._key_groups[part])
+            kept._insert(first + rows, kept._home(hashes))
+        return kept
+
+    def _home(self, hashes: Hashes) -> _Cells:
+        """Return the cell where the search for each hash starts."""
+        return (hashes >> self._shift).view(np.int64)
+
+    def _search(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Slots, _Cells]:
+        """Return the slot of each key, and the cell where its search ended."""
+        cells = self._home(hashes)
+        slots = self._walk(hashes, cells)
+        if self._one_to_one:  # but for a null, whose hash is that of one other key
+            hits = np.flatnonzero((hashes == SEED) & (slots != NO_SLOT))
+        else:
+            hits = np.flatnonzero(slots != NO_SLOT)
+        while len(hits):
+            columns = keys if len(hits) == len(hashes) else _taken(keys, hits)
+            other = hits[~self._keys.equal(slots[hits], columns)]
+            # Another key with the same hash: the search goes on behind it.
+            ends = (cells[other] + 1) & self._mask
+            slots[other] = self._walk(hashes[other], ends)
+            cells[other] = ends
+            hits = other[slots[other] != NO_SLOT]
+        return slots, cells
+
+    def _walk(self, hashes: Hashes, cells: _Cells) -> Slots:
+        """
+        Move each cell on to one that is empty or whose key has the hash.
+
+        Returns:
+            The slots of these cells, -1 for empty ones.
+        """
+        table, held = self._table, self._hashes
+        slots: Slots = table[cells].astype(np.int64)
+        # An empty cell compares the hash of some slot, which does not count.
+        rows = np.flatnonzero((held[slots] != hashes) & (slots != NO_SLOT))
+        ends, wanted = cells[rows], hashes[rows]
+        while len(rows):
+            ends = (ends + 1) & self._mask
+            found = table[ends]
+            going = (held[found] != wanted) & (found != NO_SLOT)
+            done = ~going
+            slots[rows[done]] = found[done]
+            cells[rows[done]] = ends[done]
+            rows, ends, wanted = rows[going], ends[going], wanted[going]
+        return slots
+
+    def _append(
+        self,
+        keys: Sequence[pa.Array],
+        rows: Slots,
+        hashes: Hashes,
+        key_groups: npt.NDArray[np.int32] | npt.NDArray[np.uint16],
+    ) -> int:
+        """Append keys to the columns, but not to the table; return the first one's slot."""
+        first = len(self._keys)
+        end = first + len(rows)
+        self._keys.append(keys, rows)  # first, for it may raise
+        if end > len(self._hashes):
+            size = max(end, 2 * len(self._hashes))
+            self._hashes = _grown(self._hashes, first, size)
+            self._key_groups = _grown(self._key_groups, first, size)
+        self._hashes[first:end] = hashes
+        self._key_groups[first:end] = key_groups
+        return first
+
+    def _insert(self, slots: Slots, cells: _Cells) -> None:
+        """Enter slots at the first empty cells from *cells* on."""
+        table = self._table
+        while len(slots):
+            free = table[cells] == NO_SLOT
+            table[cells[free]] = slots[free]
+            # Of several slots for one cell, numpy keeps the last one; the others move on.
+            left = table[cells] != slots
+            slots, cells = slots[left], (cells[left] + 1) & self._mask
+
+    def _fit_table(self, keys: int) -> bool:
+        """Make the table large enough for *keys*; return whether it was made anew."""
+        if keys * _CELLS_PER_KEY <= len(self._table):
+            return False
+        old = self._table
+        self._new_table(keys)
+        # The keys of neighbouring cells have neighbouring homes: the new table is filled in order.
+        for start in range(0, len(old), _BLOCK):
+            cells = old[start : start + _BLOCK]
+            slots = cells[cells != NO_SLOT].astype(np.int64)
+            self._insert(slots, self._home(self._hashes[slots]))
+        return True
+
+    def _new_table(self, keys: int) -> None:
+        bits = max((keys * _CELLS_PER_KEY - 1).bit_length(), _MIN_BITS)
+        self._table = np.full(1 << bits, NO_SLOT, np.int32)
+        self._mask = (1 << bits) - 1
+        self._shift = np.uint64(64 - bits)
+
+
+def _taken(columns: Sequence[pa.Array], rows: Slots) -> list[pa.Array]:
+    taken = pa.array(rows)
+    return [column.take(taken) for column in columns]
+
+
+def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Number]:
+    larger = np.empty(size, array.dtype)
+    larger[:used] = array[:used]
+    return larger
