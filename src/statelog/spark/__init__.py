@@ -18,6 +18,7 @@ from statelog.spark.migration import (
     to_spark,
     with_initial_state,
 )
+from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
 from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.stream.sinks import idempotent, writer_id
@@ -26,12 +27,18 @@ from statelog.spark.stream.writer import StatefulStreamWriter
 from statelog.spark.testing.replay import Difference, ReplayedStep, replay
 from statelog.spark.what_if import BatchOutcome, WhatIf, what_if
 from statelog.state.objects.aggregates import AggregateFunction
+from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
 __all__ = [
     "AggregateFunction",
     "BatchOutcome",
     "BatchProgress",
+    "ColumnState",
+    "ColumnTimers",
+    "ColumnarHandle",
+    "ColumnarProcessor",
     "Difference",
+    "Keys",
     "OperatorSettings",
     "ReplayedStep",
     "SnapshotPolicy",

@@ -23,6 +23,7 @@ from statelog.extras import require
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
 from statelog.spark.query.client import Client
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.event_time import (
     check_output_column,
@@ -43,7 +44,12 @@ from statelog.spark.query.resolve import (
 )
 from statelog.spark.query.session import is_connect, parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
+from statelog.spark.rows.formats import (
+    ColumnarFormat,
+    PandasRowFormat,
+    RowFormat,
+    SparkRowFormat,
+)
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
@@ -62,7 +68,7 @@ class _Arguments:
     """Spark's own arguments of the operator."""
 
     grouped: GroupedData
-    processor: StatefulProcessor
+    processor: AnyProcessor
     output: StructType | str
     output_mode: str
     time_mode: str
@@ -72,7 +78,7 @@ class _Arguments:
 
 def transform_with_state(
     grouped: GroupedData,
-    statefulProcessor: StatefulProcessor,
+    statefulProcessor: AnyProcessor,
     outputStructType: StructType | str,
     outputMode: str = "Update",
     timeMode: str = "None",
@@ -81,12 +87,13 @@ def transform_with_state(
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
-    Run an unmodified `StatefulProcessor` over a grouped frame.
+    Run an unmodified `StatefulProcessor`, or a `ColumnarProcessor`, over a grouped frame.
 
     Args:
         grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
             the same query; or of a batch frame, whose state is discarded at the end, as in Spark.
-        statefulProcessor: A processor that takes Rows; written for Spark's transformWithState.
+        statefulProcessor: A processor that takes Rows, written for Spark's transformWithState; or a
+            `ColumnarProcessor`, which takes all keys of a task as columns.
         outputStructType: Schema of the output rows, also as DDL text.
         outputMode: "Update", "Append" or "Complete"; with each the output is what the processor
             yields, as in Spark.  The writer accepts the first two.
@@ -115,7 +122,10 @@ def transform_with_state(
         initialState,
         eventTimeColumnName,
     )
-    return _stateful_frame(arguments, lambda session, output: SparkRowFormat(), settings)
+    row_format: RowFormat = SparkRowFormat()
+    if isinstance(statefulProcessor, ColumnarProcessor):
+        row_format = ColumnarFormat()
+    return _stateful_frame(arguments, lambda session, output: row_format, settings)
 
 
 def transform_with_state_in_pandas(
@@ -158,6 +168,11 @@ def transform_with_state_in_pandas(
         initialState,
         eventTimeColumnName,
     )
+    if isinstance(statefulProcessor, ColumnarProcessor):
+        raise UsageError(
+            f"{type(statefulProcessor).__name__} is a ColumnarProcessor: give it to "
+            "transform_with_state, not to transform_with_state_in_pandas"
+        )
     has_initial = initialState is not None
     return _stateful_frame(arguments, partial(_pandas_format, has_initial), settings)
 

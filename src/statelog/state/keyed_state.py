@@ -160,6 +160,10 @@ class KeyedState:
         entries = sum(len(table) for kg in key_group_range for table in self.groups[kg].tables)
         return entries + (0 if self._runs is None else self._runs.live_count(key_group_range))
 
+    def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
+        """Return the number of state entries of each key group; see `entry_count`."""
+        return [self.entry_count(KeyGroupRange(kg, kg)) for kg in key_group_range]
+
     def object_count(self) -> int:
         """Return the number of entries in dict tables, of all key groups."""
         return sum(len(table) for group in self.groups.values() for table in group.tables)

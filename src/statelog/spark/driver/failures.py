@@ -13,10 +13,10 @@ import re
 from typing import Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog import errors
 from statelog.errors import ProcessorError, StatelogError, UnavailableError
+from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.session import is_connect
 from statelog.spark.rows.jvm import jvm_of
 from statelog.spark.worker.failures import END_OF_REPORT
@@ -29,7 +29,7 @@ _CANCELLED: Final = re.compile(r"\[SPARK_JOB_CANCELLED\] ([^\n]*?)\.?(?: SQLSTAT
 _CRASHED: Final = "Python worker exited unexpectedly"
 
 
-def cause_of(error: Exception, processor: StatefulProcessor, batch_id: int) -> StatelogError | None:
+def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> StatelogError | None:
     """
     Return the task's error in a failed Spark job, or None.
 

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Sequence
 
 from statelog.checkpoint.batch_record import RecordingEntry
-from statelog.errors import StoreError
+from statelog.errors import StoreError, UsageError
+from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
 from statelog.spark.query.settings import QuerySettings
@@ -28,11 +29,17 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     Return the keys to record of each operator.
 
     Raises:
-        UsageError: A key is a key of no operator.
+        UsageError: A key is a key of no operator, or an operator is columnar.
     """
     rule = query.settings.record
     if rule is None:
         return [() for _ in query.operators]
+    for one in query.operators:
+        if isinstance(one.processor, ColumnarProcessor):
+            raise UsageError(
+                f"record has no effect on {type(one.processor).__name__}: what single keys see is "
+                "recorded of processors of Rows and pandas frames only"
+            )
     return keys_of_operators(rule, [one.schema.key_schema for one in query.operators])
 
 

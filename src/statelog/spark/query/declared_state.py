@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.pickled_processor import pickled
 from statelog.spark.query.processor_failures import described
 from statelog.spark.query.refused_state import StateWithoutKey
@@ -83,6 +83,44 @@ class DriverHandle(StateVariables):
         raise UsageError("timers belong to a key; list them while rows are handled")
 
 
+class ColumnarDriverHandle(DriverHandle):
+    """Notes the variables that a columnar processor asks for."""
+
+    def getColumnState(
+        self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
+    ) -> Any:
+        """Note a variable; what is returned cannot be used, because there are no keys."""
+        return self._variable(
+            WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
+        )
+
+    @property
+    def timers(self) -> _NoTimers:
+        """Timers that cannot be used, because there are no keys."""
+        return _NoTimers()
+
+    def _no_such_state(self, *_arguments: object, **_settings: object) -> NoReturn:
+        raise UsageError(
+            "a columnar processor has column state and timers: use getColumnState for values. Lists "
+            "and maps of each key need a processor of Rows or pandas frames"
+        )
+
+    getValueState = _no_such_state
+    getListState = _no_such_state
+    getMapState = _no_such_state
+    getReducingState = _no_such_state
+    getAggregatingState = _no_such_state
+
+
+class _NoTimers:
+    """Timers on the driver."""
+
+    def _refuse(self, *_arguments: object) -> NoReturn:
+        raise UsageError("timers belong to keys; register them in process()")
+
+    register = delete = get = _refuse
+
+
 def check_not_reserved(name: str) -> None:
     """Raise `UsageError` where *name* is one that statelog keeps for itself."""
     if name.startswith("$"):
@@ -90,7 +128,7 @@ def check_not_reserved(name: str) -> None:
 
 
 def operator_schema(
-    processor: StatefulProcessor,
+    processor: AnyProcessor,
     operator_id: str,
     key_schema: pa.Schema,
     parse: Callable[[str], StructType],
@@ -104,8 +142,9 @@ def operator_schema(
         ProcessorError: `init` or `close` failed.
         UsageError: A state variable has a type that cannot be kept.
     """
-    handle = DriverHandle(parse, has_ttl=time_mode == "processingtime")
     trial = cloudpickle.loads(pickled(processor))
+    kind = ColumnarDriverHandle if isinstance(trial, ColumnarProcessor) else DriverHandle
+    handle = kind(parse, has_ttl=time_mode == "processingtime")
     method = "init"
     try:
         trial.init(handle)

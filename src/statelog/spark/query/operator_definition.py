@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.initial_state import InitialState
 from statelog.spark.query.input_plan import InputPlan
 from statelog.spark.rows.formats import RowFormat
@@ -42,7 +42,7 @@ class OperatorDefinition:
     """
 
     frame: DataFrame
-    processor: StatefulProcessor
+    processor: AnyProcessor
     schema: OperatorStateSchema
     time_mode: str
     max_parallelism: int

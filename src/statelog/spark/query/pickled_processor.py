@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pyspark import cloudpickle
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 
 
-def pickled(processor: StatefulProcessor) -> bytes:
+def pickled(processor: AnyProcessor) -> bytes:
     """
     Return a processor as Spark sends it to the workers.
 
@@ -20,11 +20,13 @@ def pickled(processor: StatefulProcessor) -> bytes:
             f"statefulProcessor is the class {processor.__name__}; give an instance: "
             f"{processor.__name__}(...)"
         )
-    if not callable(getattr(processor, "init", None)) or not callable(
-        getattr(processor, "handleInputRows", None)
+    if not isinstance(processor, ColumnarProcessor) and not (
+        callable(getattr(processor, "init", None))
+        and callable(getattr(processor, "handleInputRows", None))
     ):
         raise UsageError(
-            f"statefulProcessor is an instance of a StatefulProcessor, not {processor!r:.100}"
+            "statefulProcessor is an instance of a StatefulProcessor or ColumnarProcessor, not "
+            f"{processor!r:.100}"
         )
     try:
         data: bytes = cloudpickle.dumps(processor)
@@ -36,7 +38,7 @@ def pickled(processor: StatefulProcessor) -> bytes:
     return data
 
 
-def _unpicklable_attribute(processor: StatefulProcessor) -> str:
+def _unpicklable_attribute(processor: AnyProcessor) -> str:
     """Return the attribute that cannot be pickled, for a message."""
     for name, value in getattr(processor, "__dict__", {}).items():
         try:

@@ -1,18 +1,20 @@
 """
-The two row formats of a processor: PySpark's `Row`s, or pandas DataFrames.
+The row formats of a processor: PySpark's `Row`s, pandas DataFrames, or columns.
 
-They differ in the input and the output only.  `ProcessorRun` handles keys, state, timers and
-failures for both.
+The first two differ in the input and the output only: `ProcessorRun` handles keys, state, timers and
+failures for both.  `ColumnarRun` does so for columns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.rows.columnar_output import ColumnarOutput
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.row_input import RowInput
@@ -22,6 +24,20 @@ from statelog.state.encoding.values import KeyCodec
 if TYPE_CHECKING:
     from statelog.spark.rows.interface import KeyedInput, Output
     from statelog.spark.rows.pandas_input import PandasSettings
+
+
+_ROW_BYTES: Final = 640
+_CELL_BYTES: Final = 48
+"""Memory of a row as Python objects, with the state and output that its processing makes."""
+_COPIES: Final = 4
+"""Memory of a columnar task per byte of input."""
+
+
+def python_bytes(batch: pa.RecordBatch) -> int:
+    """Return the estimated bytes of *batch* as Python objects."""
+    rows: int = batch.num_rows
+    cells: int = rows * batch.num_columns
+    return rows * _ROW_BYTES + cells * _CELL_BYTES + 2 * int(batch.nbytes)
 
 
 class RowFormat(Protocol):
@@ -38,6 +54,13 @@ class RowFormat(Protocol):
 
         0 where the processor gets single rows.
         """
+
+    @property
+    def splits_keys(self) -> bool:
+        """Whether the rows of one key can be read a few at a time."""
+
+    def cost(self, batch: pa.RecordBatch) -> int:
+        """Return the estimated bytes of memory that the rows of a batch need."""
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
@@ -63,6 +86,15 @@ class SparkRowFormat:
     def rows_at_once(self) -> int:
         """Return 0: a processor gets single rows."""
         return 0
+
+    @property
+    def splits_keys(self) -> bool:
+        """Return True: a processor gets an iterator."""
+        return True
+
+    def cost(self, batch: pa.RecordBatch) -> int:
+        """Return the bytes of the rows as Python objects."""
+        return python_bytes(batch)
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
@@ -93,6 +125,15 @@ class PandasRowFormat:
         """Return the most rows of a frame."""
         return self.settings.max_records
 
+    @property
+    def splits_keys(self) -> bool:
+        """Return True: a processor gets an iterator."""
+        return True
+
+    def cost(self, batch: pa.RecordBatch) -> int:
+        """Return the bytes of the rows as Python objects."""
+        return python_bytes(batch)
+
     # The import of pandas takes longer than a task, so tasks without it do not import it.
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
@@ -110,6 +151,35 @@ class PandasRowFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnarFormat:
+    """All rows of a task as one Arrow table."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Return 0: there are no frames of single keys."""
+        return 0
+
+    @property
+    def splits_keys(self) -> bool:
+        """Return False: the rows of a key are in one table."""
+        return False
+
+    def cost(self, batch: pa.RecordBatch) -> int:
+        """Return the bytes of the rows, sorted rows and what a processor makes of them."""
+        return _COPIES * int(batch.nbytes)
+
+    def input(
+        self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
+    ) -> KeyedInput:
+        """Return an empty input."""
+        return ColumnarInput(layout, key_codec)
+
+    def output(self, schema: pa.Schema, batch_id: int) -> Output:
+        """Return an empty output."""
+        return ColumnarOutput(schema, batch_id)
+
+
+@dataclass(frozen=True, slots=True)
 class KeepingFormat:
     """
     A row format whose inputs keep their rows in columns too.
@@ -124,6 +194,15 @@ class KeepingFormat:
     def rows_at_once(self) -> int:
         """Return what the plain format returns."""
         return self.plain.rows_at_once
+
+    @property
+    def splits_keys(self) -> bool:
+        """Return what the plain format returns."""
+        return self.plain.splits_keys
+
+    def cost(self, batch: pa.RecordBatch) -> int:
+        """Return what the plain format returns."""
+        return self.plain.cost(batch)
 
     def input(
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()

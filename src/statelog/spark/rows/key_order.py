@@ -127,7 +127,7 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
         key_columns: The columns of the key.
         codec: The operator's key.
     """
-    codes = _codes(key_columns, codec)
+    codes = row_codes(key_columns, codec)
     counts = np.bincount(codes)
     by_code = np.argsort(codes, kind="stable")
     starts = np.cumsum(counts) - counts
@@ -151,7 +151,7 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     )
 
 
-def _codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
+def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
     Return the number of each row's key.
 

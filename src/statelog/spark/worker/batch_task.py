@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.output_parts import DirectOutput
-from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchFrameSpec
+from statelog.spark.worker.run import new_run, new_state
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.task_input import TaskInput
-from statelog.spark.worker.task_log import encoded
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import KeyGroupState
 from statelog.state.keyed_state import KeyedState
@@ -36,20 +35,21 @@ def _run(
 ) -> Iterator[pa.RecordBatch]:
     every_group, out = spec.key_groups, spec.rows.output
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
-    state = KeyedState(codec)
-    state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
+    state = new_state(spec.context.processor, codec)
+    if isinstance(state, KeyedState):
+        state.groups = {key_group: KeyGroupState(codec.kinds) for key_group in every_group}
     rows = TaskInput(spec.rows, codec.key, every_group, batches, file)
     rows_out = spec.rows.row_format.output(out, spec.context.batch_id)
     output = DirectOutput(rows_out, lambda _batch: None, out, file)
-    run = ProcessorRun(spec.context, state, every_group, output)
+    run = new_run(spec.context, state, every_group, output)
     run.begin()
     in_parts = rows.is_large and run.in_parts(file)
     for part in rows.parts():
         run.take(part.rows, part.initial)
         if in_parts:
-            run.retire(encoded(run, codec))
+            run.retire(run.encoded())
             yield from output.batches()
     run.end()
-    encoded(run, codec)  # as in a stream, a value that does not fit is an error
+    run.encoded()  # as in a stream, a value that does not fit is an error
     output.flush()
     yield from output.batches()

@@ -30,9 +30,6 @@ from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.keys.key_hash import hash_columns
 
-_ROW_BYTES = 640
-_CELL_BYTES = 48
-"""Memory of a row as Python objects, with the state and output that its processing makes."""
 _CHUNKS = 12
 """Rows are separated in chunks of the bound divided by this."""
 _SLOTS = 256
@@ -40,13 +37,6 @@ _SPLIT = 64
 _HEAVY = 0.2
 """A key with this share of a key group's rows is separated from the others."""
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
-
-
-def python_bytes(batch: pa.RecordBatch) -> int:
-    """Return the estimated bytes of *batch* as Python objects."""
-    rows: int = batch.num_rows
-    cells: int = rows * batch.num_columns
-    return rows * _ROW_BYTES + cells * _CELL_BYTES + 2 * int(batch.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +169,7 @@ class LargeInput:
 
         A slot keeps their order.
         """
-        row_cost = python_bytes(batch) / batch.num_rows
+        row_cost = self._row_format.cost(batch) / batch.num_rows
         order = np.argsort(places.astype(np.uint16), kind="stable")
         in_order = places[order]
         bounds = np.searchsorted(in_order, np.arange(len(slots) + 1)).tolist()
@@ -254,11 +244,11 @@ class LargeInput:
         apart = [each for each in slots[count:] if each.cost]
         # Rows that no hash separates have one key.
         if len(filled) == 1 and not apart and level + 1 >= len(_MIX):
-            yield self._huge(filled[0])
+            yield self._of_one_key(filled[0])
         else:
             yield from self._parts(filled, level + 1)
         for each in apart:
-            yield self._huge(each) if each.cost > self._part_bytes else self._part([each])
+            yield self._of_one_key(each) if each.cost > self._part_bytes else self._part([each])
 
     def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
         """Return the hashes with many rows of a slot, ascending."""
@@ -277,7 +267,9 @@ class LargeInput:
         columns = [batch.column(at) for at in self._sides[number].layout.key_positions]
         return hash_columns(columns, self._codec.schema)
 
-    def _huge(self, slot: _Slot) -> Part:
+    def _of_one_key(self, slot: _Slot) -> Part:
+        if not self._row_format.splits_keys:
+            return self._part([slot])
         inputs = [
             HugeKeyInput(
                 side.layout,

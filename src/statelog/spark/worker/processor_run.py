@@ -20,8 +20,9 @@ from operator import itemgetter
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from statelog.errors import ProcessorError
+from statelog.errors import InvariantError, ProcessorError
 from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.processor_failures import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.types import make_row, row_factory
@@ -64,6 +65,9 @@ class ProcessorRun:
         output: OutputCollector,
         recorder: TaskRecorder | None = None,
     ) -> None:
+        if isinstance(context.processor, ColumnarProcessor):
+            raise InvariantError(f"{type(context.processor).__name__} is a columnar processor")
+        self._processor = context.processor
         self._recorder = recorder
         self._key_group = -1
         self._context = context
@@ -104,7 +108,7 @@ class ProcessorRun:
     @ends_of_process_are_errors
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
-        processor = self._context.processor
+        processor = self._processor
         handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop)
         try:
             processor.init(handle)
@@ -168,13 +172,28 @@ class ProcessorRun:
         if self._recorder is not None:
             self._recorder.settle(self._group, self.overlays)
         try:
-            self._context.processor.close()
+            self._processor.close()
         except (Exception, SystemExit) as error:
             raise self._failed("close", None, error) from error
 
+    def encoded(self) -> ChangeBatch:
+        """Return the changes for the log; raises `ProcessorError` if a value does not fit."""
+        try:
+            return self._codec.encode(self.overlays)
+        except UNENCODABLE as error:
+            raise self.locate_unencodable_value(error) from error
+
+    def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
+        """Keep the changes for the next task of this worker."""
+        self._state.stage(checkpoint_id, base_id, state_handle_id, self._range, self.overlays)
+
+    def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
+        """Return the state with the changes of this run as a snapshot."""
+        return self._state.snapshot(key_group_range, self.overlays, self._context.now_ms)
+
     def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
         """Call `handleInitialState` key by key; count keys without input rows too."""
-        initialize = self._context.processor.handleInitialState
+        initialize = self._processor.handleInitialState
         key: Key = ()
         for key_group in initial.key_groups():
             self._enter(key_group)
@@ -192,7 +211,7 @@ class ProcessorRun:
                 raise self._failed("handleInitialState", key, error) from error
 
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
-        handle_rows = self._context.processor.handleInputRows
+        handle_rows = self._processor.handleInputRows
         cursor, times, extend = self._cursor, self._times, self.output.extend
         recorder = self._recorder
         marked = () if recorder is None else recorder.marked(key_group)
@@ -276,7 +295,7 @@ class ProcessorRun:
         if is_recorded and recorder is not None:
             number = self._begin_record(recorder, key)
         try:
-            produced = self._context.processor.handleExpiredTimer(
+            produced = self._processor.handleExpiredTimer(
                 key=self._key_of_timer(key),
                 timerValues=self._times,
                 expiredTimerInfo=ExpiredTimerInfo(time),
@@ -344,7 +363,7 @@ class ProcessorRun:
     ) -> ProcessorError:
         if key is not None:
             self._note_failure(self._key_group, key, method, timer_ms)
-        name = type(self._context.processor).__name__
+        name = type(self._processor).__name__
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
             f"{name}.{method} failed{at} in batch {self._context.batch_id}: {described(error)}. Nothing of this "

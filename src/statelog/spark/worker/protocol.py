@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.initial_rows import InitialLayout
@@ -39,7 +39,7 @@ class BatchContext:
         watermark_ms: The batch's watermark; -1 without.
     """
 
-    processor: StatefulProcessor
+    processor: AnyProcessor
     batch_id: int
     time_mode: str
     now_ms: int = -1

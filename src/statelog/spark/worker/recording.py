@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import ProcessorError, StoreError
 from statelog.model.json_types import Json
+from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
 from statelog.spark.worker.failures import processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
@@ -207,13 +207,13 @@ def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> 
     return whole.add_column(0, _RECORD_FIELD, pa.array(repeated, pa.int32()))
 
 
-def processor_name(processor: StatefulProcessor) -> str:
+def processor_name(processor: AnyProcessor) -> str:
     """Return `module:Class` of a processor."""
     kind = type(processor)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def source_of(processor: StatefulProcessor) -> str:
+def source_of(processor: AnyProcessor) -> str:
     """Return the file of a processor's class, as its driver compiled it; "" if unknown."""
     code = getattr(getattr(type(processor), "handleInputRows", None), "__code__", None)
     return str(getattr(code, "co_filename", ""))

@@ -36,19 +36,17 @@ from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.late_rows import LateCount
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
-from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.recording import acknowledge_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
+from statelog.spark.worker.run import TaskRun, new_run, new_state
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_log import TaskLog, files_only
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap.tables import Overlay
-from statelog.state.keyed_state import KeyedState
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_location
 
@@ -72,7 +70,8 @@ class _Worker:
         self.paths = LocationPaths()
         self.ids = RandomIds()
         backend = task_state.backend
-        self.state = KeyedState(codec, backend.limits(), backend.opener(_name_of(spec), self.ids))
+        processor = spec.context.processor
+        self.state = new_state(processor, codec, backend, _name_of(spec), self.ids)
         self.budget_bytes = backend.budget_bytes
         self.frozen_entries = 0
         uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
@@ -174,7 +173,7 @@ def _run(
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     output = _output(worker, spec, file)
-    run = ProcessorRun(spec.context, worker.state, key_group_range, output, recorder)
+    run = new_run(spec.context, worker.state, key_group_range, output, recorder)
     with replayable_failure(worker.store, worker.paths, recorder, spec):
         _process(worker, spec, rows, run, ack, watch)
     if isinstance(output, StagedOutputParts):
@@ -186,9 +185,7 @@ def _run(
             OutputFiles(worker.store, worker.paths, worker.ids), recorder, spec, ack
         )
         watch.lap("record")
-    ack.group_entries = [
-        worker.state.entry_count(KeyGroupRange(one, one)) for one in key_group_range
-    ]
+    ack.group_entries = worker.state.entry_counts(key_group_range)
     ack.entries = sum(ack.group_entries)
     ack.objects = worker.store.objects_put - objects
     ack.object_bytes = worker.store.bytes_put - object_bytes
@@ -231,20 +228,19 @@ def _process(
     worker: _Worker,
     spec: TaskSpec,
     rows: TaskInput,
-    run: ProcessorRun,
+    run: TaskRun,
     ack: TaskAck,
     watch: Stopwatch,
 ) -> None:
     """Run the processor and append its changes."""
-    state = worker.state
     run.begin()
     in_parts = rows.is_large and run.in_parts(rows.file)
     if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
         # This micro-batch's changes are never in memory together: the snapshot is without them.
-        _snapshot(worker, spec, spec.base_id, {}, ack)
+        _snapshot(worker, spec, spec.base_id, run, ack)
         watch.lap("snapshot")
     storage = worker.large_storage if in_parts else worker.storage
-    log = TaskLog(storage, state.codec, ack.key_group_range, spec.checkpoint_id)
+    log = TaskLog(storage, worker.state.codec, ack.key_group_range, spec.checkpoint_id)
     with contextlib.closing(log):
         for part in rows.parts():
             watch.lap("input")
@@ -262,11 +258,11 @@ def _process(
         ack.log, ack.delta_bytes = log.persist(), log.delta_bytes
     if ack.log is not None and not in_parts:
         handle_id = ack.log.state_handle_id
-        state.stage(spec.checkpoint_id, spec.base_id, handle_id, ack.key_group_range, run.overlays)
+        run.stage(spec.checkpoint_id, spec.base_id, handle_id)
     fail_point("between-uploads")
     watch.lap("append")
     if ack.partition in spec.snapshots and not in_parts:
-        _snapshot(worker, spec, spec.checkpoint_id, run.overlays, ack)
+        _snapshot(worker, spec, spec.checkpoint_id, run, ack)
         watch.lap("snapshot")
 
 
@@ -290,7 +286,7 @@ def _snapshot(
     worker: _Worker,
     spec: TaskSpec,
     checkpoint_id: int,
-    overlays: dict[int, Overlay],
+    run: TaskRun,
     ack: TaskAck,
 ) -> None:
     """
@@ -301,7 +297,7 @@ def _snapshot(
     try:
         fail_point("before-snapshot")
         key_group_range = spec.snapshots[ack.partition]
-        ack.snapshot = _write_snapshot(worker, spec, key_group_range, checkpoint_id, overlays)
+        ack.snapshot = _write_snapshot(worker, spec, key_group_range, checkpoint_id, run)
     except Exception as error:
         ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
 
@@ -311,10 +307,10 @@ def _write_snapshot(
     spec: TaskSpec,
     key_group_range: KeyGroupRange,
     checkpoint_id: int,
-    overlays: dict[int, Overlay],
+    run: TaskRun,
 ) -> MaterializedHandle:
     # Always a file: inside the handle it would be part of every later checkpoint.
-    data = worker.state.snapshot(key_group_range, overlays, spec.context.now_ms)
+    data = run.snapshot(key_group_range)
     factory = FsCheckpointStreamFactory.for_checkpoint(
         worker.store, spec.checkpoint_id, paths=worker.paths, threshold_bytes=0
     )

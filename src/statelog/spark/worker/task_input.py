@@ -12,7 +12,7 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.rows.initial_rows import initial_part, input_part, split_batches
 from statelog.spark.rows.interface import KeyedInput
-from statelog.spark.worker.large_input import LargeInput, Part, Side, python_bytes
+from statelog.spark.worker.large_input import LargeInput, Part, Side
 from statelog.spark.worker.protocol import TaskRows
 from statelog.spark.worker.spill import SpillFile
 from statelog.state.encoding.values import KeyCodec
@@ -80,7 +80,7 @@ class TaskInput:
         size, bound = 0, self._rows.input_bytes
         for batch in self._batches:
             first.append(batch)
-            size += python_bytes(batch)
+            size += self._rows.row_format.cost(batch)
             if size > bound:
                 self.is_large = True
                 return

@@ -15,9 +15,8 @@ from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.options import ChangelogOptions
 from statelog.runtime.ids import IdSource
-from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.run import TaskRun
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.values import UNENCODABLE
 from statelog.store import LocationPaths, ObjectStore
 
 _UPLOADS = 32
@@ -71,16 +70,16 @@ class TaskLog:
         self._writer: FsStateChangelogWriter | None = None
         self.delta_bytes = 0
 
-    def append(self, run: ProcessorRun) -> ChangeBatch:
+    def append(self, run: TaskRun) -> ChangeBatch:
         """
-        Append the overlays of *run* as one change set.
+        Append the changes of *run* as one change set.
 
         Raises:
             ProcessorError: A value does not fit its type.
 
         Blocks: For the store, when many bytes wait for upload.
         """
-        changes = encoded(run, self._codec)
+        changes = run.encoded()
         if len(changes):
             if self._writer is None:
                 self._writer = self._storage.create_writer(
@@ -109,15 +108,3 @@ class TaskLog:
         """Close the writer; files that no handle names are deleted."""
         if self._writer is not None:
             self._writer.close()
-
-
-def encoded(run: ProcessorRun, codec: OperatorCodec) -> ChangeBatch:
-    """
-    Return the overlays of *run* as changes.
-
-    Raises `ProcessorError` if a value does not fit.
-    """
-    try:
-        return codec.encode(run.overlays)
-    except UNENCODABLE as error:
-        raise run.locate_unencodable_value(error) from error

@@ -1,14 +1,25 @@
 """
-Keys to slots: the row of state columns that each key has.
+State in columns: each key has a slot, each variable a column of cells.
 
-A task that keeps state in columns asks a `SlotIndex` for the row number, the *slot*, of every key of
-a micro-batch at once.  New keys get the next slots.  The index works on the 64-bit hash that each
-row already has, and compares key columns where a hash alone does not decide.
-
-    slot_index    the hash table from keys to slots
-    key_columns   the keys themselves as Arrow columns, and which of them are equal
+    keys           the distinct keys of some rows
+    slot_index     keys -> slots
+    entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
+    slot_table     cells of all variables; slot_state: the cache of a worker, brought forward as `KeyedState` is
+    column_state   what a columnar processor holds
 """
 
+from statelog.state.slots.column_state import ColumnState, ColumnTimers, columns_of
+from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_index import SlotIndex
+from statelog.state.slots.slot_state import SlotState
+from statelog.state.slots.slot_table import SlotTable
 
-__all__ = ["SlotIndex"]
+__all__ = [
+    "ColumnState",
+    "ColumnTimers",
+    "Keys",
+    "SlotIndex",
+    "SlotState",
+    "SlotTable",
+    "columns_of",
+]

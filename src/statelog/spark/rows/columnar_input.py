@@ -1,0 +1,102 @@
+"""Read the input as columns: the distinct keys, and one table of rows sorted by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import InvariantError
+from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.key_order import row_codes
+from statelog.spark.rows.layout import InputLayout
+from statelog.state.encoding.values import KeyCodec
+from statelog.state.heap.tables import Key
+from statelog.state.kinds.kind import RowNumbers
+from statelog.state.slots import Keys
+
+_BYTE_VALUES: Final = 65_536
+
+
+class ColumnarInput:
+    """
+    The input rows of one task, in columns.
+
+    Args:
+        layout: The layout of the input.
+        key_codec: The operator's key.
+    """
+
+    def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
+        self._layout = layout
+        self._codec = key_codec
+        self.row_count = 0
+        self._rows: pa.Table | None = None
+        self._keys: Keys | None = None
+
+    def read(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Read all rows: key group, computed key columns, input columns."""
+        parts = [batch for batch in batches if batch.num_rows]
+        if not parts:
+            return
+        table = pa.Table.from_batches(parts).combine_chunks()
+        self.row_count = table.num_rows
+        key_groups = table.column(0).to_numpy()
+        columns = [_whole(table.column(at)) for at in self._layout.key_positions]
+        codes = row_codes(columns, self._codec)
+        counts = np.bincount(codes)
+        order = stable_order(codes, len(counts))
+        ends = np.cumsum(counts)
+        starts = ends - counts
+        firsts = order[starts]
+        taken = pa.array(firsts)
+        keys = [
+            column.take(taken).cast(field.type)
+            for column, field in zip(columns, self._codec.schema, strict=True)
+        ]
+        self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends)
+        rows = table.select(range(self._layout.first_input, table.num_columns))
+        self._rows = rows.take(pa.array(order))
+
+    def keyed(self) -> tuple[Keys, pa.Table] | None:
+        """Return the keys and the rows, or None without any row."""
+        if self._keys is None or self._rows is None:
+            return None
+        return self._keys, self._rows
+
+    def key_groups(self) -> list[int]:
+        """Return the key groups that have rows."""
+        return [] if self._keys is None else np.unique(self._keys.key_groups).tolist()
+
+    def table_keys(self, key_group: int) -> Sequence[Key]:
+        """Refuse: the keys of a columnar input are columns."""
+        raise InvariantError("a columnar input has no keys as objects")
+
+    def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
+        """Refuse, as `table_keys`."""
+        raise InvariantError("a columnar input has no keys as objects")
+
+
+def stable_order(codes: npt.NDArray[np.int64], count: int) -> RowNumbers:
+    """
+    Return the order of rows by their codes, those of one code in the order of arrival.
+
+    NumPy sorts numbers of 16 bits in one pass over the rows, and larger ones much slower.
+
+    Args:
+        codes: Numbers from 0.
+        count: The largest code, and one.
+    """
+    order: RowNumbers = np.argsort((codes % _BYTE_VALUES).astype(np.uint16), kind="stable")
+    while count > _BYTE_VALUES:
+        codes, count = codes // _BYTE_VALUES, -(-count // _BYTE_VALUES)
+        digits = (codes[order] % _BYTE_VALUES).astype(np.uint16)
+        order = order[np.argsort(digits, kind="stable")]
+    return order
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

@@ -1,0 +1,171 @@
+"""
+Run a columnar processor over the keys of a task.
+
+The order is that of `ProcessorRun`: `init`, then `initialize` and `process` for each part of the rows,
+then `expired` for the timers that are due, then `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import TimerValues
+
+from statelog.errors import InvariantError, ProcessorError
+from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.spark.query.columnar_processor import ColumnarProcessor, Tables
+from statelog.spark.query.processor_failures import described
+from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.worker.columnar_handle import ColumnarTaskHandle
+from statelog.spark.worker.failures import ends_of_process_are_errors
+from statelog.spark.worker.protocol import NEVER_MS, BatchContext
+from statelog.spark.worker.spill import SpillFile
+from statelog.state.schema.descriptors import TIMERS_NAME
+from statelog.state.slots import ColumnTimers, Keys, SlotState
+
+
+class ColumnarRun:
+    """
+    One run of a columnar processor; the methods are those of `ProcessorRun`.
+
+    Args:
+        context: The micro-batch.
+        state: The state of the worker.
+        key_group_range: The task's key groups.
+        output: Takes what the processor yields.
+    """
+
+    def __init__(
+        self,
+        context: BatchContext,
+        state: SlotState,
+        key_group_range: KeyGroupRange,
+        output: OutputCollector,
+    ) -> None:
+        if not isinstance(context.processor, ColumnarProcessor):
+            raise InvariantError(f"{type(context.processor).__name__} is no columnar processor")
+        self._processor = context.processor
+        self._context = context
+        self._state = state
+        self._table = state.table
+        self._range = key_group_range
+        has_time = context.time_mode != "none"
+        self._times = TimerValues(context.now_ms, context.watermark_ms if has_time else -1)
+        self._timers_id: int | None = None
+        self._timers: ColumnTimers | None = None
+        if has_time:
+            self._timers_id = state.codec.schema.state_id(TIMERS_NAME)
+            self._timers = ColumnTimers(state.table, self._timers_id)
+        state.table.now_ms = context.now_ms
+        self.output = output
+        self.key_count = 0
+
+    @ends_of_process_are_errors
+    def begin(self) -> None:
+        """Initialize the processor; raises `ProcessorError` if that fails."""
+        self._table.forget_pending()
+        handle = ColumnarTaskHandle(self._table, self._timers, self._drop)
+        self._call("init", None, lambda: self._processor.init(handle))
+        handle.initialized()
+
+    def in_parts(self, file: SpillFile) -> bool:
+        """Return False: what is written stays in memory, in columns, until the end."""
+        self.output.bound_each_call()
+        return False
+
+    @ends_of_process_are_errors
+    def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """Run the processor over rows; raises `ProcessorError`."""
+        initial_keys = None if initial is None else _keyed(initial)
+        given = _keyed(rows)
+        if initial_keys is not None:
+            keys, table = initial_keys
+            self._call(
+                "initialize", keys, lambda: self._processor.initialize(keys, table, self._times)
+            )
+            self.key_count += len(keys)
+        if given is not None:
+            some, input_rows = given
+            self._collect(
+                "process", some, lambda: self._processor.process(some, input_rows, self._times)
+            )
+            self.key_count += len(some)
+
+    def retire(self, changes: ChangeBatch) -> None:
+        """Refuse; see `in_parts`."""
+        raise InvariantError("the changes of a columnar run stay in memory")
+
+    @ends_of_process_are_errors
+    def end(self) -> None:
+        """Run the processor over the timers that are due, and close it; raises `ProcessorError`."""
+        if self._timers_id is not None and self._timers is not None:
+            slots, times = self._table.due(self._range, self._timers_id, self._context.due_until_ms)
+            if len(slots):
+                keys, expiry = self._table.keys_of(slots), pa.array(times)
+                self._collect(
+                    "expired", keys, lambda: self._processor.expired(keys, expiry, self._times)
+                )
+                self._timers.delete(keys, times)
+        self._call("close", None, self._processor.close)
+
+    def next_due_ms(self) -> int:
+        """Return when the task's earliest timer is due after this run."""
+        if self._timers_id is None:
+            return NEVER_MS
+        return self._table.next_due_ms(self._range, self._timers_id)
+
+    def encoded(self) -> ChangeBatch:
+        """Return the changes for the log."""
+        return self._table.changes()
+
+    def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
+        """Keep the changes for the next task of this worker."""
+        self._state.stage(checkpoint_id, base_id, state_handle_id, self._range)
+
+    def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
+        """Return the state with the changes of this run as a snapshot."""
+        return self._table.snapshot(key_group_range, self._context.now_ms)
+
+    def _drop(self, state_id: int) -> None:
+        self._table.drop(state_id, self._range)
+
+    def _collect(self, method: str, keys: Keys, call: Callable[[], Tables]) -> None:
+        """Call a method and take the tables that it yields."""
+
+        def run() -> None:
+            produced = call()
+            if produced is not None:
+                self.output.extend(produced)
+
+        self._call(method, keys, run)
+        self.output.convert_if_many()
+
+    def _call(self, method: str, keys: Keys | None, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except ProcessorError:
+            raise  # the output does not fit: the message names the column
+        except (Exception, SystemExit) as error:
+            name = type(self._processor).__name__
+            groups = "" if keys is None else f" for {_of(keys)}"
+            raise ProcessorError(
+                f"{name}.{method} failed{groups} in batch {self._context.batch_id}: "
+                f"{described(error)}. Nothing of this batch was committed; the last checkpoint is "
+                "valid",
+                batch_id=self._context.batch_id,
+                method=method,
+            ) from error
+
+
+def _of(keys: Keys) -> str:
+    groups = np.unique(keys.key_groups)
+    return f"{len(keys)} keys of the key groups {groups[0]} to {groups[-1]}"
+
+
+def _keyed(rows: KeyedInput) -> tuple[Keys, pa.Table] | None:
+    if not isinstance(rows, ColumnarInput):
+        raise InvariantError(f"{type(rows).__name__} is no columnar input")
+    return rows.keyed()

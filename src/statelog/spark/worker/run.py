@@ -1,0 +1,94 @@
+"""The run of a processor in a task, and the state it needs, for processors of single keys and of columns."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.runtime.ids import IdSource
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.worker.columnar_run import ColumnarRun
+from statelog.spark.worker.processor_run import ProcessorRun
+from statelog.spark.worker.protocol import BatchContext
+from statelog.spark.worker.recorder import TaskRecorder
+from statelog.spark.worker.spill import SpillFile
+from statelog.state.backend import StateBackendConfig
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.slots import SlotState
+
+
+class TaskRun(Protocol):
+    """A run of a processor over the keys of a task."""
+
+    output: OutputCollector
+    key_count: int
+
+    def begin(self) -> None:
+        """Initialize the processor; raises `ProcessorError` if that fails."""
+
+    def in_parts(self, file: SpillFile) -> bool:
+        """Return whether `retire` may be called after each part."""
+
+    def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
+        """Run the processor over keys with all their rows; raises `ProcessorError`."""
+
+    def retire(self, changes: ChangeBatch) -> None:
+        """Drop the changes so far from memory, which were appended to the log."""
+
+    def end(self) -> None:
+        """Run the processor over the timers that are due, and close it; raises `ProcessorError`."""
+
+    def next_due_ms(self) -> int:
+        """Return when the task's earliest timer is due after this run."""
+
+    def encoded(self) -> ChangeBatch:
+        """Return the changes for the log; raises `ProcessorError` if a value does not fit."""
+
+    def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
+        """Keep the changes for the next task of this worker."""
+
+    def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
+        """Return the state with the changes of this run as a snapshot."""
+
+
+WorkerState = KeyedState | SlotState
+"""What a worker keeps for an operator."""
+
+
+def new_state(
+    processor: AnyProcessor,
+    codec: OperatorCodec,
+    backend: StateBackendConfig | None = None,
+    name: str = "",
+    ids: IdSource | None = None,
+) -> WorkerState:
+    """
+    Return an empty state for a processor.
+
+    Args:
+        processor: The processor.
+        codec: The operator's codec.
+        backend: Where the worker keeps the state; None for memory without a bound.
+        name: Name of the state on this host.
+        ids: Makes unique names.
+    """
+    if isinstance(processor, ColumnarProcessor):
+        return SlotState(codec)
+    if backend is None or ids is None:
+        return KeyedState(codec)
+    return KeyedState(codec, backend.limits(), backend.opener(name, ids))
+
+
+def new_run(
+    context: BatchContext,
+    state: WorkerState,
+    key_group_range: KeyGroupRange,
+    output: OutputCollector,
+    recorder: TaskRecorder | None = None,
+) -> TaskRun:
+    """Return the run of a processor; the arguments are those of `ProcessorRun`."""
+    if isinstance(state, SlotState):
+        return ColumnarRun(context, state, key_group_range, output)
+    return ProcessorRun(context, state, key_group_range, output, recorder)

@@ -1,0 +1,217 @@
+"""
+Entries in columns, found by position.
+
+Entries are appended and never changed, so an attempt that fails leaves nothing to undo: the owner of
+a heap keeps the position of the entry that counts for each slot.  `keep` drops the others.
+Columns of a fixed width are NumPy arrays, which grow by doubling.  Others (texts, lists, structs) are
+Arrow arrays that are merged when the last is about as long as the one before, so that there are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.state.kinds.kind import RowNumbers
+
+_FIRST_ROWS: Final = 1024
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+class _Store(Protocol):
+    """The values of one column."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+
+    def append(self, column: pa.Array) -> None:
+        """Append values."""
+
+    def take(self, positions: RowNumbers) -> pa.Array:
+        """Return values by position; a null for a negative one."""
+
+    def keep(self, positions: RowNumbers) -> None:
+        """Keep only the values at these positions, in this order."""
+
+
+class EntryHeap:
+    """
+    Entries of one variable by position.
+
+    Args:
+        fields: The columns of an entry.
+    """
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        self.fields = list(fields)
+        self._stores: list[_Store] = [_store_of(field.type) for field in fields]
+        self.count = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, with the spare capacity for growth."""
+        return sum(store.nbytes for store in self._stores)
+
+    def append(self, columns: Sequence[pa.Array]) -> RowNumbers:
+        """Append entries and return their positions."""
+        length = len(columns[0])
+        for store, column in zip(self._stores, columns, strict=True):
+            store.append(column)
+        self.count += length
+        return np.arange(self.count - length, self.count)
+
+    def take(self, positions: RowNumbers) -> list[pa.Array]:
+        """Return the columns of entries; nulls for a negative position."""
+        return [store.take(positions) for store in self._stores]
+
+    def take_column(self, at: int, positions: RowNumbers) -> pa.Array:
+        """Return one column of entries; nulls for a negative position."""
+        return self._stores[at].take(positions)
+
+    def keep(self, positions: RowNumbers) -> None:
+        """Keep only the entries at these positions; they are at 0, 1, ... then."""
+        for store in self._stores:
+            store.keep(positions)
+        self.count = len(positions)
+
+
+def _store_of(kind: pa.DataType) -> _Store:
+    if pa.types.is_boolean(kind):
+        return _Booleans(kind, np.dtype(np.bool_))
+    try:
+        bits: int = kind.bit_width
+    except ValueError:
+        return _Chunks(kind)
+    if pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or bits % 8:
+        return _Chunks(kind)
+    width = bits // 8
+    return _FixedWidth(kind, np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}"))
+
+
+class _FixedWidth:
+    """Values of a fixed width, by their bytes."""
+
+    def __init__(self, kind: pa.DataType, dtype: np.dtype[np.generic]) -> None:
+        self._kind = kind
+        self._dtype = dtype
+        self._values: npt.NDArray[np.generic] = np.zeros(_FIRST_ROWS, dtype)
+        self._valid: npt.NDArray[np.bool_] | None = None
+        """None while no value is null."""
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._values.nbytes + (0 if self._valid is None else self._valid.nbytes)
+
+    def append(self, column: pa.Array) -> None:
+        end = self._count + len(column)
+        if end > len(self._values):
+            self._values = _grown(self._values, end)
+            if self._valid is not None:
+                self._valid = _grown(self._valid, end)
+        self._values[self._count : end] = self._read(column)
+        if column.null_count and self._valid is None:
+            self._valid = np.ones(len(self._values), np.bool_)
+        if self._valid is not None:
+            self._valid[self._count : end] = column.is_valid().to_numpy(zero_copy_only=False)
+        self._count = end
+
+    def _read(self, column: pa.Array) -> npt.NDArray[np.generic]:
+        data = column.buffers()[1]
+        if data is None or not len(column):
+            return np.zeros(len(column), self._dtype)
+        start = column.offset * self._dtype.itemsize
+        return np.frombuffer(data, self._dtype, len(column), start)
+
+    def take(self, positions: RowNumbers) -> pa.Array:
+        safe = np.maximum(positions, 0)
+        valid = positions >= 0
+        if self._valid is not None:
+            valid &= self._valid[safe]
+        bitmap = None
+        if not valid.all():
+            bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        return pa.Array.from_buffers(
+            self._kind, len(positions), [bitmap, self._buffer(self._values[safe])]
+        )
+
+    def _buffer(self, values: npt.NDArray[np.generic]) -> pa.Buffer:
+        return pa.py_buffer(values)
+
+    def keep(self, positions: RowNumbers) -> None:
+        size = max(_FIRST_ROWS, len(positions))
+        self._values = _grown(self._values[positions], size)
+        if self._valid is not None:
+            self._valid = _grown(self._valid[positions], size)
+        self._count = len(positions)
+
+
+class _Booleans(_FixedWidth):
+    """Booleans, which Arrow packs in bits."""
+
+    def _read(self, column: pa.Array) -> npt.NDArray[np.generic]:
+        filled = pc.fill_null(column, False) if column.null_count else column
+        values: npt.NDArray[np.generic] = filled.to_numpy(zero_copy_only=False)
+        return values
+
+    def _buffer(self, values: npt.NDArray[np.generic]) -> pa.Buffer:
+        return pa.py_buffer(np.packbits(values.astype(np.bool_), bitorder="little"))
+
+
+class _Chunks:
+    """Values of any type, as Arrow arrays."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._chunks: list[pa.Array] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self._chunks)
+
+    def append(self, column: pa.Array) -> None:
+        if not len(column):
+            return
+        chunks = self._chunks
+        chunks.append(column)
+        while len(chunks) > 1 and 2 * len(chunks[-1]) >= len(chunks[-2]):
+            chunks[-2:] = [pa.concat_arrays(chunks[-2:])]
+
+    def take(self, positions: RowNumbers) -> pa.Array:
+        missing = positions < 0
+        if missing.all():
+            return pa.nulls(len(positions), self._kind)
+        if len(self._chunks) == 1:
+            return self._chunks[0].take(pa.array(positions, mask=missing))
+        # Arrow's own look-up in several chunks copies all of them first.
+        starts = np.cumsum([0, *map(len, self._chunks)])
+        chunk_of = np.searchsorted(starts, positions, side="right") - 1
+        chunk_of[missing] = len(self._chunks)
+        order = np.argsort(chunk_of, kind="stable")
+        bounds = np.searchsorted(chunk_of[order], np.arange(len(self._chunks) + 2))
+        parts = [
+            chunk.take(pa.array(positions[order[bounds[at] : bounds[at + 1]]] - starts[at]))
+            for at, chunk in enumerate(self._chunks)
+        ]
+        parts.append(pa.nulls(int(bounds[-1] - bounds[-2]), self._kind))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_arrays(parts).take(pa.array(back))
+
+    def keep(self, positions: RowNumbers) -> None:
+        self._chunks = [self.take(positions)] if len(positions) else []
+
+
+def _grown(values: npt.NDArray[_Scalar], least: int) -> npt.NDArray[_Scalar]:
+    """Return a copy with room for *least* values, at least twice as many as before."""
+    if len(values) >= least:
+        return values
+    larger = np.zeros(max(least, 2 * len(values)), values.dtype)
+    larger[: len(values)] = values
+    return larger

@@ -1,0 +1,105 @@
+"""The distinct keys of some rows, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import UsageError
+from statelog.state.keys.key_hash import Hashes, hash_columns
+from statelog.state.kinds.kind import RowNumbers
+
+
+class Keys:
+    """
+    Distinct keys, and where the rows of each are.
+
+    A columnar processor gets it beside the rows, and names by it the keys whose state it reads and
+    writes.  `len(keys)` is the number of keys; `keys["customer"]` one column of `table`.
+
+    Args:
+        schema: Names and types of the key's columns.
+        columns: The columns, one row for each key.
+        key_groups: The key group of each key.
+        starts: For each key the number of its first row.
+        ends: For each key the number behind its last row.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        columns: Sequence[pa.Array],
+        key_groups: npt.NDArray[np.int32],
+        starts: RowNumbers,
+        ends: RowNumbers,
+    ) -> None:
+        self.schema = schema
+        self.columns = list(columns)
+        self.key_groups = key_groups
+        self.starts = starts
+        self.ends = ends
+        self.slots: RowNumbers | None = None
+        """Where the state of the keys is, once it was looked up; -1 for a key without any."""
+
+    def __len__(self) -> int:
+        return len(self.key_groups)
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return self.table.column(name)
+
+    def __repr__(self) -> str:
+        return f"Keys({len(self)} of {', '.join(self.schema.names)})"
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The keys, one row each."""
+        return pa.Table.from_arrays(self.columns, schema=self.schema)
+
+    @property
+    def counts(self) -> RowNumbers:
+        """The number of rows of each key."""
+        return self.ends - self.starts
+
+    @cached_property
+    def hashes(self) -> Hashes:
+        """The 64-bit hash of each key, the one that its key group is made of."""
+        return hash_columns(self.columns, self.schema)
+
+    def row_keys(self) -> RowNumbers:
+        """Return for each row the number of its key."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def take(self, chosen: Any) -> Keys:
+        """
+        Return some of the keys.
+
+        Args:
+            chosen: A mask, or numbers of keys, as a NumPy or Arrow array; no key twice.
+
+        Raises:
+            UsageError: A mask is not as long as the keys.
+        """
+        at = np.asarray(chosen)
+        if at.dtype == np.bool_:
+            if len(at) != len(self):
+                raise UsageError(f"a mask of {len(at)} values for {len(self)} keys")
+            at = np.flatnonzero(at)
+        at = at.astype(np.int64, copy=False)
+        numbers = pa.array(at)
+        some = Keys(
+            self.schema,
+            [column.take(numbers) for column in self.columns],
+            self.key_groups[at],
+            self.starts[at],
+            self.ends[at],
+        )
+        if "hashes" in self.__dict__:
+            some.__dict__["hashes"] = self.hashes[at]
+        if self.slots is not None:
+            some.slots = self.slots[at]
+        return some

@@ -1,0 +1,322 @@
+"""
+The cells of some key groups in columns, and what a micro-batch changes in them.
+
+Each key has a slot, and each variable a column of cells by slot, so that no key, row or value is a
+Python object.  What is written is pending until `fold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import UsageError
+from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.state.columnar.sorted_run import RowLayout, one_batch
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.snapshot_file import parquet_of
+from statelog.state.heap.expiry import CLOCK_STEP_MS
+from statelog.state.heap.memory import blocks
+from statelog.state.keys.key_hash import Hashes, hash_columns
+from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
+from statelog.state.slots.cell_column import ABSENT, NEVER_MS, CellColumn
+from statelog.state.slots.keys import Keys
+from statelog.state.slots.slot_index import SlotIndex
+
+_FIRST_SLOTS: Final = 1024
+_SPARE_SLOTS: Final = 65_536
+
+Writes = dict[int, tuple[RowNumbers, RowNumbers]]
+"""By state id: slots, and the positions of their new cells."""
+
+
+class SlotTable:
+    """
+    The values and timers of some key groups of one operator.
+
+    Args:
+        codec: The operator's codec.
+
+    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire.
+
+    Raises:
+        UsageError: The operator has list or map state.
+
+    Thread: one at a time.
+    """
+
+    def __init__(self, codec: OperatorCodec) -> None:
+        for state_id in codec.live:
+            state = codec.states[state_id]
+            if not state.kind.replaces:
+                raise UsageError(
+                    f"state {state.descriptor.name!r} is a {state.descriptor.kind_text} state, which "
+                    "a columnar processor cannot hold; delete it with "
+                    f"handle.deleteIfExists({state.descriptor.name!r}), or use a processor of Rows"
+                )
+        self.codec = codec
+        self.layout = RowLayout(codec)
+        self.index = SlotIndex(codec.key.schema)
+        self.columns = {
+            state_id: CellColumn(codec.states[state_id], _FIRST_SLOTS) for state_id in codec.live
+        }
+        self.now_ms = -1
+        self._counts = np.zeros(0, np.int64)
+        self._tidy_at = _SPARE_SLOTS
+        self._folded = 0
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    def find(self, keys: Keys) -> RowNumbers:
+        """Return the slots of keys; -1 for a key without state."""
+        if keys.slots is None:
+            keys.slots = self.index.find(keys.columns, keys.hashes)
+        return keys.slots
+
+    def add(self, keys: Keys) -> RowNumbers:
+        """Return the slots of keys, with new ones for keys without state."""
+        slots = self.find(keys)
+        absent = np.flatnonzero(slots < 0)
+        if len(absent):
+            some = keys.take(absent)
+            slots = slots.copy()
+            slots[absent] = self._add(some.columns, some.hashes, some.key_groups)
+            keys.slots = slots
+        return slots
+
+    def _add(
+        self, columns: Sequence[pa.Array], hashes: Hashes, key_groups: npt.NDArray[np.int32]
+    ) -> RowNumbers:
+        slots = self.index.add(columns, hashes, key_groups)
+        for column in self.columns.values():
+            column.reserve(len(self.index))
+        return slots
+
+    def keys_of(self, slots: RowNumbers) -> Keys:
+        """Return the keys of slots, which may repeat, without rows."""
+        none = np.zeros(len(slots), np.int64)
+        keys = Keys(
+            self.codec.key.schema,
+            self.index.keys(slots),
+            self.index.key_groups(slots),
+            none,
+            none,
+        )
+        keys.slots = slots
+        return keys
+
+    # --- what is pending ---------------------------------------------------------------------------
+
+    def changes(self) -> ChangeBatch:
+        """Return what is pending, as changes for the log."""
+        parts = []
+        for state_id, column in self.columns.items():
+            slots, positions = column.written()
+            if not len(slots):
+                continue
+            key_groups = self.index.key_groups(slots)
+            order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+            slots, positions = slots[order], positions[order]
+            operations = column.operations(self.index.keys(slots), positions)
+            parts.append(self.codec.encode_operations(state_id, key_groups[order], operations))
+        if not parts:
+            return ChangeBatch(np.empty(0, np.int32), pa.array([], pa.binary()))
+        return ChangeBatch(
+            np.concatenate([part.key_groups for part in parts]),
+            pa.concat_arrays([part.values for part in parts]),
+        )
+
+    def writes(self) -> Writes:
+        """Return what is pending."""
+        return {state_id: column.written() for state_id, column in self.columns.items()}
+
+    def forget_pending(self) -> None:
+        """Drop what is pending and was not staged."""
+        for column in self.columns.values():
+            column.forget_pending()
+
+    def due(
+        self, key_group_range: KeyGroupRange, state_id: int, until_ms: int
+    ) -> tuple[RowNumbers, npt.NDArray[np.int64]]:
+        """Return (slots, times) of the timers up to *until_ms*, by time."""
+        column = self.columns[state_id]
+        written, positions = column.written()
+        first = column.first_ms[: len(self.index)]
+        slots = np.flatnonzero(first <= until_ms)
+        slots = np.setdiff1d(slots, written, assume_unique=True)
+        positions = np.concatenate([column.committed(slots), positions])
+        slots = np.concatenate([slots, written])
+        key_groups = self.index.key_groups(slots)
+        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        (cells,) = column.heap.take(positions[wanted])
+        times = cells.flatten().to_numpy()
+        owners = np.repeat(slots[wanted], np.diff(cells.offsets.to_numpy()))
+        due = times <= until_ms
+        times, owners = times[due], owners[due]
+        order = np.argsort(times, kind="stable")
+        return owners[order], times[order]
+
+    def next_due_ms(self, key_group_range: KeyGroupRange, state_id: int) -> int:
+        """Return the earliest timer with what is pending; `NEVER_MS` for none."""
+        column = self.columns[state_id]
+        written, positions = column.written()
+        first = column.first_ms[: len(self.index)].copy()
+        first[written] = column.first_times(positions)
+        key_groups = self.index.key_groups(np.arange(len(self.index)))
+        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        return int(first[wanted].min(initial=NEVER_MS))
+
+    def drop(self, state_id: int, key_group_range: KeyGroupRange) -> None:
+        """Remove a variable of every key of some key groups, as a change."""
+        column = self.columns[state_id]
+        every = np.arange(len(self.index))
+        key_groups = self.index.key_groups(every)
+        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        column.clear(every[wanted & (column.positions(every) >= 0)])
+
+    # --- figures and snapshots --------------------------------------------------------------------
+
+    def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
+        """Return the number of state entries of each key group, without what is pending."""
+        self._reserve_counts(key_group_range.end)
+        counts: list[int] = self._counts[key_group_range.start : key_group_range.end + 1].tolist()
+        return counts
+
+    def snapshot(self, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
+        """Return the state with what is pending as Parquet, in the layout of `write_snapshot`."""
+        every = np.arange(len(self.index))
+        key_groups = self.index.key_groups(every)
+        order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+        grouped = key_groups[order]
+
+        def tables() -> Iterator[pa.Table]:
+            for part in blocks(key_group_range):
+                start, stop = np.searchsorted(grouped, [part.start, part.end + 1]).tolist()
+                yield self._table(order[start:stop], now_ms)
+
+        return parquet_of(tables())
+
+    def _table(self, slots: RowNumbers, now_ms: int) -> pa.Table:
+        """Return the cells of slots in the columns of a snapshot, without what expired long ago."""
+        until_ms = now_ms - CLOCK_STEP_MS
+        found = {
+            state_id: column.live(slots, until_ms) if now_ms >= 0 else column.positions(slots)
+            for state_id, column in self.columns.items()
+        }
+        some = np.zeros(len(slots), np.bool_)
+        for positions in found.values():
+            some |= positions >= 0
+        slots = slots[some]
+        arrays = [pa.array(self.index.key_groups(slots), pa.int32()), *self.index.keys(slots)]
+        for state_id, positions in found.items():
+            column, kept = self.columns[state_id], positions[some]
+            columns = column.heap.take(kept)
+            if column.is_timers:
+                arrays.append(columns[0])
+                continue
+            fields = column.state.entry_fields()
+            missing = pa.array(kept < 0)
+            arrays.append(pa.StructArray.from_arrays(columns, fields=fields, mask=missing))
+        schema = self.layout.table_schema
+        cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
+        return pa.Table.from_arrays(cast, schema=schema)
+
+    # --- committed cells --------------------------------------------------------------------------
+
+    def fold(self, state_id: int, slots: RowNumbers, positions: RowNumbers) -> None:
+        """Make the cells at *positions* those of *slots*; -1 removes a cell."""
+        if not len(slots):
+            return
+        column = self.columns[state_id]
+        change = (positions >= 0).astype(np.int64) - (column.committed(slots) >= 0)
+        key_groups = self.index.key_groups(slots)
+        self._reserve_counts(int(key_groups.max()))
+        np.add.at(self._counts, key_groups, change)
+        column.fold(slots, positions)
+        self._folded += len(slots)
+
+    def remove(self, key_groups: Collection[int]) -> None:
+        """Remove all cells of some key groups."""
+        self._reserve_counts(max(key_groups, default=0))
+        if not key_groups or not len(self.index):
+            return
+        every = np.arange(len(self.index))
+        slots = every[np.isin(self.index.key_groups(every), list(key_groups))]
+        for column in self.columns.values():
+            column.remove(slots)
+        self._counts[list(key_groups)] = 0
+
+    def insert(self, table: pa.Table) -> None:
+        """Take the rows of a snapshot."""
+        batch = one_batch(table)
+        keys = batch.columns[1 : self.layout.first_state]
+        key_groups = batch.column(0).to_numpy()
+        slots = self._add(keys, hash_columns(keys, self.codec.key.schema), key_groups)
+        for state_id, at in self.layout.columns.items():
+            cells = batch.column(at)
+            present = np.flatnonzero(cells.is_valid().to_numpy(zero_copy_only=False))
+            cells = cells.drop_null()
+            column = self.columns[state_id]
+            positions = column.heap.append([cells] if column.is_timers else cells.flatten())
+            self.fold(state_id, slots[present], positions)
+
+    def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
+        """Take changes of the present schema: key group and operations, no key twice."""
+        batch = one_batch(pa.Table.from_batches([part for _, part in changes]))
+        counts = [part.num_rows for _, part in changes]
+        key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
+        width = len(self.codec.key.schema)
+        keys = batch.columns[:width]
+        slots = self._add(keys, hash_columns(keys, self.codec.key.schema), key_groups)
+        column = self.columns[state_id]
+        positions = column.heap.append(batch.columns[width + 1 :])
+        positions[batch.column(width).to_numpy() == OP_CLEAR] = ABSENT
+        self.fold(state_id, slots, positions)
+
+    def expire(self) -> int:
+        """
+        Remove expired cells once half as many were written as there are; return how many.
+
+        Nothing may be staged.  Expired cells are hidden from reads at once.
+        """
+        expiring = [state_id for state_id, one in self.columns.items() if one.state.expires]
+        if not expiring or self.now_ms < 0 or 2 * self._folded < len(self.index):
+            return 0
+        self._folded = 0
+        removed = 0
+        every = np.arange(len(self.index))
+        for state_id in expiring:
+            column = self.columns[state_id]
+            until_ms = self.now_ms - CLOCK_STEP_MS
+            dead = every[column.expiry_ms(column.committed(every)) <= until_ms]
+            self.fold(state_id, dead, np.full(len(dead), ABSENT, np.int64))
+            removed += len(dead)
+        return removed
+
+    def tidy(self) -> None:
+        """Drop old cells, and slots without any, once they are many.
+
+        Nothing may be pending or staged.
+        """
+        for column in self.columns.values():
+            column.compact()
+        if len(self.index) < self._tidy_at:
+            return
+        some = np.zeros(len(self.index), np.bool_)
+        for column in self.columns.values():
+            some |= column.committed(np.arange(len(self.index))) >= 0
+        live = np.flatnonzero(some)
+        if 2 * len(live) < len(self.index):
+            self.index = self.index.keep(live)
+            for column in self.columns.values():
+                column.renumber(live, max(_FIRST_SLOTS, len(live)))
+        self._tidy_at = len(self.index) * 3 // 2 + _SPARE_SLOTS
+
+    def _reserve_counts(self, key_group: int) -> None:
+        if key_group >= len(self._counts):
+            more = np.zeros(key_group + 1 - len(self._counts), np.int64)
+            self._counts = np.concatenate([self._counts, more])
