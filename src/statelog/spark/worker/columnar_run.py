@@ -24,7 +24,7 @@ from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.spill import SpillFile
 from statelog.state.schema.descriptors import TIMERS_NAME
-from statelog.state.slots import ColumnTimers, Keys, SlotState
+from statelog.state.slots import ColumnTimers, Keys, SlotState, snapshot_of
 
 
 class ColumnarRun:
@@ -115,7 +115,7 @@ class ColumnarRun:
         """Return when the task's earliest timer is due after this run."""
         if self._timers_id is None:
             return NEVER_MS
-        return self._table.next_due_ms(self._range, self._timers_id)
+        return self._table.next_due_ms(self._range, self._timers_id, self._context.due_until_ms)
 
     def encoded(self) -> ChangeBatch:
         """Return the changes for the log."""
@@ -127,7 +127,7 @@ class ColumnarRun:
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
         """Return the state with the changes of this run as a snapshot."""
-        return self._table.snapshot(key_group_range, self._context.now_ms)
+        return snapshot_of(self._table, key_group_range, self._context.now_ms)
 
     def _drop(self, state_id: int) -> None:
         self._table.drop(state_id, self._range)

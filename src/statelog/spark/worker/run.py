@@ -74,11 +74,10 @@ def new_state(
         name: Name of the state on this host.
         ids: Makes unique names.
     """
-    if isinstance(processor, ColumnarProcessor):
-        return SlotState(codec)
+    kind = SlotState if isinstance(processor, ColumnarProcessor) else KeyedState
     if backend is None or ids is None:
-        return KeyedState(codec)
-    return KeyedState(codec, backend.limits(), backend.opener(name, ids))
+        return kind(codec)
+    return kind(codec, backend.limits(), backend.opener(name, ids))
 
 
 def new_run(

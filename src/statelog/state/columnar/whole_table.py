@@ -36,7 +36,7 @@ def whole_table(
         key_group_range: Which key groups.
         now_ms: What expired long before is left out; -1 keeps everything.
     """
-    parts = [_without_expired(layout, run.live_table(part), now_ms) for run, part in runs]
+    parts = [without_expired(layout, run.live_table(part), now_ms) for run, part in runs]
     parts.append(snapshot_table(layout.codec, groups, overlays, key_group_range, now_ms=now_ms))
     filled = [part for part in parts if part.num_rows]
     table = pa.concat_tables(filled or parts[-1:])
@@ -47,7 +47,8 @@ def whole_table(
     return table
 
 
-def _without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table:
+def without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table:
+    """Return rows without what expired long before *now_ms*; -1 keeps everything."""
     states = [(at, layout.codec.states[state_id]) for state_id, at in layout.columns.items()]
     if now_ms < 0 or not any(state.expires for _, state in states):
         return table

@@ -4,6 +4,7 @@ State in columns: each key has a slot, each variable a column of cells.
     keys           the distinct keys of some rows
     slot_index     keys -> slots
     entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
+    cold_runs      keys beyond the memory budget; slot_rows: the rows of slots in the columns of a snapshot
     slot_table     cells of all variables; slot_state: the cache of a worker, brought forward as `KeyedState` is
     column_state   what a columnar processor holds
 """
@@ -11,6 +12,7 @@ State in columns: each key has a slot, each variable a column of cells.
 from statelog.state.slots.column_state import ColumnState, ColumnTimers, columns_of
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_index import SlotIndex
+from statelog.state.slots.slot_rows import snapshot_of
 from statelog.state.slots.slot_state import SlotState
 from statelog.state.slots.slot_table import SlotTable
 
@@ -22,4 +24,5 @@ __all__ = [
     "SlotState",
     "SlotTable",
     "columns_of",
+    "snapshot_of",
 ]

@@ -96,21 +96,24 @@ class CellColumn:
     # --- writing ----------------------------------------------------------------------------------
 
     def put(self, slots: RowNumbers, columns: Sequence[pa.Array]) -> None:
-        """Write cells: distinct slots, and the columns of the entries."""
-        self._pending[slots] = self.heap.append(columns)
-        self._written.append(slots)
+        """Write cells; of several for one slot the last counts."""
+        positions = self.heap.append(columns)
+        self._pending[slots] = positions
+        repeats = (self._pending[slots] != positions).any()
+        self._written.append(np.unique(slots) if repeats else slots)
 
     def clear(self, slots: RowNumbers) -> None:
-        """Remove cells."""
+        """Remove cells; a slot may repeat."""
         self._pending[slots] = ABSENT
-        self._written.append(slots)
+        self._written.append(np.unique(slots))
 
     def written(self) -> tuple[RowNumbers, RowNumbers]:
-        """Return the slots that were written, ascending, and the positions of their cells."""
+        """Return the slots that were written, each once, and the positions of their cells."""
         if not self._written:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        slots = self._written[0] if len(self._written) == 1 else np.concatenate(self._written)
-        slots = np.unique(slots)
+        if len(self._written) > 1:
+            self._written = [np.unique(np.concatenate(self._written))]
+        slots = self._written[0]
         return slots, self._pending[slots]
 
     def forget_pending(self) -> None:
@@ -158,9 +161,14 @@ class CellColumn:
             first[: len(kept)] = self.first_ms[kept]
             self.first_ms = first
 
-    def compact(self) -> None:
-        """Drop cells that no slot has, once they are many; nothing may be pending or staged."""
+    def compact(self, spare: int | None = None) -> None:
+        """
+        Drop cells that no slot has, once they are many; nothing may be pending or staged.
+
+        Args:
+            spare: How many there may be beside as many as are used.
+        """
         used = np.flatnonzero(self._rows >= 0)
-        if self.heap.count > 2 * len(used) + _SPARE_ROWS:
+        if self.heap.count > 2 * len(used) + (_SPARE_ROWS if spare is None else spare):
             self.heap.keep(self._rows[used])
             self._rows[used] = np.arange(len(used))

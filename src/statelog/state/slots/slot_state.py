@@ -23,7 +23,9 @@ from statelog.checkpoint.state_stream import read_materialized
 from statelog.errors import check
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
+from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous
+from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import ChangesReader, OperatorCodec
 from statelog.state.encoding.snapshot_file import (
     is_of_schema,
@@ -31,7 +33,7 @@ from statelog.state.encoding.snapshot_file import (
     snapshot_table,
     snapshot_tables,
 )
-from statelog.state.heap.memory import BLOCK, blocks
+from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.heap.tables import KeyGroupState
 from statelog.state.replay import CatchUp
 from statelog.state.slots.slot_table import SlotTable, Writes
@@ -55,6 +57,8 @@ class SlotState:
 
     Args:
         codec: The operator's codec.
+        limits: How much memory it may take; None for no bound.
+        files: Opens the host's files, if there may be some.
 
     Attributes: `table`: the cells.
 
@@ -64,9 +68,14 @@ class SlotState:
     Thread: one at a time; Spark runs one task in a Python worker.
     """
 
-    def __init__(self, codec: OperatorCodec) -> None:
+    def __init__(
+        self,
+        codec: OperatorCodec,
+        limits: MemoryLimits | None = None,
+        files: Callable[[RowLayout], RunFiles | None] = lambda _layout: None,
+    ) -> None:
         self.codec = codec
-        self.table = SlotTable(codec)
+        self.table = SlotTable(codec, None if limits is None else limits.recent_bytes, files)
         self._versions: dict[int, int] = {}
         self._staged: list[_Staged] = []
 
@@ -128,6 +137,7 @@ class SlotState:
             self._versions.update(dict.fromkeys(missing, base_id))
         if not self._staged:
             self.table.tidy()
+            done.compacted += self.table.bound()
         return done
 
     def _is_usable(self, key_group: int, base_id: int) -> bool:
@@ -173,22 +183,24 @@ class SlotState:
             done.restored += 1
             self._begin(old)
             for part in contiguous(old):
-                for table in self._tables_of(data, part):
-                    self.table.insert(table)
+                for block, table in self._tables_of(data, part):
+                    self.table.insert(block, table)
             self._versions.update(dict.fromkeys(old, version))
 
-    def _tables_of(self, data: memoryview, part: KeyGroupRange) -> Iterator[pa.Table]:
-        """Yield the rows of a snapshot in the columns of the present schema."""
+    def _tables_of(
+        self, data: memoryview, part: KeyGroupRange
+    ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
+        """Yield the rows of a snapshot in the columns of the present schema, by key groups."""
         if is_of_schema(self.codec, data):
-            for _, table in snapshot_tables(data, part, self.table.layout.table_schema, BLOCK):
-                yield table
+            schema = self.table.layout.table_schema
+            yield from snapshot_tables(data, part, schema, BLOCK)
             return
         for block in blocks(part):
             groups = {}
             for key_group, tables in read_snapshot(self.codec, data, block).items():
                 groups[key_group] = KeyGroupState(self.codec.kinds)
                 groups[key_group].tables = tables
-            yield snapshot_table(self.codec, groups, {}, block, now_ms=-1)
+            yield block, snapshot_table(self.codec, groups, {}, block, now_ms=-1)
 
     def _replay(
         self,
@@ -209,6 +221,9 @@ class SlotState:
             for batch in read_change_batches(store, log, key_group_range=wanted):
                 done.replayed += 1
                 self._take(reader, batch, old)
+                if self.table.is_full:
+                    self._staged = []  # a task that comes back for one of them replays the log
+                    done.compacted += self.table.bound()
             self._versions.update(dict.fromkeys(old, log.checkpoint_id))
 
     def _take(self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int]) -> None:

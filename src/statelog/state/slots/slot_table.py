@@ -7,7 +7,7 @@ Python object.  What is written is pending until `fold`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,19 +16,24 @@ import pyarrow as pa
 
 from statelog.errors import UsageError
 from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.state.columnar.run_files import RunFiles
+from statelog.state.columnar.run_set import contiguous
 from statelog.state.columnar.sorted_run import RowLayout, one_batch
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.snapshot_file import parquet_of
 from statelog.state.heap.expiry import CLOCK_STEP_MS
-from statelog.state.heap.memory import blocks
+from statelog.state.heap.memory import BLOCK
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 from statelog.state.slots.cell_column import ABSENT, NEVER_MS, CellColumn
+from statelog.state.slots.cold_runs import ColdRuns
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_index import SlotIndex
+from statelog.state.slots.slot_rows import whole_rows
 
 _FIRST_SLOTS: Final = 1024
 _SPARE_SLOTS: Final = 65_536
+_COPIES: Final = 5
+"""Bytes of slots per byte of a table, with the spare room for growth."""
 
 Writes = dict[int, tuple[RowNumbers, RowNumbers]]
 """By state id: slots, and the positions of their new cells."""
@@ -40,8 +45,11 @@ class SlotTable:
 
     Args:
         codec: The operator's codec.
+        limit_bytes: Beyond so many bytes keys are moved to cold runs; None for no bound.
+        files: Opens the host's files for cold runs, if there may be some.
 
-    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire.
+    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `cold`: the keys
+    without slots.
 
     Raises:
         UsageError: The operator has list or map state.
@@ -49,7 +57,12 @@ class SlotTable:
     Thread: one at a time.
     """
 
-    def __init__(self, codec: OperatorCodec) -> None:
+    def __init__(
+        self,
+        codec: OperatorCodec,
+        limit_bytes: int | None = None,
+        files: Callable[[RowLayout], RunFiles | None] = lambda _layout: None,
+    ) -> None:
         for state_id in codec.live:
             state = codec.states[state_id]
             if not state.kind.replaces:
@@ -64,6 +77,8 @@ class SlotTable:
         self.columns = {
             state_id: CellColumn(codec.states[state_id], _FIRST_SLOTS) for state_id in codec.live
         }
+        self.limit_bytes = limit_bytes
+        self.cold = ColdRuns(self.layout, None if limit_bytes is None else files(self.layout))
         self.now_ms = -1
         self._counts = np.zeros(0, np.int64)
         self._tidy_at = _SPARE_SLOTS
@@ -75,7 +90,29 @@ class SlotTable:
         """Return the slots of keys; -1 for a key without state."""
         if keys.slots is None:
             keys.slots = self.index.find(keys.columns, keys.hashes)
+            if self.cold:
+                some = self._without_cells(keys.slots)
+                taken = self.cold.take(keys.hashes[some], keys.key_groups[some])
+                if self._warm(taken):
+                    keys.slots = self.index.find(keys.columns, keys.hashes)
         return keys.slots
+
+    def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
+        """Return which slots are -1 or have no cell: a key group that was emptied keeps its slots."""
+        found = np.zeros(len(slots), np.bool_)
+        for column in self.columns.values():
+            found |= column.committed(np.maximum(slots, 0)) >= 0
+        return (slots < 0) | ~found
+
+    def _warm(self, rows: Iterable[tuple[pa.Table, Hashes]]) -> bool:
+        """Take rows of cold runs into slots; return whether there were any."""
+        taken = list(rows)
+        if taken:
+            self._insert(
+                pa.concat_tables([table for table, _ in taken]),
+                np.concatenate([hashes for _, hashes in taken]),
+            )
+        return bool(taken)
 
     def add(self, keys: Keys) -> RowNumbers:
         """Return the slots of keys, with new ones for keys without state."""
@@ -143,6 +180,8 @@ class SlotTable:
         self, key_group_range: KeyGroupRange, state_id: int, until_ms: int
     ) -> tuple[RowNumbers, npt.NDArray[np.int64]]:
         """Return (slots, times) of the timers up to *until_ms*, by time."""
+        at = self.layout.columns[state_id]
+        self._warm(self.cold.take_due(key_group_range, at, until_ms))
         column = self.columns[state_id]
         written, positions = column.written()
         first = column.first_ms[: len(self.index)]
@@ -160,70 +199,34 @@ class SlotTable:
         order = np.argsort(times, kind="stable")
         return owners[order], times[order]
 
-    def next_due_ms(self, key_group_range: KeyGroupRange, state_id: int) -> int:
-        """Return the earliest timer with what is pending; `NEVER_MS` for none."""
+    def next_due_ms(self, key_group_range: KeyGroupRange, state_id: int, after_ms: int) -> int:
+        """Return the earliest timer with what is pending, after `due`; `NEVER_MS` for none."""
         column = self.columns[state_id]
         written, positions = column.written()
         first = column.first_ms[: len(self.index)].copy()
         first[written] = column.first_times(positions)
         key_groups = self.index.key_groups(np.arange(len(self.index)))
         wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
-        return int(first[wanted].min(initial=NEVER_MS))
+        cold = self.cold.first_timer(key_group_range, self.layout.columns[state_id], after_ms)
+        return min(int(first[wanted].min(initial=NEVER_MS)), NEVER_MS if cold is None else cold)
 
     def drop(self, state_id: int, key_group_range: KeyGroupRange) -> None:
         """Remove a variable of every key of some key groups, as a change."""
+        self._warm(self.cold.take_all(key_group_range))
         column = self.columns[state_id]
         every = np.arange(len(self.index))
         key_groups = self.index.key_groups(every)
         wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
         column.clear(every[wanted & (column.positions(every) >= 0)])
 
-    # --- figures and snapshots --------------------------------------------------------------------
+    # --- figures --------------------------------------------------------------------
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
         """Return the number of state entries of each key group, without what is pending."""
         self._reserve_counts(key_group_range.end)
         counts: list[int] = self._counts[key_group_range.start : key_group_range.end + 1].tolist()
-        return counts
-
-    def snapshot(self, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
-        """Return the state with what is pending as Parquet, in the layout of `write_snapshot`."""
-        every = np.arange(len(self.index))
-        key_groups = self.index.key_groups(every)
-        order = np.argsort(key_groups.astype(np.uint16), kind="stable")
-        grouped = key_groups[order]
-
-        def tables() -> Iterator[pa.Table]:
-            for part in blocks(key_group_range):
-                start, stop = np.searchsorted(grouped, [part.start, part.end + 1]).tolist()
-                yield self._table(order[start:stop], now_ms)
-
-        return parquet_of(tables())
-
-    def _table(self, slots: RowNumbers, now_ms: int) -> pa.Table:
-        """Return the cells of slots in the columns of a snapshot, without what expired long ago."""
-        until_ms = now_ms - CLOCK_STEP_MS
-        found = {
-            state_id: column.live(slots, until_ms) if now_ms >= 0 else column.positions(slots)
-            for state_id, column in self.columns.items()
-        }
-        some = np.zeros(len(slots), np.bool_)
-        for positions in found.values():
-            some |= positions >= 0
-        slots = slots[some]
-        arrays = [pa.array(self.index.key_groups(slots), pa.int32()), *self.index.keys(slots)]
-        for state_id, positions in found.items():
-            column, kept = self.columns[state_id], positions[some]
-            columns = column.heap.take(kept)
-            if column.is_timers:
-                arrays.append(columns[0])
-                continue
-            fields = column.state.entry_fields()
-            missing = pa.array(kept < 0)
-            arrays.append(pa.StructArray.from_arrays(columns, fields=fields, mask=missing))
-        schema = self.layout.table_schema
-        cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
-        return pa.Table.from_arrays(cast, schema=schema)
+        cold = map(self.cold.live_count, key_group_range)
+        return [count + more for count, more in zip(counts, cold, strict=True)]
 
     # --- committed cells --------------------------------------------------------------------------
 
@@ -241,6 +244,10 @@ class SlotTable:
 
     def remove(self, key_groups: Collection[int]) -> None:
         """Remove all cells of some key groups."""
+        self.cold.forget(key_groups)
+        self._remove_slots(key_groups)
+
+    def _remove_slots(self, key_groups: Collection[int]) -> None:
         self._reserve_counts(max(key_groups, default=0))
         if not key_groups or not len(self.index):
             return
@@ -250,12 +257,26 @@ class SlotTable:
             column.remove(slots)
         self._counts[list(key_groups)] = 0
 
-    def insert(self, table: pa.Table) -> None:
-        """Take the rows of a snapshot."""
+    def insert(self, part: KeyGroupRange, table: pa.Table) -> None:
+        """
+        Take the rows of a snapshot.
+
+        Args:
+            part: Some key groups, which are empty.
+            table: All their rows.
+        """
+        if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
+            self.cold.place(part, table)
+            return
+        keys = one_batch(table).columns[1 : self.layout.first_state]
+        self._insert(table, hash_columns(keys, self.codec.key.schema))
+
+    def _insert(self, table: pa.Table, hashes: Hashes) -> None:
+        """Give rows in the columns of a snapshot slots; their keys have none with cells."""
         batch = one_batch(table)
         keys = batch.columns[1 : self.layout.first_state]
         key_groups = batch.column(0).to_numpy()
-        slots = self._add(keys, hash_columns(keys, self.codec.key.schema), key_groups)
+        slots = self._add(keys, hashes, key_groups)
         for state_id, at in self.layout.columns.items():
             cells = batch.column(at)
             present = np.flatnonzero(cells.is_valid().to_numpy(zero_copy_only=False))
@@ -271,7 +292,11 @@ class SlotTable:
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
         width = len(self.codec.key.schema)
         keys = batch.columns[:width]
-        slots = self._add(keys, hash_columns(keys, self.codec.key.schema), key_groups)
+        hashes = hash_columns(keys, self.codec.key.schema)
+        if self.cold:  # its row would count again otherwise
+            some = self._without_cells(self.index.find(keys, hashes))
+            self._warm(self.cold.take(hashes[some], key_groups[some]))
+        slots = self._add(keys, hashes, key_groups)
         column = self.columns[state_id]
         positions = column.heap.append(batch.columns[width + 1 :])
         positions[batch.column(width).to_numpy() == OP_CLEAR] = ABSENT
@@ -311,10 +336,53 @@ class SlotTable:
             some |= column.committed(np.arange(len(self.index))) >= 0
         live = np.flatnonzero(some)
         if 2 * len(live) < len(self.index):
-            self.index = self.index.keep(live)
-            for column in self.columns.values():
-                column.renumber(live, max(_FIRST_SLOTS, len(live)))
+            self._keep(live)
         self._tidy_at = len(self.index) * 3 // 2 + _SPARE_SLOTS
+
+    def _keep(self, live: RowNumbers) -> None:
+        """Keep only some slots, which get the numbers 0, 1, ..."""
+        self.index = self.index.keep(live)
+        for column in self.columns.values():
+            column.renumber(live, max(_FIRST_SLOTS, len(live)))
+            column.compact(spare=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory of all slots."""
+        return self.index.nbytes + sum(column.nbytes for column in self.columns.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether slots take more than the limit."""
+        return self.limit_bytes is not None and self.nbytes > self.limit_bytes
+
+    def bound(self) -> int:
+        """
+        Move key groups to cold runs while slots take more than the limit; return how many.
+
+        Then half of the limit is free, so that few micro-batches have to.  Nothing may be pending or
+        staged.
+        """
+        if self.limit_bytes is None or not self.is_full:
+            return 0
+        every = np.arange(len(self.index))
+        key_groups = self.index.key_groups(every)
+        sizes = np.bincount(key_groups // BLOCK)
+        keep = len(every) * (self.limit_bytes / 2) / self.nbytes
+        moved: list[int] = []
+        for block in np.argsort(-sizes, kind="stable").tolist():
+            if len(every) - sizes[moved].sum() <= keep:
+                break
+            moved.append(block)
+            slots = every[key_groups // BLOCK == block]
+            slots = slots[np.argsort(key_groups[slots], kind="stable")]
+            for part in contiguous(np.unique(key_groups[slots]).tolist()):
+                mine = slots[(key_groups[slots] >= part.start) & (key_groups[slots] <= part.end)]
+                self.cold.place(part, whole_rows(self, mine, part, self.now_ms))
+        left = every[~np.isin(key_groups // BLOCK, moved)]
+        self._remove_slots(np.unique(key_groups[np.isin(key_groups // BLOCK, moved)]).tolist())
+        self._keep(left)
+        return len(moved)
 
     def _reserve_counts(self, key_group: int) -> None:
         if key_group >= len(self._counts):

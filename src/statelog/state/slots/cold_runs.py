@@ -1,0 +1,143 @@
+"""
+Keys beyond the memory budget, in sorted runs.
+
+Slots are kept for the keys that were used last.  The others are rows of `SortedRun`s, in files of the
+host where these are allowed, which are mapped and take no memory of the process.  A key that is used is
+moved back into slots.  A file has no name: it belongs to one process, and is gone with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.model import KeyGroupRange
+from statelog.state.columnar.run_files import RunFiles
+from statelog.state.columnar.sorted_run import HASH_COLUMN, RowLayout, SortedRun, build_run
+from statelog.state.keys.key_hash import Hashes
+from statelog.state.kinds.kind import RowNumbers
+
+_log = logging.getLogger("statelog")
+
+
+class ColdRuns:
+    """
+    The runs of one process, by key group.
+
+    Args:
+        layout: The columns.
+        files: Where runs are written; None keeps them in memory.
+    """
+
+    def __init__(self, layout: RowLayout, files: RunFiles | None) -> None:
+        self._layout = layout
+        self._files = files
+        self._by_group: dict[int, SortedRun] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_group)
+
+    def place(self, part: KeyGroupRange, table: pa.Table) -> None:
+        """Make *table*, in the columns of a snapshot, all cold rows of some key groups."""
+        run = build_run(self._layout, part, table)
+        if self._files is not None and run.rows.num_rows:
+            try:
+                pending = self._files.begin(run)
+                try:
+                    run = self._files.mapped(pending)
+                finally:
+                    pending.path.unlink(missing_ok=True)  # the mapping keeps its pages
+            except OSError as error:
+                _log.warning(
+                    "cannot write state to %s (%s); this worker keeps it in memory from now on, and "
+                    "no state is lost. Free space there, or set localDirectory",
+                    self._files.folder,
+                    error,
+                )
+                self._files = None
+        for key_group in part:
+            self._by_group[key_group] = run
+
+    def forget(self, key_groups: Iterable[int]) -> None:
+        """Drop the rows of some key groups."""
+        for key_group in key_groups:
+            self._by_group.pop(key_group, None)
+
+    def live_count(self, key_group: int) -> int:
+        """Return the number of cold keys of a key group."""
+        run = self._by_group.get(key_group)
+        return 0 if run is None else run.live_count(key_group)
+
+    def table(self, part: KeyGroupRange) -> list[pa.Table]:
+        """Return the cold rows of some key groups in the columns of a snapshot."""
+        return [run.live_table(some) for run, some in self._runs(part)]
+
+    def take(
+        self, hashes: Hashes, key_groups: npt.NDArray[np.int32]
+    ) -> Iterator[tuple[pa.Table, Hashes]]:
+        """
+        Yield the rows that may be those of some keys, with their hashes; they are cold no more.
+
+        A row of another key with the same hash may be among them.
+
+        Args:
+            hashes: Of the keys.
+            key_groups: The key group of each.
+        """
+        if not len(hashes):
+            return
+        order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+        groups, starts = np.unique(key_groups[order], return_index=True)
+        for key_group, asked in zip(groups.tolist(), np.split(order, starts[1:]), strict=True):
+            run = self._by_group.get(key_group)
+            if run is not None:
+                rows, _ = run.candidates(key_group, np.sort(hashes[asked]))
+                yield from self._move(run, np.unique(rows))
+
+    def take_due(
+        self, part: KeyGroupRange, column: int, until_ms: int
+    ) -> Iterator[tuple[pa.Table, Hashes]]:
+        """Yield the rows with a timer in *column* up to *until_ms*; they are cold no more."""
+        for run, some in self._runs(part):
+            due = run.due_rows(column, until_ms)
+            start, stop = run.span(some.start).start, run.span(some.end).stop
+            yield from self._move(run, due[(due >= start) & (due < stop)])
+
+    def take_all(self, part: KeyGroupRange) -> Iterator[tuple[pa.Table, Hashes]]:
+        """Yield all rows of some key groups; they are cold no more."""
+        for key_group in part:
+            run = self._by_group.pop(key_group, None)
+            if run is not None:
+                yield from self._move(run, run.live_rows(key_group))
+
+    def first_timer(self, part: KeyGroupRange, column: int, after_ms: int) -> int | None:
+        """Return the earliest timer of cold rows after `take_due`, or None."""
+        times = [run.first_timer(column, after_ms) for run, _ in self._runs(part)]
+        return min((time for time in times if time is not None), default=None)
+
+    def _move(self, run: SortedRun, rows: RowNumbers) -> Iterator[tuple[pa.Table, Hashes]]:
+        if len(rows):
+            taken = pa.Table.from_batches([run.rows.take(pa.array(rows))])
+            run.moved[rows] = True
+            yield taken.drop_columns([HASH_COLUMN]), run.hashes[rows]
+
+    def _runs(self, part: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
+        """Return the runs of these key groups, with contiguous key groups of each."""
+        found: list[tuple[SortedRun, list[int]]] = []
+        for key_group in part:
+            run = self._by_group.get(key_group)
+            if run is None:
+                continue
+            if found and found[-1][0] is run and found[-1][1][-1] == key_group - 1:
+                found[-1][1].append(key_group)
+            else:
+                found.append((run, [key_group]))
+        return [(run, _span(some)) for run, some in found]
+
+
+def _span(key_groups: Sequence[int]) -> KeyGroupRange:
+    return KeyGroupRange(key_groups[0], key_groups[-1])
