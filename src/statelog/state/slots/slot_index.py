@@ -23,9 +23,11 @@ from statelog.state.slots.key_columns import KeyColumns
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 _Cells: TypeAlias = npt.NDArray[np.int64]
+_Marks: TypeAlias = npt.NDArray[np.uint8]
 _Number = TypeVar("_Number", bound=np.generic)
 
 NO_SLOT: Final = -1
+_EMPTY: Final = np.uint8(0)
 _MIN_BITS: Final = 8
 _CELLS_PER_KEY: Final = 2
 """A table has at least so many cells for each key, or runs of taken cells get long."""
@@ -58,7 +60,7 @@ class SlotIndex:
     @property
     def nbytes(self) -> int:
         """Memory of the index in bytes, the keys included."""
-        own = self._table.nbytes + self._hashes.nbytes + self._key_groups.nbytes
+        own = self._table.nbytes + self._marks.nbytes + self._hashes.nbytes + self._key_groups.nbytes
         return own + self._keys.nbytes
 
     def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
@@ -93,7 +95,7 @@ class SlotIndex:
             numbers = np.arange(first, first + len(new))
             slots[new] = numbers
             grown = self._fit_table(first + len(new))
-            self._insert(numbers, self._home(added) if grown else cells[new])
+            self._insert(numbers, added, self._home(added) if grown else cells[new])
         return slots
 
     def keys(self, slots: Slots) -> list[pa.Array]:
@@ -123,7 +125,7 @@ class SlotIndex:
             hashes = self._hashes[part]
             rows = np.arange(len(part))
             first = kept._append(self._keys.take(part), rows, hashes, self._key_groups[part])
-            kept._insert(first + rows, kept._home(hashes))
+            kept._insert(first + rows, hashes, kept._home(hashes))
         return kept
 
     def _home(self, hashes: Hashes) -> _Cells:
@@ -155,20 +157,35 @@ class SlotIndex:
         Returns:
             The slots of these cells, -1 for empty ones.
         """
-        table, held = self._table, self._hashes
-        slots: Slots = table[cells].astype(np.int64)
-        # An empty cell compares the hash of some slot, which does not count.
-        rows = np.flatnonzero((held[slots] != hashes) & (slots != NO_SLOT))
-        ends, wanted = cells[rows], hashes[rows]
+        slots: Slots = np.full(len(hashes), NO_SLOT)
+        wanted = _marks_of(hashes)
+        rows = np.flatnonzero(self._skip(wanted, cells))
+        ends = cells.take(rows)
+        while len(rows):
+            found = self._table.take(ends)
+            slots[rows] = found
+            other = np.flatnonzero(self._hashes.take(found) != hashes.take(rows))
+            rows, ends = rows.take(other), (ends.take(other) + 1) & self._mask
+            slots[rows] = NO_SLOT
+            marks = self._skip(wanted.take(rows), ends)
+            cells[rows] = ends
+            marked = np.flatnonzero(marks)
+            rows, ends = rows.take(marked), ends.take(marked)
+        return slots
+
+    def _skip(self, wanted: _Marks, cells: _Cells) -> _Marks:
+        """Move each cell on to one that is empty or has the mark; return their marks."""
+        marks: _Marks = self._marks.take(cells)
+        rows = np.flatnonzero((marks != wanted) & (marks != _EMPTY))
+        ends, sought = cells.take(rows), wanted.take(rows)
         while len(rows):
             ends = (ends + 1) & self._mask
-            found = table[ends]
-            going = (held[found] != wanted) & (found != NO_SLOT)
-            done = ~going
-            slots[rows[done]] = found[done]
-            cells[rows[done]] = ends[done]
-            rows, ends, wanted = rows[going], ends[going], wanted[going]
-        return slots
+            found = self._marks.take(ends)
+            cells[rows] = ends
+            marks[rows] = found
+            going = np.flatnonzero((found != sought) & (found != _EMPTY))
+            rows, ends, sought = rows.take(going), ends.take(going), sought.take(going)
+        return marks
 
     def _append(
         self,
@@ -189,15 +206,19 @@ class SlotIndex:
         self._key_groups[first:end] = key_groups
         return first
 
-    def _insert(self, slots: Slots, cells: _Cells) -> None:
+    def _insert(self, slots: Slots, hashes: Hashes, cells: _Cells) -> None:
         """Enter slots at the first empty cells from *cells* on."""
-        table = self._table
+        wanted = _marks_of(hashes)
         while len(slots):
-            free = table[cells] == NO_SLOT
-            table[cells[free]] = slots[free]
-            # Of several slots for one cell, numpy keeps the last one; the others move on.
-            left = table[cells] != slots
-            slots, cells = slots[left], (cells[left] + 1) & self._mask
+            free = np.flatnonzero(self._marks.take(cells) == _EMPTY)
+            taken = cells.take(free)
+            self._table[taken] = slots.take(free)
+            self._marks[taken] = wanted.take(free)
+            # Of several slots for one cell, numpy keeps the last one; the others move on.  So does
+            # the mark: it is written in the same order.
+            left = np.flatnonzero(self._table.take(cells) != slots)
+            slots, wanted = slots.take(left), wanted.take(left)
+            cells = (cells.take(left) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:
         """Make the table large enough for *keys*; return whether it was made anew."""
@@ -209,14 +230,23 @@ class SlotIndex:
         for start in range(0, len(old), _BLOCK):
             cells = old[start : start + _BLOCK]
             slots = cells[cells != NO_SLOT].astype(np.int64)
-            self._insert(slots, self._home(self._hashes[slots]))
+            hashes = self._hashes[slots]
+            self._insert(slots, hashes, self._home(hashes))
         return True
 
     def _new_table(self, keys: int) -> None:
         bits = max((keys * _CELLS_PER_KEY - 1).bit_length(), _MIN_BITS)
         self._table = np.full(1 << bits, NO_SLOT, np.int32)
+        self._marks: _Marks = np.full(1 << bits, _EMPTY)
         self._mask = (1 << bits) - 1
         self._shift = np.uint64(64 - bits)
+
+
+def _marks_of(hashes: Hashes) -> _Marks:
+    # Of bits that choose neither the key group nor, in tables of up to 2^40 cells, the cell.
+    marks: _Marks = (hashes >> np.uint64(16)).astype(np.uint8)
+    marks |= np.uint8(1)
+    return marks
 
 
 def _taken(columns: Sequence[pa.Array], rows: Slots) -> list[pa.Array]:
