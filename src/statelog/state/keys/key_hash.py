@@ -174,16 +174,20 @@ def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
         width = np.int32
     _, offsets_buffer, data_buffer = column.buffers()
     offsets = np.frombuffer(offsets_buffer, width)[column.offset : column.offset + len(column) + 1]
-    data = np.frombuffer(data_buffer or b"", np.uint8)
-    offsets = offsets.astype(np.int64)
+    start = int(offsets[0])
+    data = np.zeros(int(offsets[-1]) - start + 8, np.uint8)  # a word may reach beyond the last byte
+    data[:-8] = np.frombuffer(data_buffer or b"", np.uint8)[start : start + len(data) - 8]
+    words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))  # one begins at each byte
+    offsets = offsets.astype(np.int64) - start
     lengths = np.diff(offsets)
     result = np.empty(len(column), _U64)
     order = np.argsort(lengths, kind="stable")
     distinct, first = np.unique(lengths[order], return_index=True)
     for length, rows in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
-        matrix = np.zeros((len(rows), -(-length // 8) * 8), np.uint8)
-        if length:
-            matrix[:, :length] = data[offsets[rows][:, None] + np.arange(length)]
+        matrix = np.empty((len(rows), -(-length // 8)), "<u8")
+        starts = offsets[rows]
+        for at in range(matrix.shape[1]):
+            matrix[:, at] = words[starts + 8 * at]
         result[rows] = _of_one_length(matrix, length, seeds[rows])
     return result
 
@@ -202,8 +206,9 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _ColumnHasher], ...]]
 )
 
 
-def _of_one_length(matrix: npt.NDArray[np.uint8], length: int, seeds: Hashes) -> Hashes:
-    words = matrix.view("<u8")
+def _of_one_length(words: npt.NDArray[np.uint64], length: int, seeds: Hashes) -> Hashes:
+    """Hash rows of whole words; bytes behind *length* are not read."""
+    matrix = words.view(np.uint8)
     position = 0
     if length >= 32:
         lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]

@@ -60,7 +60,9 @@ class SlotIndex:
     @property
     def nbytes(self) -> int:
         """Memory of the index in bytes, the keys included."""
-        own = self._table.nbytes + self._marks.nbytes + self._hashes.nbytes + self._key_groups.nbytes
+        own = (
+            self._table.nbytes + self._marks.nbytes + self._hashes.nbytes + self._key_groups.nbytes
+        )
         return own + self._keys.nbytes
 
     def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:

@@ -149,7 +149,7 @@ def run(data: st.DataObject, model: Model, keys: st.SearchStrategy[Key]) -> None
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_an_index_is_a_dict(data: st.DataObject) -> None:
     schema, keys = data.draw(schemas())
     run(data, Model(schema, capacity=data.draw(st.sampled_from([0, 1, 1000]))), keys)
@@ -157,7 +157,7 @@ def test_an_index_is_a_dict(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("hasher", [one_hash, few_hashes, crowded])
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_keys_that_share_hashes_and_cells_are_told_apart(
     data: st.DataObject, hasher: Hasher
 ) -> None:
