@@ -18,6 +18,7 @@ BENCHES = {
     "read_state": "read_state.py",
     "fork": "fork.py",
     "verify": "verify.py",
+    "key_index": "key_index.py",
 }
 
 

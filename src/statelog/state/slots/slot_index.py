@@ -5,6 +5,7 @@ The table is an array of cells, each empty or with a slot.  The search for a key
 that the upper bits of its hash name, and goes on to the next cell until it finds the hash of the
 key or an empty cell (open addressing with linear probing).  All keys of a batch take a step at
 once: a batch is a few passes of numpy over shrinking arrays, and no key is a Python object.
+A byte of the hash beside each cell, its mark, tells most other keys apart without their hash.
 Lower bits of the hash would not do: they choose the key group, and a task has only some of those.
 """
 
