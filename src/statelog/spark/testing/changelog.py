@@ -9,7 +9,7 @@ from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
-from statelog.model import ChangelogStateHandle, KeyGroupRange
+from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.spark.rows.types import make_row
 from statelog.state.encoding.changes import OperatorCodec
@@ -17,6 +17,7 @@ from statelog.state.encoding.snapshot_file import write_snapshot
 from statelog.state.heap.tables import Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.state.slots import SlotState
 from statelog.store import LocationPaths, ObjectStore, open_store
 
 
@@ -41,6 +42,7 @@ class TesterLog:
         self._checkpoint_id = -1
         self._snapshots: tuple[MaterializedHandle, ...] = ()
         self._log: list[ChangelogStateHandle] = []
+        self._slots: SlotState | None = None
 
     def current(self) -> KeyedState:
         """Return the committed state."""
@@ -53,16 +55,31 @@ class TesterLog:
             self._range, self._checkpoint_id, self._snapshots, tuple(self._log)
         )
 
+    def slots(self) -> SlotState:
+        """Return the committed state for a columnar processor."""
+        if self._slots is None:
+            self._slots = SlotState(self.state.codec)
+        self._slots.catch_up(self._range, self._checkpoint_id, (), self._load)
+        return self._slots
+
     def commit(self, overlays: Mapping[int, Overlay]) -> None:
         """
         Append the overlays of one batch.
 
         Raises Arrow's errors if a value does not fit.
         """
+        base_id = self._checkpoint_id
+        handle = self.append(self.state.codec.encode(overlays))
+        if handle is not None:
+            self.state.stage(
+                self._checkpoint_id, base_id, handle.state_handle_id, self._range, dict(overlays)
+            )
+
+    def append(self, changes: ChangeBatch) -> ChangelogStateHandle | None:
+        """Append changes as a checkpoint; return their handle, None for no changes."""
         codec = self.state.codec
-        changes = codec.encode(overlays)
         if not len(changes):
-            return
+            return None
         with self._storage.create_writer(codec.schema.operator_id, self._range) as writer:
             writer.append_meta(codec.metadata_change())
             writer.append_batch(changes.key_groups, changes.values)
@@ -72,16 +89,14 @@ class TesterLog:
             handle = persisted.result().job_manager_owned
         if handle is None:
             raise InvariantError("changes were appended, so there is a handle")
-        base_id = self._checkpoint_id
         self._checkpoint_id += 1
         self._log.append(handle)
-        self.state.stage(
-            self._checkpoint_id, base_id, handle.state_handle_id, self._range, dict(overlays)
-        )
+        return handle
 
     def restart(self, codec: OperatorCodec, now_ms: int) -> None:
         """Read the state from the log, then from a snapshot."""
         schema = codec.schema.to_json()
+        self._slots = None
         if self._checkpoint_id < 0:
             return
         for last in (False, True):

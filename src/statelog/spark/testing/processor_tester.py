@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.pickled_processor import pickled
 from statelog.spark.rows.interface import OutputCollector, RowLike
@@ -32,6 +32,7 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.rows.types import arrow_schema
+from statelog.spark.testing.columnar_tester import ColumnarTests, run_columns
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.key_state import (
     cells_given,
@@ -56,9 +57,9 @@ Values = tuple[object, ...]
 """The fields of a value, an element or a map key."""
 
 
-class ProcessorTester:
+class ProcessorTester(ColumnarTests):
     """
-    Tests a `StatefulProcessor` key by key.
+    Tests a `StatefulProcessor` key by key, or a `ColumnarProcessor` with `testColumns`.
 
     The module lists the deviations from PySpark's tester.
 
@@ -85,7 +86,7 @@ class ProcessorTester:
 
     def __init__(
         self,
-        processor: StatefulProcessor,
+        processor: AnyProcessor,
         initialStateRow: Sequence[tuple[object, Row]] | None = None,
         initialStatePandas: Sequence[tuple[object, pd.DataFrame]] | None = None,
         timeMode: str = "None",
@@ -179,22 +180,21 @@ class ProcessorTester:
         Raises:
             ProcessorError: The processor failed; `__cause__` is its own error.
         """
+        self._refuse_columns()
         self._in_pandas = False
         self.handle.setGroupingKey(key)
         extractor = self._extractor
         if self._time_mode == "eventtime" and extractor is not None:
             input = [row for row in input if extractor(row) > self._watermark_ms]
         initial = self._rows_of(key, initialState) if initialState else None
-        return self._run(self._rows_of(key, input), initial)
+        produced: list[Row] = self._run(self._rows_of(key, input), initial)
+        return produced
 
     def testInPandas(
         self, key: object, input: pd.DataFrame, *, initialState: Sequence[pd.DataFrame] = ()
     ) -> pd.DataFrame:
-        """
-        Run one micro-batch through a processor of pandas frames.
-
-        As `test`, with frames.
-        """
+        """Run one micro-batch through a processor of pandas frames; as `test`, with frames."""
+        self._refuse_columns()
         self._in_pandas = True
         self.handle.setGroupingKey(key)
         extractor = self._extractor
@@ -248,11 +248,7 @@ class ProcessorTester:
         return self.testNoData()
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
-        """
-        Move the watermark forward, and fire the timers that are due.
-
-        As `setProcessingTime`.
-        """
+        """Move the watermark forward, and fire the timers that are due; see `setProcessingTime`."""
         self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
         self.handle.setWatermark(self._watermark_ms)
         return self._in_form(self._run(TesterRows()))
@@ -315,11 +311,7 @@ class ProcessorTester:
         return expiry_shown(*self._kept(key))
 
     def deleteState(self, stateName: str, key: object) -> None:
-        """
-        Delete a state variable of *key*.
-
-        Raises `UsageError` if there is no such variable.
-        """
+        """Delete a state variable of *key*; raises `UsageError` if there is no such variable."""
         self.handle.setGroupingKey(key)
         self.handle.deleteState(stateName)
 
@@ -332,7 +324,9 @@ class ProcessorTester:
         keyed.add(*self._state.place(key), rows)
         return keyed
 
-    def _run(self, rows: TesterRows, initial: TesterRows | None = None) -> list[Any]:
+    def _run(self, rows: TesterRows, initial: TesterRows | None = None) -> Any:
+        if isinstance(self.processor, ColumnarProcessor):
+            return run_columns(self)
         if not self._state.has_keys:
             return []  # no key yet: no timers, no rows
         self._batch_id += 1
@@ -386,7 +380,7 @@ class ProcessorTester:
             )
         return new
 
-    def _in_form(self, produced: list[Any]) -> Any:
+    def _in_form(self, produced: Any) -> Any:
         """Return rows unchanged, and frames joined."""
         if not self._in_pandas:
             return produced

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from zlib import crc32
 
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from statelog.model import DEFAULT_MAX_PARALLELISM, KeyGroupRange
+from statelog.model import DEFAULT_MAX_PARALLELISM, ChangeBatch, KeyGroupRange
+from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.rows.types import make_row
 from statelog.spark.testing.changelog import TesterLog
@@ -23,6 +23,7 @@ from statelog.state.objects.timers import Timers
 from statelog.state.recordings.cells import Cells, cells_of
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
 from statelog.state.schema.evolution import evolve
+from statelog.state.slots import SlotState
 
 
 class TesterState:
@@ -46,7 +47,7 @@ class TesterState:
 
     def __init__(
         self,
-        processor: StatefulProcessor,
+        processor: AnyProcessor,
         time_mode: str,
         keys: pa.Schema | None,
         stored: OperatorStateSchema | None = None,
@@ -77,6 +78,19 @@ class TesterState:
         Raises Arrow's errors if a value does not fit.
         """
         self._opened(()).commit(overlays)
+
+    @property
+    def given_keys(self) -> pa.Schema | None:
+        """The columns of the key as the test gave them."""
+        return self._given_keys
+
+    def slots(self) -> SlotState:
+        """Return the committed state for a columnar processor."""
+        return self._opened(()).slots()
+
+    def commit_slots(self, changes: ChangeBatch) -> None:
+        """Append the changes of a columnar processor."""
+        self._opened(()).append(changes)
 
     def restart(self, now_ms: int) -> None:
         """Read the state from the log, then from a snapshot."""

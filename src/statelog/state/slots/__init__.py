@@ -9,7 +9,7 @@ State in columns: each key has a slot, each variable a column of cells.
     column_state   what a columnar processor holds
 """
 
-from statelog.state.slots.column_state import ColumnState, ColumnTimers, columns_of
+from statelog.state.slots.column_state import ColumnState, ColumnTimers, columns_of, table_of
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_index import SlotIndex
 from statelog.state.slots.slot_rows import snapshot_of
@@ -25,4 +25,5 @@ __all__ = [
     "SlotTable",
     "columns_of",
     "snapshot_of",
+    "table_of",
 ]

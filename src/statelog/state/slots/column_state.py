@@ -194,13 +194,22 @@ def table_of(values: Any, what: str) -> pa.Table:
         if isinstance(values, pa.RecordBatch):
             return pa.Table.from_batches([values])
         if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
-            return pa.table(values)
+            return _without_views(pa.table(values))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UsageError(f"{what}: the columns given cannot be read: {error}") from error
     raise UsageError(
         f"{what} takes a pyarrow table, a frame of pandas or Polars, or a dict of columns, "
         f"not {type(values).__name__}"
     )
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table without views of texts, which Arrow has few functions for; Polars makes them."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    schema = pa.schema(
+        [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    )
+    return table if schema == table.schema else table.cast(schema)
 
 
 def _times(times_ms: Any, length: int) -> npt.NDArray[np.int64]:

@@ -45,6 +45,8 @@ class Keys:
         self.ends = ends
         self.slots: RowNumbers | None = None
         """Where the state of the keys is, once it was looked up; -1 for a key without any."""
+        self.origin: tuple[Keys, RowNumbers] | None = None
+        """For keys that may repeat: distinct keys, and which of them each one is."""
 
     def __len__(self) -> int:
         return len(self.key_groups)
@@ -79,12 +81,14 @@ class Keys:
         Return some of the keys.
 
         Args:
-            chosen: A mask, or numbers of keys, as a NumPy or Arrow array; no key twice.
+            chosen: A mask, or numbers of keys, as a NumPy or Arrow array.  A number may repeat: for
+                `row_keys()` the result has a key for each row.
 
         Raises:
             UsageError: A mask is not as long as the keys.
         """
         at = np.asarray(chosen)
+        may_repeat = at.dtype != np.bool_
         if at.dtype == np.bool_:
             if len(at) != len(self):
                 raise UsageError(f"a mask of {len(at)} values for {len(self)} keys")
@@ -102,4 +106,8 @@ class Keys:
             some.__dict__["hashes"] = self.hashes[at]
         if self.slots is not None:
             some.slots = self.slots[at]
+        if self.origin is not None:
+            some.origin = self.origin[0], self.origin[1][at]
+        elif may_repeat:
+            some.origin = self, at
         return some

@@ -116,10 +116,14 @@ class SlotTable:
 
     def add(self, keys: Keys) -> RowNumbers:
         """Return the slots of keys, with new ones for keys without state."""
+        if keys.origin is not None:
+            distinct, at = keys.origin
+            keys.slots = self.add(distinct)[at]
+            return keys.slots
         slots = self.find(keys)
         absent = np.flatnonzero(slots < 0)
         if len(absent):
-            some = keys.take(absent)
+            some = keys.take(slots < 0)
             slots = slots.copy()
             slots[absent] = self._add(some.columns, some.hashes, some.key_groups)
             keys.slots = slots

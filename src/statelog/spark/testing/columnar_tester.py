@@ -1,0 +1,141 @@
+"""Run a columnar processor in a unit test: all keys of a table at once."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.errors import UsageError
+from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.rows.columnar_output import ColumnarOutput
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
+from statelog.spark.testing.tester_state import TesterState
+from statelog.spark.worker.columnar_run import ColumnarRun
+from statelog.spark.worker.protocol import BatchContext
+from statelog.state.encoding.values import KeyCodec
+from statelog.state.keys.key_hash import hash_columns
+from statelog.state.slots import table_of
+
+
+class _Tester(Protocol):
+    """What `ColumnarTests` needs of a `ProcessorTester`."""
+
+    processor: AnyProcessor
+    _state: TesterState
+    _output: pa.Schema | None
+    _extractor: Any
+    _time_mode: str
+    _watermark_ms: int
+    _batch_id: int
+
+    def _context(self) -> BatchContext: ...
+
+
+class ColumnarTests:
+    """The methods of `ProcessorTester` for a `ColumnarProcessor`."""
+
+    def testColumns(self: _Tester, rows: Any, *, initialState: Any = None) -> pa.Table:
+        """
+        Run one micro-batch of many keys through a `ColumnarProcessor`.
+
+        Args:
+            rows: All columns of the input, those of the key by the names of keySchema: an Arrow
+                table, a frame of pandas or Polars, or a dict of columns.
+            initialState: Rows with which `initialize` is called before.
+
+        Returns:
+            What the processor yields, for timers that were due too.  Where the tester has an
+            outputStructType, it is an error if a column does not fit.
+
+        Raises:
+            UsageError: The processor is not columnar, the tester has no keySchema, or a column of the
+                key is missing.
+            ProcessorError: The processor failed; `__cause__` is its own error.
+        """
+        if not isinstance(self.processor, ColumnarProcessor):
+            raise UsageError(
+                f"{type(self.processor).__name__} is no ColumnarProcessor: use test or testInPandas"
+            )
+        if self._state.given_keys is None:
+            raise UsageError("a tester of a columnar processor needs a keySchema")
+        table = table_of(rows, "testColumns")
+        if self._time_mode == "eventtime":
+            times = np.asarray(self._extractor(table))
+            table = table.filter(pa.array(times > self._watermark_ms))
+        initial = None if initialState is None else table_of(initialState, "initialState")
+        return run_columns(self, table, initial)
+
+    def _refuse_columns(self: _Tester) -> None:
+        if isinstance(self.processor, ColumnarProcessor):
+            raise UsageError(f"{type(self.processor).__name__} is columnar: use testColumns")
+
+
+def run_columns(
+    tester: _Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
+) -> pa.Table:
+    """Run one micro-batch; without rows only the timers that are due fire."""
+    tester._batch_id += 1
+    output = _Tables(tester._output, tester._batch_id)
+    state = tester._state.slots()
+    run = ColumnarRun(tester._context(), state, tester._state.key_group_range, output)
+    run.begin()
+    run.take(_input(tester, rows), None if initial is None else _input(tester, initial))
+    run.end()
+    tester._state.commit_slots(run.encoded())
+    return output.table()
+
+
+def _input(tester: _Tester, rows: pa.Table | None) -> ColumnarInput:
+    keys = tester._state.given_keys
+    if keys is None:
+        raise UsageError("a tester of a columnar processor needs a keySchema")
+    read = ColumnarInput(InputLayout(tuple(range(1, 1 + len(keys))), 1 + len(keys)), KeyCodec(keys))
+    if rows is None or not rows.num_rows:
+        return read
+    if missing := [name for name in keys.names if name not in rows.column_names]:
+        raise UsageError(f"the rows have no column {', '.join(missing)}, which keySchema names")
+    whole = rows.combine_chunks()
+    columns = [_array(whole.column(field.name).cast(field.type)) for field in keys]
+    count = np.uint64(len(tester._state.key_group_range))
+    groups = (hash_columns(columns, keys).view(np.int64) % np.int64(count)).astype(np.int32)
+    names = [INPUT_KEY_GROUP_COLUMN, *(f"__key_{name}" for name in keys.names), *rows.column_names]
+    arrays = [pa.array(groups), *columns, *(_array(column) for column in whole.columns)]
+    read.read([pa.RecordBatch.from_arrays(arrays, names=names)])
+    return read
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+class _Tables:
+    """Collects tables; typed where the output is known."""
+
+    def __init__(self, schema: pa.Schema | None, batch_id: int) -> None:
+        self._typed = None if schema is None else ColumnarOutput(schema, batch_id)
+        self._tables: list[pa.Table] = []
+
+    def extend(self, produced: Any) -> None:
+        """Take the tables of one call."""
+        if self._typed is not None:
+            self._typed.extend(produced)
+            return
+        self._tables += [table_of(each, "the output") for each in produced]
+
+    def bound_each_call(self) -> None:
+        """Do nothing: the rows of a test fit in memory."""
+
+    def convert_if_many(self) -> None:
+        """Do nothing, as `bound_each_call`."""
+
+    def flush(self) -> None:
+        """Do nothing, as `bound_each_call`."""
+
+    def table(self) -> pa.Table:
+        """Return all rows."""
+        if self._typed is not None:
+            return pa.Table.from_batches([self._typed.batch()])
+        return pa.concat_tables(self._tables) if self._tables else pa.table({})
