@@ -10,11 +10,17 @@ a Zipf law (exponent 0.9: about 39,000 distinct keys a batch); the processor kee
 and sum per key and yields one row for each key it saw; the sink is Spark's `noop`.
 
 Method: one JVM, local[2], trigger availableNow.  Runs alternate; each is a new query on the same
-files, and the first micro-batch of each is discarded.  The time of a micro-batch is Spark's
-`triggerExecution`.  Spark runs with 4 shuffle partitions; statelog chooses its number of tasks,
-unless a configuration names it (`statelog-direct-2`).
+files, and the first micro-batch of each is discarded, and so are the first `--warm` rounds.  The time
+of a micro-batch is Spark's `triggerExecution`.  Spark runs with 4 shuffle partitions; statelog
+chooses its number of tasks, unless a configuration names it (`statelog-direct-2`).
 
-With `--events 50` it measures the cost of a micro-batch with few rows.
+With `--events 50` it measures the cost of a micro-batch with few rows.  The configuration `floor`
+(`floor-2` for two tasks) is a `foreachBatch` whose one Python job reads the rows and does nothing:
+what Spark itself needs for a micro-batch of this source with one Python job.
+
+The workload `w7cols` has seven columns, three of them text, of which the processor reads two.
+
+`--phases` prints where the milliseconds of a micro-batch go, for each configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +53,12 @@ ZIPF_EXPONENT = 0.9
 OUTPUT = "key long, n long, total double"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CONFIGURATIONS = ("spark", "statelog-staged", "statelog-direct")
+WORKLOADS = {
+    "w1zipf": "key long, value double",
+    "w7cols": "key long, value double, quantity int, at timestamp, city string, product string, "
+    "note string",
+}
+_CITIES = [f"city {number} of the country" for number in range(1_000)]
 PANDAS_CONFIGURATIONS = ("spark-pandas", "statelog-pandas-staged", "statelog-pandas-direct")
 
 
@@ -85,7 +97,7 @@ class RunningTotalInPandas(RunningTotal):
         yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
-def write_input(folder: Path, batches: int, events: int) -> None:
+def write_input(folder: Path, batches: int, events: int, workload: str = "w1zipf") -> None:
     """Write the input files, two for each micro-batch, oldest first."""
     rng = np.random.default_rng(42)
     weights = 1 / np.arange(1, KEYS + 1) ** ZIPF_EXPONENT
@@ -95,9 +107,46 @@ def write_input(folder: Path, batches: int, events: int) -> None:
     for number in range(2 * batches):
         keys = identity[rng.choice(KEYS, events // 2, p=weights)].astype(np.int64)
         table = pa.table({"key": keys, "value": rng.random(len(keys))})
+        if workload == "w7cols":
+            table = with_more_columns(table, rng)
         path = folder / f"part-{number:05d}.parquet"
         pq.write_table(table, path)
         os.utime(path, (start + 10 * number, start + 10 * number))
+
+
+def with_more_columns(table: pa.Table, rng: np.random.Generator) -> pa.Table:
+    """Return the rows with five more columns, three of them text."""
+    rows = len(table)
+    seconds = rng.integers(1_700_000_000, 1_800_000_000, rows)
+    texts = pa.array(_CITIES).take(pa.array(rng.integers(0, len(_CITIES), rows)))
+    notes = [f"note {number}" for number in rng.integers(0, 1 << 40, rows)]
+    more = {
+        "quantity": pa.array(rng.integers(1, 100, rows).astype(np.int32)),
+        "at": pa.array(seconds * 1_000_000, pa.timestamp("us", tz="UTC")),
+        "city": texts,
+        "product": pa.array([f"product-{number % 5_000:05d}" for number in range(rows)]),
+        "note": pa.array(notes),
+    }
+    for name, column in more.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read all rows and return none."""
+    for _ in batches:
+        pass
+    return iter(())
+
+
+def floor_batch(tasks: int) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` whose one Python job does nothing."""
+
+    def run_batch(frame: DataFrame, batch_id: int) -> None:
+        rows = frame.coalesce(1) if tasks == 1 else frame.repartition(tasks, "key")
+        noop(rows.mapInArrow(nothing, OUTPUT), batch_id)
+
+    return run_batch
 
 
 def noop(frame: DataFrame, batch_id: int) -> None:
@@ -105,18 +154,23 @@ def noop(frame: DataFrame, batch_id: int) -> None:
     frame.write.format("noop").mode("append").save()
 
 
-def run(session: SparkSession, configuration: str, data: Path, work: Path) -> dict[str, Any]:
+def run(
+    session: SparkSession, configuration: str, data: Path, work: Path, workload: str = "w1zipf"
+) -> dict[str, Any]:
     """Run one query over all input; return its batch times and the bytes written."""
-    events = session.readStream.schema("key long, value double").option("maxFilesPerTrigger", 2)
+    events = session.readStream.schema(WORKLOADS[workload]).option("maxFilesPerTrigger", 2)
     grouped = events.parquet(str(data)).groupBy("key")
     progress: list[Any] = []
     in_pandas = configuration in PANDAS_CONFIGURATIONS
     processor = RunningTotalInPandas() if in_pandas else RunningTotal()
-    if configuration.startswith("spark"):
+    state = work / "state"
+    if configuration.startswith("floor"):
+        tasks = int(configuration.partition("-")[2] or 1)
+        writer = events.parquet(str(data)).writeStream.foreachBatch(floor_batch(tasks))
+    elif configuration.startswith("spark"):
         transform = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
         frame = transform(processor, OUTPUT, "Update", "None")
         writer = frame.writeStream.outputMode("update").format("noop")
-        state = work / "state"
     else:
         plain = configuration.replace("pandas-", "")
         delivery, _, tasks = plain.removeprefix("statelog-").partition("-")
@@ -142,6 +196,10 @@ def run(session: SparkSession, configuration: str, data: Path, work: Path) -> di
     result = {
         "milliseconds": [batch["durationMs"]["triggerExecution"] for batch in batches],
         "events": [batch["numInputRows"] for batch in batches],
+        "spark_phases": {
+            name: statistics.median(batch["durationMs"].get(name, 0) for batch in batches)
+            for name in recent[-1]["durationMs"]
+        },
         "files_per_batch": len(files) / len(recent),
         "bytes_per_batch": sum(path.stat().st_size for path in files) / len(recent),
     }
@@ -186,6 +244,19 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def print_phases(name: str, runs: list[dict[str, Any]]) -> None:
+    """Print the median of each phase: of Spark's, of the driver's, of the slowest task's."""
+    for which in ("spark_phases", "phases", "task_phases"):
+        parts = [one[which] for one in runs if which in one]
+        if parts:
+            medians = {
+                phase: statistics.median(part.get(phase, 0.0) for part in parts)
+                for phase in parts[-1]
+            }
+            shown = ", ".join(f"{phase} {ms:.1f}" for phase, ms in medians.items())
+            print(f"{name} {which.replace('_', ' ')}: {shown}")
+
+
 def machine() -> dict[str, Any]:
     """Return a description of the machine."""
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
@@ -208,8 +279,11 @@ def main() -> int:
     parser.add_argument(
         "--configurations",
         default=",".join(CONFIGURATIONS),
-        help="also " + ", ".join(PANDAS_CONFIGURATIONS),
+        help="also floor, " + ", ".join(PANDAS_CONFIGURATIONS),
     )
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="w1zipf")
+    parser.add_argument("--warm", type=int, default=0, help="first rounds that do not count")
+    parser.add_argument("--phases", action="store_true", help="print the phases of a micro-batch")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     arguments = parser.parse_args()
     prepare_environment()
@@ -240,13 +314,17 @@ def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) ->
     """Run the configurations in turns and print the table."""
     data = work / "input"
     data.mkdir()
-    write_input(data, arguments.batches, arguments.events)
+    write_input(data, arguments.batches, arguments.events, arguments.workload)
     configurations = arguments.configurations.split(",")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in configurations}
-    for number in range(arguments.rounds):
+    for number in range(-arguments.warm, arguments.rounds):
         for name in configurations:
-            runs[name].append(run(session, name, data, work / f"{name}-{number}"))
-            median = statistics.median(runs[name][-1]["milliseconds"])
+            folder = work / f"{name}-{number}"
+            one = run(session, name, data, folder, arguments.workload)
+            shutil.rmtree(folder, ignore_errors=True)
+            if number >= 0:
+                runs[name].append(one)
+            median = statistics.median(one["milliseconds"])
             print(f"round {number} {name}: {median:.0f} ms a batch", file=sys.stderr, flush=True)
     table = {name: summary(one) for name, one in runs.items()}
     print(
@@ -265,9 +343,15 @@ def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) ->
             f"{row['files_per_batch']:6} {row['kib_per_batch']:8} "
             f"{row['kib_staged_output_per_batch']:12}"
         )
+        if "floor" in table:
+            row["ratio_to_floor"] = round(row["ms_median"] / table["floor"]["ms_median"], 2)
+    if arguments.phases:
+        for name, one in runs.items():
+            print_phases(name, one)
     return {
         "machine": machine(),
         "arguments": {
+            "workload": arguments.workload,
             "rounds": arguments.rounds,
             "batches": arguments.batches,
             "events": arguments.events,

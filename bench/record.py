@@ -117,7 +117,11 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
 
 def task_input(folder: Path) -> list[pa.RecordBatch]:
     """Return the rows of one micro-batch as a task gets them, in batches of 10,000."""
-    table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*"))[:2]])
+    return keyed(pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*"))[:2]]))
+
+
+def keyed(table: pa.Table) -> list[pa.RecordBatch]:
+    """Return rows with their key groups, in batches of 10,000."""
     hashes = hash_columns([table.column("key").combine_chunks()], pa.schema([("key", pa.int64())]))
     groups = pa.array((hashes.astype(np.int64) % 128).astype(np.int32))
     whole = table.add_column(0, INPUT_KEY_GROUP_COLUMN, groups).combine_chunks()
