@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import InvariantError
 from statelog.spark.rows.interface import RowLike
-from statelog.spark.rows.key_order import row_codes
+from statelog.spark.rows.key_order import row_codes, stable_order
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
-from statelog.state.kinds.kind import RowNumbers
 from statelog.state.slots import Keys
-
-_BYTE_VALUES: Final = 65_536
 
 
 class ColumnarInput:
@@ -78,24 +73,6 @@ class ColumnarInput:
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """Refuse, as `table_keys`."""
         raise InvariantError("a columnar input has no keys as objects")
-
-
-def stable_order(codes: npt.NDArray[np.int64], count: int) -> RowNumbers:
-    """
-    Return the order of rows by their codes, those of one code in the order of arrival.
-
-    NumPy sorts numbers of 16 bits in one pass over the rows, and larger ones much slower.
-
-    Args:
-        codes: Numbers from 0.
-        count: The largest code, and one.
-    """
-    order: RowNumbers = np.argsort((codes % _BYTE_VALUES).astype(np.uint16), kind="stable")
-    while count > _BYTE_VALUES:
-        codes, count = codes // _BYTE_VALUES, -(-count // _BYTE_VALUES)
-        digits = (codes[order] % _BYTE_VALUES).astype(np.uint16)
-        order = order[np.argsort(digits, kind="stable")]
-    return order
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

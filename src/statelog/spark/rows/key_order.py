@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.state.encoding.python_values import to_python
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 
@@ -101,7 +102,7 @@ class KeyedRows:
         columns = [column.take(firsts) for column in key_columns]
         if self.kept is not None:
             self.kept.order, self.kept.key_columns = self._order, columns
-        shown = list(zip(*[column.to_pylist() for column in columns], strict=True))
+        shown = list(zip(*map(to_python, columns), strict=True))
         self._shown = shown
         self._keys = shown if self._codec.is_plain else [self._codec.freeze(key) for key in shown]
         return columns
@@ -129,11 +130,11 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     """
     codes = row_codes(key_columns, codec)
     counts = np.bincount(codes)
-    by_code = np.argsort(codes, kind="stable")
+    by_code = stable_order(codes, len(counts))
     starts = np.cumsum(counts) - counts
     firsts = by_code[starts]
     groups = key_groups[firsts]
-    keys = np.argsort(groups, kind="stable")
+    keys = stable_order(groups, int(groups.max()) + 1)
     sizes = counts[keys]
     ends = np.cumsum(sizes)
     # The rows of a key stay together: only the start of each run of rows changes.
@@ -149,6 +150,19 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
         bounds=[0, *ends.tolist()],
         ranges=dict(zip(numbers[order].tolist(), spans, strict=True)),
     )
+
+
+def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
+    """
+    Return the stable order of numbers from 0 to below *end*.
+
+    NumPy sorts 16 bits by counting, several times faster than it sorts wider numbers.
+    """
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")  # by the lowest 16 bits
+    if end > 1 << 16:
+        higher = (numbers[order] >> 16).astype(np.uint16)
+        order = order[np.argsort(higher, kind="stable")]
+    return order
 
 
 def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:

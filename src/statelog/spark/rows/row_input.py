@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -10,8 +11,13 @@ from pyspark.sql import Row
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.types import row_factory
+from statelog.state.encoding.python_values import to_python
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
+
+_AT_ONCE = 20_000
+"""Rows of a task up to this number become Python objects together, and more of them one key group
+at a time: objects that are used soon after they were made are still in the processor's caches."""
 
 
 class RowInput(KeyedRows):
@@ -26,32 +32,40 @@ class RowInput(KeyedRows):
     def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
         super().__init__(key_codec)
         self._layout = layout
-        self._rows: list[Row] = []
+        self._columns: list[pa.ChunkedArray] = []
+        self._rows: list[Row] | None = None
+        self._make: Callable[..., Row] = Row
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Read all rows: key group, computed key columns, input columns."""
-        layout = self._layout
-        parts: list[pa.RecordBatch] = []
-        rows: list[Row] = []
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            if not parts:
-                make = row_factory(batch.schema.names[layout.first_input :])
-            inputs = [column.to_pylist() for column in batch.columns[layout.first_input :]]
-            rows.extend(map(make, zip(*inputs, strict=True)))
-            parts.append(batch.select([0, *layout.key_positions]))
-            if self.kept is not None:
-                self.kept.batches.append(batch)
-        if not parts:
+        read = [batch for batch in batches if batch.num_rows]
+        if not read:
             return
-        groups, *keys = pa.Table.from_batches(parts).combine_chunks().columns
-        self._sort(groups.to_numpy(), [column.combine_chunks() for column in keys])
-        self._rows = [rows[at] for at in self._order.rows.tolist()]
+        if self.kept is not None:
+            self.kept.batches += read
+        layout = self._layout
+        whole = pa.Table.from_batches(read).combine_chunks()
+        del read
+        keys = [whole.column(at).combine_chunks() for at in layout.key_positions]
+        self._sort(whole.column(0).to_numpy(), keys)
+        order = pa.array(self._order.rows)
+        self._columns = [column.take(order) for column in whole.columns[layout.first_input :]]
+        self._make = row_factory(whole.schema.names[layout.first_input :])
+        if self.row_count <= _AT_ONCE:
+            self._rows = self._rows_of(0, self.row_count)
+
+    def _rows_of(self, start: int, end: int) -> list[Row]:
+        """Return the rows from one position to another, in the order of keys."""
+        columns = (to_python(column.slice(start, end - start)) for column in self._columns)
+        return list(map(self._make, zip(*columns, strict=True)))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Row]]]:
         """Yield each key, in both its forms, and its rows."""
         first, end = self._order.ranges.get(key_group, (0, 0))
-        rows, bounds = self._rows, self._order.bounds
-        for at in range(first, end):
-            yield self._keys[at], self._shown[at], iter(rows[bounds[at] : bounds[at + 1]])
+        bounds, start, rows = self._order.bounds[first : end + 1], 0, self._rows
+        if rows is None:
+            start = bounds[0]
+            rows = self._rows_of(start, bounds[-1])
+        keys, shown = self._keys[first:end], self._shown[first:end]
+        for key, given, (begin, stop) in zip(keys, shown, pairwise(bounds), strict=True):
+            yield key, given, iter(rows[begin - start : stop - start])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -36,6 +36,12 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[object]], Row]:
     making a row and reading `row.amount` is several times faster than with Spark's class.  In all
     other ways, pickling included, they are Rows.
     """
+    return partial(tuple.__new__, _row_class(tuple(names)))
+
+
+@lru_cache(maxsize=64)  # making a class takes as long as a small task's rows
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    """Return the class of the rows with these names."""
     members: dict[str, object] = {"__slots__": (), "__fields__": list(names)}
     # A namedtuple's field descriptors read by position in C, without Row's Python methods.
     by_position = namedtuple("by_position", names, rename=True)  # type: ignore[misc]
@@ -43,5 +49,4 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[object]], Row]:
         # As with Spark's rows, a method of tuple or Row hides a column of the same name.
         if by_position._fields[position] == name and not hasattr(Row, name):
             members[name] = by_position.__dict__[name]
-    kind = type("Row", (Row,), members)
-    return partial(tuple.__new__, kind)
+    return type("Row", (Row,), members)

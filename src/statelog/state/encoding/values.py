@@ -28,6 +28,7 @@ from statelog.state.encoding.converters import (
     thawed,
     to_arrow,
 )
+from statelog.state.encoding.python_values import to_python
 from statelog.state.kinds import Values
 
 UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
@@ -262,12 +263,12 @@ class KeyCodec:
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """Return frozen keys."""
-        keys = zip(*(column.to_pylist() for column in columns), strict=True)
+        keys = zip(*map(to_python, columns), strict=True)
         return list(keys) if self.is_plain else [self.freeze(key) for key in keys]
 
 
 def _decoded(column: pa.Array, convert: Converter | None) -> list[Any]:
-    values: list[Any] = column.to_pylist()
+    values = to_python(column)
     if convert is None:
         return values
     return [None if value is None else convert(value) for value in values]
