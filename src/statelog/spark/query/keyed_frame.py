@@ -110,11 +110,20 @@ def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFram
         key_groups: The key groups of the operator.
     """
     # As text, in one call to the JVM; built from columns it would take fifty.
-    index = INPUT_KEY_GROUP_COLUMN
-    if key_groups.start:
-        index = f"({index} - {key_groups.start})"
-    task = f"cast({index} * {tasks} div {len(key_groups)} as int)"
-    return repartition_by_id(frame, tasks, task)
+    return repartition_by_id(frame, tasks, task_of(INPUT_KEY_GROUP_COLUMN, key_groups, tasks))
+
+
+def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
+    """
+    Return the number of the task that owns a key group, as SQL.
+
+    Args:
+        key_group: SQL of the key group.
+        key_groups: The key groups of the operator.
+        tasks: Number of tasks.
+    """
+    index = f"({key_group} - {key_groups.start})" if key_groups.start else key_group
+    return f"cast({index} * {tasks} div {len(key_groups)} as int)"
 
 
 def grouping_of(grouped: GroupedData) -> Grouping:

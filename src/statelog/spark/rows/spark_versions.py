@@ -102,8 +102,18 @@ def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> Data
     """
     if hasattr(type(frame), "repartitionById"):
         return frame.repartitionById(partitions, expr(partition))
-    values = ", ".join(map(str, values_by_partition(partitions)))
-    return frame.repartition(partitions, expr(f"array({values})[{partition}]"))
+    return frame.repartition(partitions, expr(hashed_to(partitions, partition)))
+
+
+def hashed_to(partitions: int, partition: str) -> str:
+    """
+    Return SQL of an int whose rows Spark's hash partitioning puts into a chosen partition.
+
+    Args:
+        partitions: Number of partitions.
+        partition: SQL of the number of the partition.
+    """
+    return f"array({', '.join(map(str, values_by_partition(partitions)))})[{partition}]"
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,0 +1,1 @@
+"""Running aggregates by key and window, on columns: the functions and their arithmetic."""

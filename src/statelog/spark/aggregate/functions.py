@@ -1,0 +1,184 @@
+"""
+The aggregate functions, by which `aggregate` names what it keeps.
+
+Columns are names, or expressions of Spark over the grouped frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column
+
+from statelog.errors import UsageError
+from statelog.spark.aggregate.distinct import DistinctCount, log_of_buckets
+from statelog.spark.aggregate.extremes import Extreme, ValueBy
+from statelog.spark.aggregate.kind import AggregateKind
+from statelog.spark.aggregate.ranking import TopK
+from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
+from statelog.spark.query.session import is_connect
+
+ColumnOrName = Column | str
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """
+    An aggregate function and the columns it takes; made by the functions of this module.
+
+    Args:
+        kind: Its rules.
+        arguments: Its columns.
+        of_row: Makes the rules from the names of all columns of the frame, which then follow the
+            arguments; None where they do not.
+    """
+
+    kind: AggregateKind
+    arguments: tuple[ColumnOrName, ...] = ()
+    of_row: Callable[[Sequence[str]], AggregateKind] | None = None
+
+    def __post_init__(self) -> None:
+        for one in self.arguments:
+            if not (isinstance(one, Column | str) or is_connect(one)):
+                raise UsageError(
+                    f"{self.kind.title} takes names of columns and expressions, not {one!r}"
+                )
+
+
+def count(column: ColumnOrName | None = None) -> Aggregate:
+    """
+    Count the rows, or the values that are not null.
+
+    Args:
+        column: The values; None for the rows.
+    """
+    if column is None or (isinstance(column, str) and column == "*"):
+        return Aggregate(Count())
+    return Aggregate(Count(), (column,))
+
+
+def sum_(column: ColumnOrName) -> Aggregate:
+    """
+    Add the values.
+
+    The sum of integers is a long, of decimals a decimal with ten digits more, else a double.
+
+    Args:
+        column: The values.
+    """
+    return Aggregate(Sum(), (column,))
+
+
+def min_(column: ColumnOrName) -> Aggregate:
+    """
+    Keep the least value.
+
+    Args:
+        column: The values, in Spark's order.
+    """
+    return Aggregate(Extreme(is_least=True), (column,))
+
+
+def max_(column: ColumnOrName) -> Aggregate:
+    """
+    Keep the greatest value.
+
+    Args:
+        column: The values, in Spark's order.
+    """
+    return Aggregate(Extreme(is_least=False), (column,))
+
+
+def mean(column: ColumnOrName) -> Aggregate:
+    """
+    Take the mean of the values.
+
+    Args:
+        column: The values; of decimals the mean is a decimal, else a double.
+    """
+    return Aggregate(Mean(), (column,))
+
+
+def variance(column: ColumnOrName) -> Aggregate:
+    """
+    Take the sample variance of the values.
+
+    Args:
+        column: The values.  The variance of fewer than two is null.
+    """
+    return Aggregate(Variance(), (column,))
+
+
+def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
+    """
+    Keep the value of the row in which another column is least.
+
+    Args:
+        column: The value; it may be null.
+        by: The column that orders the rows, such as an event time.  Rows where it is null do not
+            count.  Of equal rows, one of an earlier micro-batch is kept.
+    """
+    return Aggregate(ValueBy("first", is_least=True), (by, column))
+
+
+def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
+    """
+    Keep the value of the row in which another column is greatest.
+
+    Args:
+        column: The value; it may be null.
+        by: The column that orders the rows, such as an event time.  Rows where it is null do not
+            count.  Of equal rows, one of a later micro-batch is kept.
+    """
+    return Aggregate(ValueBy("last", is_least=False), (by, column))
+
+
+def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
+    """
+    Keep the row in which a column is greatest, as a struct.
+
+    Args:
+        by: The column that orders the rows, as for `last`.
+        columns: The columns of the row that are kept; none for all.
+    """
+    if not all(isinstance(one, str) for one in columns):
+        raise UsageError("latest_row takes the names of the columns to keep, such as 'price'")
+    kind = ValueBy("latest_row", is_least=False, names=columns)
+    return Aggregate(kind, (by, *columns), None if columns else kind.of_row)
+
+
+def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggregate:
+    """
+    Keep the values of the rows in which another column is greatest, greatest first.
+
+    Args:
+        column: The values.
+        k: Most values of a key, at least 1.
+        by: The column that orders the rows; None for the values themselves.  Rows where it is null do
+            not count.
+    """
+    if type(k) is not int or k < 1:
+        raise UsageError(f"top_k: k={k!r}; it is the number of values to keep, at least 1")
+    return Aggregate(TopK(k), (column if by is None else by, column))
+
+
+def approx_count_distinct(column: ColumnOrName, rsd: float = 0.05) -> Aggregate:
+    """
+    Count the distinct values approximately.
+
+    Needs the extra `sketches`.
+
+    Args:
+        column: The values.
+        rsd: Relative standard deviation of the count, 0.0008 to below 1.  A key takes up to
+            `0.54 / rsd**2` bytes.
+    """
+    return Aggregate(DistinctCount(log_of_buckets(_number(rsd))), (column,))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"approx_count_distinct: rsd={value!r} is no number")
+    return float(value)

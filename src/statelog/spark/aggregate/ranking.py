@@ -1,0 +1,91 @@
+"""The values of the rows in which a column is greatest, a bounded number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import DataType
+
+from statelog.spark.aggregate.extremes import check_ordered
+from statelog.spark.aggregate.kind import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """
+    The values of the *k* rows with the greatest of another column, greatest first.
+
+    The arguments are that column and the value.  Of rows with equal ones, those with the greater value
+    are kept.
+
+    Args:
+        k: Most values of a key.
+    """
+
+    k: int
+    title: str = "top_k"
+
+    def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
+        check_ordered(f"{self.title}, in its column `by`,", types[0])
+        check_ordered(self.title, types[1])
+        return self
+
+    def whole(self, arguments: Sequence[str]) -> str:
+        return f"transform({self.partials(arguments)['']}, x -> x.value)"
+
+    def partials(self, arguments: Sequence[str]) -> Mapping[str, str]:
+        by, value = arguments
+        some = f"CASE WHEN {by} IS NOT NULL THEN struct({by} AS by, {value} AS value) END"
+        return {"": f"slice(sort_array(collect_list({some}), false), 1, {self.k})"}
+
+    def combine(self, left: Parts, right: Parts) -> Parts:
+        owners, rows = _flat(left[""])
+        more_owners, more_rows = _flat(right[""])
+        owner = np.concatenate([owners, more_owners])
+        row = pa.concat_arrays([rows, more_rows.cast(rows.type)])
+        order = _by_rank(owner, row)
+        owner = owner[order]
+        starts = np.searchsorted(owner, np.arange(len(left[""]) + 1))
+        rank = np.arange(len(owner)) - starts[owner]
+        kept = rank < self.k
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(np.diff(starts), self.k))])
+        values = row.take(pa.array(order[kept]))
+        kind = left[""].type
+        lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+        return {"": lists.cast(kind)}
+
+    def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
+        owner, rows = _flat(state[""])
+        starts = np.searchsorted(owner, np.arange(len(state[""]) + 1))
+        values = pc.struct_field(rows, "value")
+        return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values).cast(kind)
+
+
+def _flat(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return the elements of a column of lists, and for each the row that it is of."""
+    return pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+
+
+def _by_rank(owner: npt.NDArray[np.int64], rows: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the order of rows by owner, then greatest first."""
+    columns: dict[str, pa.Array] = {"owner": pa.array(owner)}
+    keys = [("owner", "ascending")]
+    for name in ("by", "value"):
+        column = pc.struct_field(rows, name)
+        if pa.types.is_boolean(column.type):  # Arrow has no order of booleans here
+            column = column.cast(pa.int8())
+        if pa.types.is_floating(column.type):  # Arrow puts NaN last in either direction
+            columns[f"{name}_is_nan"] = pc.fill_null(pc.is_nan(column), False).cast(pa.int8())
+            keys.append((f"{name}_is_nan", "descending"))
+        columns[name] = column
+        keys.append((name, "descending"))
+    order: npt.NDArray[np.int64] = (
+        pc.sort_indices(pa.table(columns), sort_keys=keys).to_numpy().astype(np.int64)
+    )
+    return order

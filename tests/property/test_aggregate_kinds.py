@@ -1,0 +1,277 @@
+"""Each aggregate, combined batch by batch for many keys, is the aggregate of all values of the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import reduce
+from statistics import variance
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.spark.aggregate.distinct import DistinctCount
+from statelog.spark.aggregate.extremes import Extreme, ValueBy
+from statelog.spark.aggregate.kind import AggregateKind
+from statelog.spark.aggregate.merge import Merge, NamedAggregate
+from statelog.spark.aggregate.ranking import TopK
+from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
+
+Rows = Sequence[Any]
+DECIMAL = pa.decimal128(20, 2)
+DECIMAL_MEAN = pa.decimal128(14, 6)
+ROW = pa.struct([("by", pa.float64()), ("value", pa.string())])
+
+
+def by_spark(value: Any) -> tuple[bool, Any]:
+    """Return a key by which Python sorts as Spark: NaN is greatest."""
+    return (isinstance(value, float) and math.isnan(value), value)
+
+
+def known(rows: Rows) -> list[Any]:
+    return [one for one in rows if one is not None]
+
+
+def least(rows: Rows) -> Any:
+    return min(known(rows), key=by_spark, default=None)
+
+
+def greatest(rows: Rows) -> Any:
+    return max(known(rows), key=by_spark, default=None)
+
+
+def total(rows: Rows) -> Any:
+    return sum(known(rows), start=type(known(rows)[0])(0)) if known(rows) else None
+
+
+def mean_of(rows: Rows) -> Any:
+    return None if not known(rows) else sum(known(rows)) / len(known(rows))
+
+
+def decimal_mean(rows: Rows) -> Any:
+    if not known(rows):
+        return None
+    exact = Context(prec=60, rounding=ROUND_HALF_UP)
+    return exact.divide(total(rows), len(known(rows))).quantize(Decimal("0.000001"), context=exact)
+
+
+def sample_variance(rows: Rows) -> Any:
+    return variance(known(rows)) if len(known(rows)) > 1 else None
+
+
+def m2(rows: Rows) -> float:
+    middle = mean_of(rows) or 0.0
+    return math.fsum((one - middle) ** 2 for one in known(rows))
+
+
+def first_by(rows: Rows) -> Any:
+    rows = [one for one in rows if one[0] is not None]
+    return min(rows, key=lambda one: by_spark(one[0]), default=(None, None))
+
+
+def last_by(rows: Rows) -> Any:
+    rows = [one for one in rows if one[0] is not None]
+    # Of equal ones the last: `max` takes the first, of rows in reverse.
+    return max(reversed(rows), key=lambda one: by_spark(one[0]), default=(None, None))
+
+
+def last_row(rows: Rows) -> Any:
+    row = last_by(rows)
+    return None if row[0] is None else dict(zip(("by", "value"), row, strict=True))
+
+
+def ranked(rows: Rows, k: int) -> list[dict[str, Any]]:
+    def rank(one: tuple[Any, Any]) -> Any:
+        return by_spark(one[0]), one[1] is not None, one[1] or ""
+
+    kept = sorted((one for one in rows if one[0] is not None), key=rank, reverse=True)[:k]
+    return [{"by": by, "value": value} for by, value in kept]
+
+
+@dataclass
+class Case:
+    """A kind, what Spark would make of the rows of a micro-batch, and the result by Python."""
+
+    kind: AggregateKind
+    rows: st.SearchStrategy[Any]
+    parts: dict[str, tuple[pa.DataType, Callable[[Rows], Any]]]
+    result: tuple[pa.DataType, Callable[[Rows], Any]]
+    is_close: bool = False
+
+
+LONGS = st.none() | st.integers(-(2**40), 2**40)
+# Sums of these are exact in any order.
+DOUBLES = st.none() | st.integers(-1000, 1000).map(lambda one: one / 8)
+TEXTS = st.none() | st.text(max_size=3)
+DECIMALS = st.none() | st.decimals(-(10**6), 10**6, places=2)
+ANY_DOUBLES = DOUBLES | st.sampled_from([math.nan, math.inf, -math.inf])
+PAIRS = st.tuples(ANY_DOUBLES, TEXTS)
+
+CASES = {
+    "count": Case(
+        Count(),
+        LONGS,
+        {"": (pa.int64(), lambda r: len(known(r)))},
+        (pa.int64(), lambda r: len(known(r))),
+    ),
+    "sum of longs": Case(Sum(), LONGS, {"": (pa.int64(), total)}, (pa.int64(), total)),
+    "sum of doubles": Case(Sum(), DOUBLES, {"": (pa.float64(), total)}, (pa.float64(), total)),
+    "sum of decimals": Case(
+        Sum(is_decimal=True),
+        DECIMALS,
+        {"sum": (DECIMAL, total), "some": (pa.bool_(), lambda r: bool(known(r)))},
+        (DECIMAL, total),
+    ),
+    "least double": Case(
+        Extreme(True), ANY_DOUBLES, {"": (pa.float64(), least)}, (pa.float64(), least)
+    ),
+    "greatest double": Case(
+        Extreme(False), ANY_DOUBLES, {"": (pa.float64(), greatest)}, (pa.float64(), greatest)
+    ),
+    "least text": Case(Extreme(True), TEXTS, {"": (pa.string(), least)}, (pa.string(), least)),
+    "greatest decimal": Case(
+        Extreme(False), DECIMALS, {"": (DECIMAL, greatest)}, (DECIMAL, greatest)
+    ),
+    "mean": Case(
+        Mean(),
+        DOUBLES,
+        {"sum": (pa.float64(), total), "count": (pa.int64(), lambda r: len(known(r)))},
+        (pa.float64(), mean_of),
+    ),
+    "mean of decimals": Case(
+        Mean(is_decimal=True),
+        DECIMALS,
+        {"sum": (DECIMAL, total), "count": (pa.int64(), lambda r: len(known(r)))},
+        (DECIMAL_MEAN, decimal_mean),
+    ),
+    "variance": Case(
+        Variance(),
+        DOUBLES,
+        {
+            "count": (pa.int64(), lambda r: len(known(r))),
+            "mean": (pa.float64(), lambda r: mean_of(r) or 0.0),
+            "m2": (pa.float64(), m2),
+        },
+        (pa.float64(), sample_variance),
+        is_close=True,
+    ),
+    "first": Case(
+        ValueBy("first", True),
+        PAIRS,
+        {
+            "value": (pa.string(), lambda r: first_by(r)[1]),
+            "by": (pa.float64(), lambda r: first_by(r)[0]),
+        },
+        (pa.string(), lambda r: first_by(r)[1]),
+    ),
+    "latest row": Case(
+        ValueBy("latest_row", False, ("by", "value")),
+        PAIRS,
+        {
+            "value": (ROW, last_row),
+            "by": (pa.float64(), lambda r: last_by(r)[0]),
+        },
+        (ROW, last_row),
+    ),
+    "top_k": Case(
+        TopK(3),
+        PAIRS,
+        {"": (pa.list_(ROW), lambda r: ranked(r, 3))},
+        (pa.list_(pa.string()), lambda r: [one["value"] for one in ranked(r, 3)]),
+    ),
+}
+
+
+def tables(case: Case, batches: Sequence[Sequence[Rows]]) -> tuple[Merge, list[pa.Table]]:
+    """Return the merge of one aggregate, and the partial results of each batch by key."""
+    names = {part: f"v_{part}" for part in case.parts}
+    output = pa.schema([("key", pa.int64()), ("v", case.result[0])])
+    merge = Merge((NamedAggregate("v", case.kind, tuple(names.items())),), output)
+    made = [
+        pa.table(
+            {
+                names[part]: pa.array([None if rows is None else of(rows) for rows in batch], kind)
+                for part, (kind, of) in case.parts.items()
+            }
+        )
+        for batch in batches
+    ]
+    return merge, made
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@given(data=st.data())
+def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataObject) -> None:
+    keys, count = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 4))
+    rows = st.lists(case.rows, min_size=1, max_size=5)
+    batches = [data.draw(st.lists(rows, min_size=keys, max_size=keys)) for _ in range(count)]
+    merge, partials = tables(case, batches)
+    nothing = partials[0].schema.empty_table()
+    absent = pa.table(
+        [pa.nulls(keys, one.type) for one in nothing.columns], names=nothing.column_names
+    )
+    state = reduce(merge.combined, partials, absent)
+    assert state.schema.types == partials[0].schema.types
+    found = merge.results(pa.table({"key": pa.array(range(keys), pa.int64())}), state)
+    expected = [
+        case.result[1]([row for batch in batches for row in batch[key]]) for key in range(keys)
+    ]
+    got = found.column("v").to_pylist()
+    assert found.column("key").to_pylist() == list(range(keys))
+    if case.is_close:
+        assert [one is None for one in got] == [one is None for one in expected]
+        assert known(got) == pytest.approx(known(expected), rel=1e-9, abs=1e-9)
+    else:
+        assert repr(got) == repr(pa.array(expected, case.result[0]).to_pylist())
+
+
+def sketches(*values: Sequence[int]) -> pa.Array:
+    datasketches = pytest.importorskip("datasketches")
+    made = []
+    for each in values:
+        sketch = datasketches.hll_sketch(9, datasketches.tgt_hll_type.HLL_8)
+        for one in each:
+            sketch.update(one)
+        made.append(sketch.serialize_updatable())
+    return pa.array(made, pa.binary())
+
+
+def test_sketches_are_united() -> None:
+    kind = DistinctCount(9)
+    state = {"": pa.nulls(2, pa.binary())}
+    for start in range(0, 10_000, 1000):
+        # The second key sees the same values again.
+        batch = sketches(range(start, start + 2000), range(500))
+        state = dict(kind.combine(state, {"": batch}))
+    many, few = kind.result(state, pa.int64()).to_pylist()
+    assert many == pytest.approx(11_000, rel=0.15)
+    assert few == pytest.approx(500, rel=0.15)
+    assert all(len(one) < 600 for one in state[""].to_pylist())
+    assert kind.result({"": sketches([])}, pa.int64()).to_pylist() == [0]
+
+
+def test_a_sum_of_longs_that_overflows_is_an_error_or_wraps() -> None:
+    most = {"": pa.array([2**63 - 1])}
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        Sum().combine(most, {"": pa.array([1])})
+    wrapped = Sum(is_ansi=False).combine(most, {"": pa.array([1])})
+    assert wrapped[""].to_pylist() == [-(2**63)]
+
+
+def test_a_sum_of_decimals_that_overflows_is_an_error_or_null_for_ever() -> None:
+    kind = pa.decimal128(38, 0)
+    most = {"sum": pa.array([Decimal(10**38 - 1)], kind), "some": pa.array([True])}
+    one = {"sum": pa.array([Decimal(1)], kind), "some": pa.array([True])}
+    nothing = {"sum": pa.array([None], kind), "some": pa.array([False])}
+    with pytest.raises(ArithmeticError, match="does not fit"):
+        Sum(is_decimal=True).combine(most, one)
+    quiet = Sum(is_decimal=True, is_ansi=False)
+    assert quiet.combine(most, nothing)["sum"].to_pylist() == [Decimal(10**38 - 1)]
+    state = quiet.combine(quiet.combine(most, one), one)
+    assert state["sum"].to_pylist() == [None]
+    assert state["some"].to_pylist() == [True]

@@ -1,0 +1,116 @@
+"""A micro-batch is aggregated with one shuffle, which puts each key into the partition of its task."""
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from statelog.model import KeyGroupRange
+from statelog.spark.driver import one_shuffle
+from statelog.spark.driver.one_shuffle import pre_aggregated
+from statelog.spark.query.pre_aggregation import PreAggregation
+from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GROUPS = KeyGroupRange(128, 255)
+COUNT = PreAggregation(
+    ("key", "name"), (("count(1)", "n"), ("sum(value)", "total"), ("collect_list(value)", "each"))
+)
+
+
+@pytest.fixture
+def session(spark: "SparkSession") -> "SparkSession":
+    made = spark.newSession()
+    made.conf.set("spark.sql.adaptive.enabled", "false")  # as in a streaming query
+    return made
+
+
+def rows(session: "SparkSession") -> "DataFrame":
+    return session.range(0, 1000, 1, 3).selectExpr(
+        "id % 37 AS key", "CASE WHEN id % 5 < 4 THEN concat('n', id % 5) END AS name", "id AS value"
+    )
+
+
+def by_partition(frame: "DataFrame") -> list[dict[str, object]]:
+    def number(batches: object) -> object:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for batch in batches:  # type: ignore[attr-defined]
+            at = pa.array([context.partitionId()] * batch.num_rows)
+            yield batch.append_column("at", at)
+
+    names = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in frame.schema)
+    return frame.mapInArrow(number, f"{names}, at long").toArrow().to_pylist()  # type: ignore[arg-type]
+
+
+def shuffles(frame: "DataFrame") -> int:
+    return str(frame._jdf.queryExecution().executedPlan().toString()).count("Exchange ")
+
+
+def check(frame: "DataFrame", of: "DataFrame", tasks: int) -> None:
+    found = by_partition(frame)
+    want = {
+        (row.key, row.name): row
+        for row in of.groupBy("key", "name")
+        .agg(*COUNT_COLUMNS())
+        .selectExpr("*", "cast(pmod(xxhash64(key, name), 128) as int) + 128 AS g")
+        .collect()
+    }
+    assert len(found) == len(want)  # each key once
+    for one in found:
+        row = want[one["key"], one["name"]]
+        assert (one["n"], one["total"]) == (row.n, row.total)
+        assert sorted(one["each"]) == sorted(row.each)  # type: ignore[call-overload]
+        assert one[INPUT_KEY_GROUP_COLUMN] == row.g
+        assert one["at"] == (row.g - 128) * tasks // 128
+    assert {one["at"] for one in found} == set(range(tasks))
+
+
+def COUNT_COLUMNS() -> "list[object]":
+    from pyspark.sql.functions import expr
+
+    return [expr(sql).alias(name) for sql, name in COUNT.partials]
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 5])
+def test_one_row_of_each_key_is_in_the_partition_of_its_task(
+    session: "SparkSession", tasks: int
+) -> None:
+    frame = pre_aggregated(COUNT, rows(session), tasks, GROUPS)
+    assert (
+        shuffles(frame) == 0
+    )  # that of the aggregation is inside the rows it reads, or there is none
+    check(frame, rows(session), tasks)
+
+
+def test_the_aggregation_has_one_shuffle(session: "SparkSession") -> None:
+    plan = COUNT.grouped(rows(session), GROUPS, 3)
+    path = one_shuffle._down_to_shuffle(plan._jdf.queryExecution().executedPlan())
+    assert path is not None
+    assert one_shuffle._one_shuffle(plan, 3) is not None
+
+
+def test_adaptive_plans_are_shuffled_twice(session: "SparkSession") -> None:
+    session.conf.set("spark.sql.adaptive.enabled", "true")
+    assert one_shuffle._one_shuffle(COUNT.grouped(rows(session), GROUPS, 2), 2) is None
+    frame = pre_aggregated(COUNT, rows(session), 2, GROUPS)
+    check(frame, rows(session), 2)
+
+
+def test_a_shuffle_of_the_user_stays_where_it_is(session: "SparkSession") -> None:
+    own = rows(session).repartition(4, "key")
+    # Partitioned by a part of the key, so that the aggregation needs no shuffle of its own.
+    grouped = COUNT.grouped(own, GROUPS, 2)
+    assert shuffles(grouped) == 1
+    assert one_shuffle._one_shuffle(grouped, 2) is None
+    check(pre_aggregated(COUNT, own, 2, GROUPS), rows(session), 2)
+
+
+def test_a_join_below_the_aggregation(session: "SparkSession") -> None:
+    names = session.range(37).selectExpr("id AS key", "id * 2 AS twice")
+    joined = rows(session).join(names, "key").selectExpr("key", "name", "twice AS value")
+    check(pre_aggregated(COUNT, joined, 2, GROUPS), joined, 2)
