@@ -21,7 +21,7 @@ from statelog.checkpoint import collect_garbage
 from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import ReplayedStep, replay
-from statelog.state.recordings import list_recordings, read_recording, steps_of
+from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
 
 KEYS = [f"k{number}" for number in range(6)]
 SAFE = ("add", "append", "put", "remove", "clear", "expire", "timer", "untimer", "yield")
@@ -324,6 +324,27 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     (failure,) = collect(8)
     assert failure.startswith("recordings/failed/")
     assert [0] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+
+
+def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:
+    job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
+    job.run([("k1", "add", 1), ("k2", "add", 2), ("k1", "yield", 3)])
+    job.run([("k2", "timer", 1), ("k3", "append", 2)])
+    with pytest.raises(ProcessorError):
+        job.run([("k1", "fail", 3)])
+    with pytest.raises(ProcessorError):
+        job.run([("k2", "fail", 3)])
+    before = {info.path: bytes(job.store.get(info.path)) for info in job.store.list("recordings")}
+    planned = forget_key(job.store, job.paths, "k1", dry_run=True)
+    assert before == {path: bytes(job.store.get(path)) for path in before}
+    done = forget_key(job.store, job.paths, "k1")
+    assert (1, 1) == (len(done.rewritten), len(done.deleted))
+    assert done == planned
+    assert {"k2", "k3"} == {key for (key,) in recorded_keys(job)}
+    for key in ("k2", "k3"):  # what is left is whole
+        assert [] == differences(replay(str(tmp_path), key, processor=Steps()))
+    again = forget_key(job.store, job.paths, "k1")
+    assert ((), ()) == (again.rewritten, again.deleted)
 
 
 def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) -> None:
