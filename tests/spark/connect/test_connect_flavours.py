@@ -10,6 +10,7 @@ from tests.spark.connect.jobs import ConnectJob, Deliveries
 from tests.spark.delta_stand_in import DeltaStandIn
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
+from tests.spark.test_columnar import ColumnarTotals
 from tests.spark.test_pandas import (
     BATCHES,
     INITIAL,
@@ -26,7 +27,10 @@ from tests.spark.versions import needs
 from statelog.errors import UsageError
 from statelog.spark import idempotent, transform_with_state_in_pandas, writer_id
 
-for module in (__name__, *(f"tests.spark.{name}" for name in ("delta_stand_in", "test_pandas"))):
+for module in (
+    __name__,
+    *(f"tests.spark.{name}" for name in ("delta_stand_in", "test_columnar", "test_pandas")),
+):
     workers_get_by_value(module)
 workers_get_by_value("tests.spark.processors")
 
@@ -78,6 +82,18 @@ def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Pat
     ours = job.sink.batches()
     assert 2 == len(ours) == len(theirs)
     assert ours == theirs
+
+
+def test_columns_are_processed_as_rows_are(remote: SparkSession, tmp_path: Path) -> None:
+    source = BatchSource(remote, tmp_path / "in", INPUT)
+    job = ConnectJob(source, tmp_path, ["key"], ColumnarTotals(), TOTALS, {"tasks": 2})
+    model = TotalsModel()
+    for batch in ROWS:
+        source.add(batch)
+        job.run()
+    expected = [model.apply(batch) for batch in ROWS]
+    delivered = [[tuple(row.values()) for row in batch] for batch in job.sink.batches()]
+    assert [sorted(batch) for batch in delivered] == expected
 
 
 def test_initial_state_of_rows_comes_once(remote: SparkSession, tmp_path: Path) -> None:
