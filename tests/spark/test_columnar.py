@@ -85,6 +85,34 @@ def test_rows_and_columns_take_turns_over_one_state(
     assert found == dict(model.totals)
 
 
+class Narrow(ColumnarProcessor):
+    """Counts rows in an int."""
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getColumnState("total", "rows int")
+
+    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+        held = self.total.get(keys)["rows"].fill_null(0).to_numpy() + keys.counts.astype(np.int32)
+        self.total.put(keys, {"rows": held})
+        yield {"key": keys["key"], "total": held.astype(np.int64), "rows": held.astype(np.int64)}
+
+
+@pytest.mark.parametrize("policy", [SNAPSHOTS, SnapshotPolicy()], ids=["snapshots", "log"])
+def test_a_field_is_widened_and_one_is_added(
+    spark: "SparkSession", tmp_path: Path, policy: SnapshotPolicy
+) -> None:
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    options = {"snapshotPolicy": policy}
+    job = Job(source, tmp_path, ["key"], Narrow(), TOTALS, options)
+    for batch in ([(1, 5), (2, 7), (1, 1)], [(1, 1)], [(3, 1)]):
+        source.add(batch)
+    job.run()
+    job.take()
+    source.add([(1, 10), (2, 20), (4, 40)])
+    job.run(processor=ColumnarTotals(), tasks=1)
+    assert [in_order(batch) for batch in job.take()] == [[(1, 10, 4), (2, 20, 2), (4, 40, 1)]]
+
+
 class Windows(StatefulProcessor):
     """Counts the events of each key up to a timer 10 s after the first of them."""
 
