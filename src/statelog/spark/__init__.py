@@ -8,6 +8,21 @@ from statelog.extras import require_spark
 require_spark("statelog.spark")
 
 from statelog.options import SnapshotPolicy
+from statelog.spark.aggregate import (
+    Aggregate,
+    aggregate,
+    approx_count_distinct,
+    count,
+    first,
+    last,
+    latest_row,
+    max_,
+    mean,
+    min_,
+    sum_,
+    top_k,
+    variance,
+)
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.carry import WrittenState, edit_state, write_state
 from statelog.spark.enable import disable, enable
@@ -30,6 +45,7 @@ from statelog.state.objects.aggregates import AggregateFunction
 from statelog.state.slots import ColumnState, ColumnTimers, Keys
 
 __all__ = [
+    "Aggregate",
     "AggregateFunction",
     "BatchOutcome",
     "BatchProgress",
@@ -46,17 +62,29 @@ __all__ = [
     "StatefulStreamWriter",
     "WhatIf",
     "WrittenState",
+    "aggregate",
+    "approx_count_distinct",
+    "count",
     "disable",
     "edit_state",
     "enable",
+    "first",
     "from_spark",
     "idempotent",
+    "last",
+    "latest_row",
+    "max_",
+    "mean",
+    "min_",
     "replay",
     "spark_checkpoint",
     "spark_state",
+    "sum_",
     "to_spark",
+    "top_k",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "variance",
     "what_if",
     "with_initial_state",
     "write_state",

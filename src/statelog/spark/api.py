@@ -32,10 +32,11 @@ from statelog.spark.query.event_time import (
 )
 from statelog.spark.query.initial_state import initial_state
 from statelog.spark.query.input_plan import InputPlan, input_plan
-from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
+from statelog.spark.query.keyed_frame import KeyedFrame, grouping_of, keyed_frame
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.operator_settings import OperatorSettings
+from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.query import time_mode_of
 from statelog.spark.query.resolve import (
     chained_arguments,
@@ -64,8 +65,25 @@ FormatOf = Callable[[SparkSession, StructType], RowFormat]
 
 
 @dataclass(frozen=True, slots=True)
-class _Arguments:
-    """Spark's own arguments of the operator."""
+class PreAggregated:
+    """
+    An operator whose micro-batches Spark aggregates before the tasks get them.
+
+    Args:
+        keyed: What flows into the aggregation, by position what flows out of it; its frame has no key
+            group yet.
+        aggregation: What is aggregated.
+        event_time: Position of the key with the event time in the tasks' input, or None.
+    """
+
+    keyed: KeyedFrame
+    aggregation: PreAggregation
+    event_time: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorArguments:
+    """Spark's own arguments of the operator, and what `aggregate` adds."""
 
     grouped: GroupedData
     processor: AnyProcessor
@@ -74,6 +92,7 @@ class _Arguments:
     time_mode: str
     initial: GroupedData | None
     event_time_output: str
+    pre: PreAggregated | None = None
 
 
 def transform_with_state(
@@ -113,7 +132,7 @@ def transform_with_state(
         UsageError: An argument or setting is wrong or not supported.
         ProcessorError: The processor's `init` failed.
     """
-    arguments = _Arguments(
+    arguments = OperatorArguments(
         grouped,
         statefulProcessor,
         outputStructType,
@@ -125,7 +144,7 @@ def transform_with_state(
     row_format: RowFormat = SparkRowFormat()
     if isinstance(statefulProcessor, ColumnarProcessor):
         row_format = ColumnarFormat()
-    return _stateful_frame(arguments, lambda session, output: row_format, settings)
+    return stateful_frame(arguments, lambda session, output: row_format, settings)
 
 
 def transform_with_state_in_pandas(
@@ -159,7 +178,7 @@ def transform_with_state_in_pandas(
         UsageError: An argument or setting is wrong or not supported.
         ProcessorError: The processor's `init` failed.
     """
-    arguments = _Arguments(
+    arguments = OperatorArguments(
         grouped,
         statefulProcessor,
         outputStructType,
@@ -174,7 +193,7 @@ def transform_with_state_in_pandas(
             "transform_with_state, not to transform_with_state_in_pandas"
         )
     has_initial = initialState is not None
-    return _stateful_frame(arguments, partial(_pandas_format, has_initial), settings)
+    return stateful_frame(arguments, partial(_pandas_format, has_initial), settings)
 
 
 def _pandas_format(has_initial: bool, session: SparkSession, output: StructType) -> RowFormat:
@@ -185,15 +204,26 @@ def _pandas_format(has_initial: bool, session: SparkSession, output: StructType)
     return PandasRowFormat(PandasSettings.of(session, has_initial=has_initial), output)
 
 
-def _stateful_frame(
-    arguments: _Arguments, format_of: FormatOf, settings: OperatorSettings
+def stateful_frame(
+    arguments: OperatorArguments, format_of: FormatOf, settings: OperatorSettings
 ) -> DataFrame:
-    """Return the output of a stateful operator in either row format."""
+    """
+    Return the output of a stateful operator.
+
+    Args:
+        arguments: Those of Spark.
+        format_of: Makes the row format.
+        settings: See `OperatorSettings`.
+
+    Raises:
+        UsageError: As `transform_with_state`.
+        ProcessorError: As `transform_with_state`.
+    """
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
     session = session_of(arguments.grouped)
-    client = _client_of(session)
+    client = client_of(session)
     before: tuple[OperatorDefinition, ...] = ()
     upstream, given = None, dict[str, object](settings)
     if isinstance(arguments.grouped, GroupedStatefulStream):
@@ -205,7 +235,8 @@ def _stateful_frame(
     _check_chain(before, time_mode, resolved)
     grouped = arguments.grouped if upstream is None else upstream.shape
     groups, first = resolved.max_parallelism, len(before) * resolved.max_parallelism
-    keyed = keyed_frame(client.grouping(grouped), groups, first)
+    pre = arguments.pre
+    keyed = keyed_frame(client.grouping(grouped), groups, first) if pre is None else pre.keyed
     if upstream is None:
         plan, of_upstream = client.input_plan(keyed.frame), None
         is_stream = keyed.frame.isStreaming
@@ -214,9 +245,9 @@ def _stateful_frame(
         keyed = replace(keyed, frame=steps.shape)
         plan = replace(before[0].plan, is_stateless=steps.is_stateless)
         of_upstream, is_stream = client.apply(steps), True
-    event_time = None
-    if time_mode == "eventtime" and (name := _event_time(grouped, plan, is_stream)) is not None:
-        event_time = keyed.first_input + grouped._df.columns.index(name)
+    event_time = None if pre is None else pre.event_time
+    if pre is None and time_mode == "eventtime":
+        event_time = _event_time(keyed, grouped, plan, is_stream)
     output = parse_schema(session, arguments.output)
     definition = OperatorDefinition(
         frame=keyed.frame,
@@ -245,6 +276,7 @@ def _stateful_frame(
         event_time_output=arguments.event_time_output or None,
         arguments=given,
         of_upstream=of_upstream,
+        pre_aggregation=None if pre is None else pre.aggregation,
     )
     if definition.event_time_output is not None:
         check_output_column(definition.event_time_output, output, has_watermark=plan.has_watermark)
@@ -288,7 +320,8 @@ def _operator_id(before: Sequence[OperatorDefinition]) -> str:
     return f"{DEFAULT_OPERATOR_ID}_{len(before) + 1}" if before else DEFAULT_OPERATOR_ID
 
 
-def _client_of(session: SparkSession) -> Client:
+def client_of(session: SparkSession) -> Client:
+    """Return the functions for a session of its kind."""
     if not is_connect(session):
         return _CLASSIC
     # Imported here, because it needs the packages of Spark Connect.
@@ -311,7 +344,10 @@ _CLASSIC = Client(
 )
 
 
-def _event_time(grouped: GroupedData, plan: InputPlan, is_stream: bool) -> str | None:
+def _event_time(
+    keyed: KeyedFrame, grouped: GroupedData, plan: InputPlan, is_stream: bool
+) -> int | None:
+    """Return the position of the event time in *keyed*, or None."""
     if not is_stream:
         raise UsageError(
             "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
@@ -322,4 +358,5 @@ def _event_time(grouped: GroupedData, plan: InputPlan, is_stream: bool) -> str |
             "the time mode EventTime needs a watermark; call withWatermark on the input before "
             "groupBy"
         )
-    return event_time_column(grouped._df.schema)
+    name = event_time_column(grouped._df.schema)
+    return None if name is None else keyed.first_input + grouped._df.columns.index(name)

@@ -13,19 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, IntegerType, LongType
 
 from statelog.errors import UsageError
 from statelog.extras import load, require
@@ -33,8 +21,7 @@ from statelog.spark.aggregate.extremes import check_ordered
 from statelog.spark.aggregate.kind import Parts
 
 _LEAST, _MOST = 4, 21  # of Spark's hll_sketch_agg
-_AS_IS = (IntegerType, LongType, StringType, BinaryType)
-_AS_INT = (BooleanType, ByteType, ShortType)
+_HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 
 def log_of_buckets(rsd: float) -> int:
@@ -60,18 +47,20 @@ class DistinctCount:
 
     Args:
         log_buckets: Base 2 logarithm of the number of buckets.
-        conversion: SQL that makes of the argument, `{}`, a type that Spark's sketch takes.
+        conversion: SQL that makes of the argument, `{0}`, a type that Spark's sketch takes.
     """
 
     log_buckets: int
     title: str = "approx_count_distinct"
-    conversion: str = "{}"
+    conversion: str = "{0}"
 
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         require(self.title, "sketches", "datasketches")
         (kind,) = types
         check_ordered(self.title, kind)
-        return replace(self, conversion=_conversion(kind))
+        # Sketches take whole numbers and text, and leave out the empty text; a hash stands for all else.
+        is_whole = isinstance(kind, IntegerType | LongType)
+        return replace(self, conversion="{0}" if is_whole else _HASHED)
 
     def whole(self, arguments: Sequence[str]) -> str:
         return f"hll_sketch_estimate({self.partials(arguments)['']})"
@@ -102,20 +91,3 @@ class DistinctCount:
             for one in state[""].to_pylist()
         ]
         return pa.array(estimates, kind)
-
-
-def _conversion(kind: DataType) -> str:
-    if isinstance(kind, _AS_IS):
-        return "{}"
-    if isinstance(kind, _AS_INT):
-        return "cast({} as int)"
-    if isinstance(kind, DateType):
-        return "unix_date({})"
-    if isinstance(kind, TimestampType):
-        return "unix_micros({})"
-    if isinstance(kind, TimestampNTZType):
-        return "cast({} as string)"
-    # Zeros of both signs are one value, and so are decimals by their text.
-    return (
-        "cast({} + 0 as string)" if kind.typeName() in ("float", "double") else "cast({} as string)"
-    )

@@ -20,6 +20,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import has_due_timer
+from statelog.spark.driver.one_shuffle import pre_aggregated
 from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation
@@ -156,6 +157,8 @@ class OperatorRun:
             frame = definition.of_upstream(frame_of_rows(session, query, before, inline, files))
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)
+        if definition.pre_aggregation is not None:
+            return pre_aggregated(definition.pre_aggregation, frame, tasks, self._key_groups), True
         if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1), True
         return by_task(frame, tasks, self._key_groups), True

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.initial_state import InitialState
 from statelog.spark.query.input_plan import InputPlan
+from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -39,6 +40,8 @@ class OperatorDefinition:
         arguments: The settings given in the code, those of the operators before it included.
         of_upstream: Makes the input with its key groups from the rows of the operator before it;
             None for the first operator, whose input is that of the query.
+        pre_aggregation: Makes partial results of the rows of a micro-batch, in Spark; then *frame* has
+            no key groups, and *layout* is that of the results.  None: the tasks get the rows.
     """
 
     frame: DataFrame
@@ -56,3 +59,4 @@ class OperatorDefinition:
     event_time_output: str | None
     arguments: Mapping[str, object]
     of_upstream: Callable[[DataFrame], DataFrame] | None = None
+    pre_aggregation: PreAggregation | None = None

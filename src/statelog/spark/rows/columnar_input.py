@@ -23,9 +23,13 @@ class ColumnarInput:
     Args:
         layout: The layout of the input.
         key_codec: The operator's key.
+        is_distinct: Whether each key has one row.
     """
 
-    def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
+    def __init__(
+        self, layout: InputLayout, key_codec: KeyCodec, *, is_distinct: bool = False
+    ) -> None:
+        self._is_distinct = is_distinct
         self._layout = layout
         self._codec = key_codec
         self.row_count = 0
@@ -41,6 +45,16 @@ class ColumnarInput:
         self.row_count = table.num_rows
         key_groups = table.column(0).to_numpy()
         columns = [_whole(table.column(at)) for at in self._layout.key_positions]
+        rows = table.select(range(self._layout.first_input, table.num_columns))
+        if self._is_distinct:
+            starts = np.arange(self.row_count)
+            keys = [
+                column.cast(field.type)
+                for column, field in zip(columns, self._codec.schema, strict=True)
+            ]
+            self._keys = Keys(self._codec.schema, keys, key_groups, starts, starts + 1)
+            self._rows = rows
+            return
         codes = row_codes(columns, self._codec)
         counts = np.bincount(codes)
         order = stable_order(codes, len(counts))
@@ -53,7 +67,6 @@ class ColumnarInput:
             for column, field in zip(columns, self._codec.schema, strict=True)
         ]
         self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends)
-        rows = table.select(range(self._layout.first_input, table.num_columns))
         self._rows = rows.take(pa.array(order))
 
     def keyed(self) -> tuple[Keys, pa.Table] | None:

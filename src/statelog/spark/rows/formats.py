@@ -152,7 +152,14 @@ class PandasRowFormat:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarFormat:
-    """All rows of a task as one Arrow table."""
+    """
+    All rows of a task as one Arrow table.
+
+    Args:
+        is_distinct: Whether each key has one row.
+    """
+
+    is_distinct: bool = False
 
     @property
     def rows_at_once(self) -> int:
@@ -172,7 +179,7 @@ class ColumnarFormat:
         self, layout: InputLayout, key_codec: KeyCodec, nulls: frozenset[int] = frozenset()
     ) -> KeyedInput:
         """Return an empty input."""
-        return ColumnarInput(layout, key_codec)
+        return ColumnarInput(layout, key_codec, is_distinct=self.is_distinct)
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
         """Return an empty output."""

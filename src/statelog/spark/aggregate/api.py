@@ -1,0 +1,126 @@
+"""
+`aggregate`: running aggregates of a stream, by key and window, in columns.
+
+Spark aggregates each micro-batch in the JVM, and only the distinct keys with their partial results are
+sent to the tasks, which combine them with the state.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, GroupedData
+
+from statelog.errors import UsageError
+from statelog.spark.aggregate.functions import Aggregate
+from statelog.spark.aggregate.planning import AggregationPlan, plan_aggregates
+from statelog.spark.aggregate.processor import AggregateProcessor
+from statelog.spark.api import OperatorArguments, PreAggregated, client_of, stateful_frame
+from statelog.spark.query.modes import OUTPUT_MODES, mode_of
+from statelog.spark.query.session import session_of
+from statelog.spark.query.settings import SETTINGS
+from statelog.spark.rows.formats import ColumnarFormat
+from statelog.spark.stream.grouped_stream import GroupedStatefulStream
+
+_SETTING_NAMES: Final = frozenset(
+    name for one in SETTINGS.values() for name in (one.name, one.former) if name
+)
+
+
+def aggregate(
+    grouped: GroupedData,
+    aggregates: Mapping[str, Aggregate] | None = None,
+    /,
+    *,
+    outputMode: str = "Update",
+    **named: Any,
+) -> DataFrame:
+    """
+    Keep running aggregates by key, and by window of event time.
+
+    The types of the results are those of Spark's own functions.  Output columns are the keys, then the
+    aggregates.
+
+    Args:
+        grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
+            the same query, by columns and `window(...)` expressions; or of a batch frame.
+        aggregates: The aggregates by the name of their output column.
+        outputMode: "Update": the keys that had rows in the micro-batch, with their new results.
+            "Append": each key once, when the watermark has reached the end of its window or its event
+            time; for keys with one of them.  In both modes a key's state is dropped then.
+        named: More aggregates by name, such as `n=count()`; and settings, see `OperatorSettings`.
+
+    Returns:
+        For a stream a `StatefulStream`, see `transform_with_state`; for a batch frame a plain lazy
+        frame.
+
+    Raises:
+        UsageError: An argument is wrong, a column is unknown, or a setting is not supported.
+    """
+    mode = mode_of("outputMode", outputMode, OUTPUT_MODES)
+    if mode == "complete":
+        raise UsageError(
+            "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
+            "and read all results with statelog.open(...) or spark.read.format('statelog')"
+        )
+    settings = {name: one for name, one in named.items() if name in _SETTING_NAMES}
+    functions = {**(aggregates or {})}
+    for name, one in named.items():
+        if name not in settings:
+            if name in functions:
+                raise UsageError(f"aggregate: {name} is given in the mapping and by name")
+            functions[name] = one
+    _check(functions)
+    session = session_of(grouped)
+    client = client_of(session)
+    shape = grouped.shape if isinstance(grouped, GroupedStatefulStream) else grouped
+    plan = plan_aggregates(client.grouping(shape), functions)
+    if not plan.keyed.frame.isStreaming and shape is grouped:
+        return plan.over_batch()
+    is_append = mode == "append"
+    if is_append and plan.event_time is None:
+        raise _no_end(plan)
+    return stateful_frame(
+        OperatorArguments(
+            grouped,
+            AggregateProcessor(plan.merge, plan.state, plan.event_time, is_append=is_append),
+            plan.output,
+            outputMode,
+            "None" if plan.event_time is None else "EventTime",
+            None,
+            "",
+            _pre_aggregated(plan),
+        ),
+        lambda session, output: ColumnarFormat(is_distinct=True),
+        settings,  # type: ignore[arg-type]
+    )
+
+
+def _pre_aggregated(plan: AggregationPlan) -> PreAggregated:
+    at = plan.event_time
+    return PreAggregated(plan.keyed, plan.pre, None if at is None else plan.keyed.key_positions[at])
+
+
+def _no_end(plan: AggregationPlan) -> UsageError:
+    names = ", ".join(plan.keyed.key_schema.names)
+    return UsageError(
+        f"outputMode Append needs an end of each key, and those of ({names}) have none: call "
+        "withWatermark on the input and group by window(...) of that column, or by the column; or use "
+        "Update"
+    )
+
+
+def _check(functions: Mapping[str, object]) -> None:
+    if not functions:
+        raise UsageError("aggregate needs at least one aggregate, such as n=count()")
+    for name, one in functions.items():
+        if isinstance(one, Aggregate):
+            continue
+        similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
+        hint = f"; did you mean the setting {similar[0]}?" if similar else ""
+        raise UsageError(
+            f"aggregate: {name}={one!r:.80} is no aggregate of statelog.spark, such as count() or "
+            f"sum_('amount'), and no setting{hint}"
+        )

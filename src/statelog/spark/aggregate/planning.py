@@ -1,0 +1,237 @@
+"""
+Plan the aggregates of one call: columns that flow, partial results, state and output.
+
+Spark itself computes all types, by analysing the aggregation it would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import col, expr
+from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
+
+from statelog.errors import UsageError
+from statelog.spark.aggregate.extremes import quoted
+from statelog.spark.aggregate.functions import Aggregate
+from statelog.spark.aggregate.kind import AggregateKind
+from statelog.spark.aggregate.merge import Merge, NamedAggregate
+from statelog.spark.query.event_time import event_time_column
+from statelog.spark.query.keyed_frame import Grouping, KeyedFrame
+from statelog.spark.query.pre_aggregation import PreAggregation
+from statelog.spark.rows.types import arrow_schema
+
+_KEY: Final = "__key_"
+_ARGUMENT: Final = "__arg_"
+_WHOLE: Final = "__whole_"
+_SESSION_WINDOW: Final = "spark.sessionWindow"
+_ANSI: Final = "spark.sql.ansi.enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationPlan:
+    """
+    The plan of one call.
+
+    Args:
+        keyed: The keys and the arguments of the aggregates, without a key group.
+        wholes: The aggregates as SQL of Spark, over all rows of *keyed* at once.
+        pre: The partial results of a micro-batch.
+        merge: What the tasks do with them.
+        state: Schema of the state.
+        output: Schema of the output.
+        event_time: Position of the key that is an event time or a window of it, and has a watermark;
+            None without one.
+    """
+
+    keyed: KeyedFrame
+    wholes: tuple[str, ...]
+    pre: PreAggregation
+    merge: Merge
+    state: StructType
+    output: StructType
+    event_time: int | None
+
+    def over_batch(self) -> DataFrame:
+        """Return the aggregates over a batch frame, by Spark alone."""
+        names = self.output.names
+        columns = [
+            expr(sql).alias(name) for sql, name in zip(self.wholes, self._results, strict=True)
+        ]
+        rows = self.keyed.frame.groupBy(*self.pre.keys).agg(*columns)
+        inner = (*self.pre.keys, *self._results)
+        return rows.select(*(col(one).alias(name) for one, name in zip(inner, names, strict=True)))
+
+    @property
+    def _results(self) -> Sequence[str]:
+        return [f"{_WHOLE}{at}" for at in range(len(self.wholes))]
+
+
+def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> AggregationPlan:
+    """
+    Plan the aggregates of a grouped frame.
+
+    Args:
+        grouping: The frame and its keys.
+        aggregates: The aggregates by the name of their output column.
+
+    Raises:
+        UsageError: A column is unknown, a function does not take it, or a name is used twice.
+    """
+    frame = grouping.frame
+    key_schema = _key_schema(grouping)
+    columns = [one.alias(f"{_KEY}{at}") for at, one in enumerate(grouping.columns)]
+    keys = tuple(f"{_KEY}{at}" for at in range(len(columns)))
+    positions: dict[str, list[str]] = {}
+    for name, aggregate in aggregates.items():
+        positions[name] = []
+        for argument in _arguments(aggregate, frame):
+            at = f"{_ARGUMENT}{len(columns) - len(keys)}"
+            positions[name].append(at)
+            columns.append(argument.alias(at))
+    source = _selected(frame, columns, aggregates)
+    types = {field.name: field.dataType for field in source.schema}
+    is_ansi = (frame.sparkSession.conf.get(_ANSI, "true") or "true").lower() == "true"
+    kinds = {
+        name: _bound(aggregate, frame).bind(
+            [types[one] for one in positions[name]], is_ansi=is_ansi
+        )
+        for name, aggregate in aggregates.items()
+    }
+    return _Types(source, keys, key_schema, kinds, positions).plan(tuple(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Types:
+    """A frame of keys and arguments, before Spark has computed the types of its aggregates."""
+
+    source: DataFrame
+    keys: tuple[str, ...]
+    key_schema: StructType
+    kinds: Mapping[str, AggregateKind]
+    arguments: Mapping[str, Sequence[str]]
+
+    def plan(self, columns: tuple[Column | str, ...]) -> AggregationPlan:
+        wholes = tuple(kind.whole(self.arguments[name]) for name, kind in self.kinds.items())
+        parts = [
+            (name, part, sql)
+            for name, kind in self.kinds.items()
+            for part, sql in kind.partials(self.arguments[name]).items()
+        ]
+        partials = [(sql, f"__part_{at}") for at, (_, _, sql) in enumerate(parts)]
+        results = [(sql, f"{_WHOLE}{at}") for at, sql in enumerate(wholes)]
+        shape = self.source.groupBy(*self.keys).agg(
+            *(expr(sql).alias(alias) for sql, alias in (*results, *partials))
+        )
+        fields = list(shape.schema)[len(self.keys) :]
+        output = [
+            StructField(name, field.dataType, field.nullable)
+            for name, field in zip(self.kinds, fields[: len(wholes)], strict=True)
+        ]
+        named = [name if not part else f"{name}__{part}" for name, part, _ in parts]
+        state = [
+            StructField(name, field.dataType)
+            for name, field in zip(named, fields[len(wholes) :], strict=True)
+        ]
+        schema = StructType([*(_without_metadata(one) for one in self.key_schema), *output])
+        _check_names(schema.names, "output")
+        _check_names(named, "state")
+        merged = tuple(
+            NamedAggregate(
+                name,
+                kind,
+                tuple(
+                    (part, inner, column)
+                    for (owner, part, _), (_, inner), column in zip(
+                        parts, partials, named, strict=True
+                    )
+                    if owner == name
+                ),
+            )
+            for name, kind in self.kinds.items()
+        )
+        count = len(self.keys)
+        keyed = KeyedFrame(
+            self.source,
+            columns,
+            tuple(range(1, 1 + count)),
+            1 + count,
+            StructType([_without_metadata(one) for one in self.key_schema]),
+        )
+        return AggregationPlan(
+            keyed,
+            wholes,
+            PreAggregation(self.keys, tuple(partials)),
+            Merge(merged, arrow_schema(schema)),
+            StructType(state),
+            schema,
+            _event_time(self.key_schema),
+        )
+
+
+def _key_schema(grouping: Grouping) -> StructType:
+    """Return the keys as Spark names them, with their metadata."""
+    schema = grouping.frame.select(*grouping.columns).schema
+    for field in schema:
+        if _SESSION_WINDOW in field.metadata or field.name == "session_window":
+            raise UsageError(
+                "aggregate takes tumbling and sliding windows, not session_window: its windows grow "
+                "with later rows. Use a processor with timers, see docs/how-to/spark.md"
+            )
+    return schema
+
+
+def _without_metadata(field: StructField) -> StructField:
+    return StructField(field.name, field.dataType, field.nullable)
+
+
+def _event_time(keys: StructType) -> int | None:
+    """Return the position of the key with the watermark."""
+    name = event_time_column(keys)
+    if name is None:
+        return None
+    kind = keys[name].dataType
+    if isinstance(kind, StructType) and "end" in kind.names:
+        kind = kind["end"].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        return None
+    return keys.names.index(name)
+
+
+def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Any]:
+    named = [col(one) if isinstance(one, str) else one for one in aggregate.arguments]
+    rows = [col(quoted(name)) for name in frame.columns] if aggregate.of_row is not None else []
+    return [*named, *rows]
+
+
+def _bound(aggregate: Aggregate, frame: DataFrame) -> AggregateKind:
+    """Return the kind, with the names of all columns where none was named."""
+    return aggregate.kind if aggregate.of_row is None else aggregate.of_row(frame.columns)
+
+
+def _selected(
+    frame: DataFrame, columns: Sequence[Column | str], aggregates: Mapping[str, Aggregate]
+) -> DataFrame:
+    try:
+        selected = frame.select(*columns)
+        _ = selected.schema  # on Spark Connect, the analysis
+    except AnalysisException as error:
+        functions = ", ".join(f"{name}={one.kind.title}(...)" for name, one in aggregates.items())
+        raise UsageError(
+            f"aggregate: Spark rejects a column of {functions}: {error!s:.400}"
+        ) from error
+    return selected
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    lower = [name.lower() for name in names]
+    twice = sorted({name for name in names if lower.count(name.lower()) > 1})
+    if twice:
+        raise UsageError(
+            f"aggregate: the {what} would have several columns {', '.join(twice)}: give the "
+            "aggregates other names, or alias the keys"
+        )
