@@ -191,7 +191,14 @@ def tables(case: Case, batches: Sequence[Sequence[Rows]]) -> tuple[Merge, list[p
     """Return the merge of one aggregate, and the partial results of each batch by key."""
     names = {part: f"v_{part}" for part in case.parts}
     output = pa.schema([("key", pa.int64()), ("v", case.result[0])])
-    merge = Merge((NamedAggregate("v", case.kind, tuple(names.items())),), output)
+    merge = Merge(
+        (
+            NamedAggregate(
+                "v", case.kind, tuple((part, name, name) for part, name in names.items())
+            ),
+        ),
+        output,
+    )
     made = [
         pa.table(
             {
