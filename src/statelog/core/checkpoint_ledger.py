@@ -54,6 +54,8 @@ class _Pending:
     ranges: tuple[KeyGroupRange, ...]
     triggered_ns: int
     snapshots: dict[KeyGroupRange, TaskStateSnapshot]
+    expected: frozenset[KeyGroupRange]
+    """The ranges again: a job with thousands of tasks looks each answer up."""
     committing: bool = False
 
 
@@ -197,7 +199,7 @@ class CheckpointLedger:
                     "key groups of the job"
                 )
         self._declined.pop(event.checkpoint_id, None)
-        self._pending = _Pending(event.checkpoint_id, ranges, now_ns, {})
+        self._pending = _Pending(event.checkpoint_id, ranges, now_ns, {}, frozenset(ranges))
 
     def _pending_for(self, checkpoint_id: int) -> _Pending:
         if self._pending is not None and self._pending.checkpoint_id == checkpoint_id:
@@ -226,7 +228,7 @@ class CheckpointLedger:
                 checkpoint_id=event.checkpoint_id,
                 reason="committing",
             )
-        if snapshot.key_group_range not in pending.ranges:
+        if snapshot.key_group_range not in pending.expected:
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} has no task with key groups "
                 f"{snapshot.key_group_range}; it was triggered for "
@@ -391,8 +393,9 @@ def _unknown(
     known: Sequence[MaterializedHandle], snapshots: Sequence[TaskStateSnapshot]
 ) -> list[MaterializedHandle]:
     """Return the snapshots acknowledged for the first time."""
+    before = frozenset(known)
     return [
         one.materialized
         for one in snapshots
-        if one.materialized is not None and one.materialized not in known
+        if one.materialized is not None and one.materialized not in before
     ]

@@ -1,0 +1,157 @@
+"""
+Run jobs on statelog and on Spark's transformWithState with the same processor, and compare results.
+
+Question: how many events a second does each handle, for jobs that differ in state, time and rows?  `--cases`
+chooses them from `cases.py`: those shaped like Nexmark's queries, and those for variety.
+
+Method: one JVM, local[2], trigger availableNow, sink `noop`, Spark's state in RocksDB with 4 partitions.  Before a
+case is measured, both run over its first files into a sink that collects, and the rows have to be the same.  Then
+they take turns over all files; the first micro-batch of each run is discarded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.cases import CASES, Case
+from bench.harness.query_run import Bounds, file_stream, noop, run_query
+from bench.harness.results import Results, Run, in_turns, say
+from bench.harness.session import session
+from bench.workload import write_files
+from pyspark.sql import DataFrame, SparkSession
+
+from statelog.spark import transform_with_state
+
+ENGINES = ("spark", "statelog-staged", "statelog-direct")
+_COMPARED_FILES = 4
+
+
+def stream(spark: SparkSession, case: Case, engine: str, data: Path) -> Any:
+    """Return the stream of the output rows of a case."""
+    events = case.prepare(file_stream(spark, data, case.schema))
+    grouped = events.groupBy(case.key)
+    if engine == "spark":
+        return grouped.transformWithState(case.processor(), case.output, "Update", case.time_mode)
+    delivery = engine.removeprefix("statelog-")
+    return transform_with_state(
+        grouped, case.processor(), case.output, "Update", case.time_mode, delivery=delivery
+    )
+
+
+def rows_of(frame: Any, work: Path) -> Counter[tuple[Any, ...]]:
+    """Run a stream to the end of its input, and return how often it gave each row."""
+    found: Counter[tuple[Any, ...]] = Counter()
+
+    def collect(rows: DataFrame, batch_id: int) -> None:
+        found.update(comparable(rows.collect()))
+
+    writer = frame.writeStream.foreachBatch(collect).outputMode("update")
+    query = writer.option("checkpointLocation", str(work)).trigger(availableNow=True).start()
+    query.awaitTermination(300)
+    query.stop()
+    return found
+
+
+def comparable(rows: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
+    """Yield rows as tuples; the sum of floats depends on their order in the last digits."""
+    for row in rows:
+        yield tuple(round(one, 6) if isinstance(one, float) else one for one in row)
+
+
+def differences(spark: Counter[Any], own: Counter[Any]) -> list[str]:
+    """Return the first rows that one engine gave more often than the other."""
+    lines = [f"only Spark: {row} x{n}" for row, n in (spark - own).items()]
+    lines += [f"only statelog: {row} x{n}" for row, n in (own - spark).items()]
+    return lines[:10]
+
+
+def compare(spark: SparkSession, name: str, case: Case, data: Path, work: Path) -> int:
+    """
+    Compare the rows of both engines over the first files of a case; return their number.
+
+    Raises:
+        RuntimeError: They differ, or there are none.
+    """
+    first = work / f"{name}-first"
+    first.mkdir()
+    for path in sorted(data.glob("*.parquet"))[:_COMPARED_FILES]:
+        shutil.copy2(path, first / path.name)
+    rows = {
+        engine: rows_of(stream(spark, case, engine, first), work / f"{name}-{engine}-compared")
+        for engine in ENGINES
+        if engine != "statelog-staged"
+    }
+    total = rows["spark"].total()
+    if found := differences(rows["spark"], rows["statelog-direct"]):
+        raise RuntimeError(f"{name}: Spark gave {total} rows, and others:\n" + "\n".join(found))
+    if not total:
+        raise RuntimeError(f"{name}: no rows to compare")
+    return total
+
+
+def measure_case(
+    spark: SparkSession, results: Results, name: str, options: argparse.Namespace, work: Path
+) -> None:
+    """Compare and measure one case."""
+    case, data = CASES[name], work / f"{name}-input"
+    files = 2 * options.batches
+    runs = [len(results.runs(f"{name}/{engine}")) for engine in ENGINES]
+    if min(runs) >= options.rounds:
+        return
+    write_files(data, case.table(), files, options.events // 2)
+    rows = compare(spark, name, case, data, work)
+    say(f"  {name}: {rows:,} rows of both are the same")
+    bounds = Bounds(options.seconds)
+
+    def one(engine: str) -> Run:
+        frame = stream(spark, case, engine, data)
+        place = work / f"{name}-{engine}-{time.monotonic_ns()}"
+        if engine == "spark":
+            writer = frame.writeStream.outputMode("update").format("noop")
+        else:
+            writer = frame.writeStream.foreachBatch(noop)
+        return run_query(writer, place, bounds)
+
+    parts = [
+        (f"{name}/{engine}", options.rounds, lambda engine=engine: one(engine))
+        for engine in ENGINES
+    ]
+    facts = {
+        part: {"title": case.title, "engine": engine, "compared_rows": rows}
+        for (part, _, _), engine in zip(parts, ENGINES, strict=True)
+    }
+    in_turns(results, parts, facts=facts)
+
+
+def main() -> int:
+    """Measure and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
+    parser.add_argument("--name", default="queries", help="name of the result")
+    parser.add_argument("--cases", default="", help=f"of: {', '.join(CASES)}")
+    parser.add_argument("--events", type=int, default=50_000, help="of a micro-batch")
+    parser.add_argument("--batches", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=40, help="of a query")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    chosen = [name for name in options.cases.split(",") if name] or [*CASES]
+    if unknown := set(chosen) - set(CASES):
+        parser.error(f"no such cases: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    arguments = {name: getattr(options, name) for name in ("events", "batches", "rounds")}
+    results = Results(options.json, options.name, arguments, resume=options.resume)
+    with session() as (spark, work):
+        for name in chosen:
+            measure_case(spark, results, name, options, work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Run a streaming query over the files of a benchmark, for a bounded time."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.harness.results import Run
+from pyspark.sql import DataFrame, SparkSession
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """
+    How long a query runs.
+
+    Args:
+        seconds: After this time the query is stopped, unless it has fewer micro-batches than *least*.
+        least: Micro-batches to measure, the first one not counted.
+        most_seconds: After this time it is stopped in any case.
+    """
+
+    seconds: float = 120.0
+    least: int = 2
+    most_seconds: float = 600.0
+
+
+def noop(frame: DataFrame, batch_id: int) -> None:
+    """Evaluate the output and drop it."""
+    frame.write.format("noop").mode("append").save()
+
+
+def run_query(writer: Any, work: Path, bounds: Bounds) -> Run:
+    """
+    Run a query with `availableNow`, and return the facts of its micro-batches but the first.
+
+    Args:
+        writer: The writer of the stream, with its sink.
+        work: The checkpoint location, a new folder; the state is below it.
+        bounds: When to stop.
+
+    Raises:
+        RuntimeError: The query ended before it had a micro-batch to measure.
+    """
+    began = time.monotonic()
+    writer = writer.option("checkpointLocation", str(work)).trigger(availableNow=True)
+    query = writer.start()
+    while not query.awaitTermination(_POLL_S):
+        seconds = time.monotonic() - began
+        done = sum(one["numInputRows"] > 0 for one in query.recentProgress) - 1
+        if seconds > bounds.most_seconds or (seconds > bounds.seconds and done >= bounds.least):
+            query.stop()
+            break
+    with_rows = [one for one in query.recentProgress if one["numInputRows"] > 0]
+    if len(with_rows) < 2:
+        raise RuntimeError(
+            f"a query over {work.name} had {len(with_rows)} micro-batches with rows in "
+            f"{time.monotonic() - began:.0f} s; the first one is never measured"
+        )
+    return {
+        "milliseconds": [one["durationMs"]["triggerExecution"] for one in with_rows[1:]],
+        "events": [one["numInputRows"] for one in with_rows[1:]],
+        **written(work, len(query.recentProgress)),
+        "said": said(with_rows[1:]),
+    }
+
+
+def said(batches: Sequence[Any]) -> str:
+    """Return the median of some micro-batches for people."""
+    times = [one["durationMs"]["triggerExecution"] for one in batches]
+    return f"{statistics.median(times):,.0f} ms a micro-batch, of {len(times)}"
+
+
+def written(work: Path, batches: int) -> Run:
+    """Return the objects and bytes of state per micro-batch below a checkpoint location."""
+    files = [
+        path
+        for folder in ("state", "statelog")
+        for path in (work / folder).rglob("*")
+        if path.is_file()
+    ]
+    return {
+        "files_per_batch": round(len(files) / batches, 2),
+        "bytes_per_batch": round(sum(path.stat().st_size for path in files) / batches),
+    }
+
+
+def file_stream(
+    session: SparkSession, folder: Path, schema: str, files_per_batch: int = 2
+) -> DataFrame:
+    """Return a stream of Parquet files, some of them for each micro-batch, oldest first."""
+    reader = session.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch)
+    return reader.parquet(str(folder))
+
+
+def set_age(path: Path, number: int) -> None:
+    """Give a file the time by which Spark reads it as the so-many-th."""
+    os.utime(path, (1_700_000_000 + 10 * number,) * 2)

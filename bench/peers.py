@@ -1,0 +1,234 @@
+"""
+Compare the ways to keep a count and a sum per key: Spark's own and statelog's, in one run.
+
+Question: how many events a second does each handle over the same input, and what does it write?
+
+Peers: Spark's transformWithState with rows and with pandas frames, applyInPandasWithState, the built-in
+aggregation with state in RocksDB and on the JVM's heap; statelog with the same unmodified processor for rows and
+for pandas frames, with a column processor, and with `aggregate`.  A peer that this version does not have is left
+out, and the result says so.
+
+Workload `w1zipf` (`workload.py`): keys drawn from 200,000 by a Zipf law, two Parquet files for each
+micro-batch, sink `noop`.
+
+Method: one JVM, local[2], trigger availableNow.  Peers take turns; each run is a new query on the
+same files, and its first micro-batch is discarded.  The time of a micro-batch is Spark's
+`triggerExecution`.  Spark runs with 4 shuffle partitions; statelog chooses its number of tasks.  A query is stopped after
+`--seconds`, once it has two micro-batches to measure: slow peers have fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from bench.harness.query_run import Bounds, file_stream, noop, run_query
+from bench.harness.results import Results, Run, in_turns, say
+from bench.harness.session import HEAP, PROVIDER, ROCKSDB, session
+from bench.workload import write_files, zipf_events
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.functions import count, sum
+from pyspark.sql.streaming import StatefulProcessor
+
+from bench import columns
+from statelog.spark import transform_with_state, transform_with_state_in_pandas
+
+SCHEMA = "key long, value double"
+OUTPUT = "key long, n long, total double"
+STATE = "n long, total double"
+
+
+class RunningTotal(StatefulProcessor):
+    """Count and sum per key, with the same processor for both."""
+
+    def init(self, handle: Any) -> None:
+        """Declare one value state."""
+        self._total = handle.getValueState("total", STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Add the rows of one key."""
+        n, total = self._total.get() or (0, 0.0)
+        for row in rows:
+            n += 1
+            total += row.value
+        self._total.update((n, total))
+        yield Row(key=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RunningTotalInPandas(RunningTotal):
+    """Count and sum per key, with pandas frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        """Add the rows of one key."""
+        n, total = self._total.get() or (0, 0.0)
+        for frame in rows:
+            n += len(frame)
+            total += frame["value"].sum()
+        self._total.update((n, total))
+        yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+
+def running_total(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Count and sum of one key, for applyInPandasWithState."""
+    n, total = state.get if state.exists else (0, 0.0)
+    for frame in frames:
+        n += len(frame)
+        total += float(frame["value"].sum())
+    state.update((n, total))
+    yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """
+    One way to keep the totals.
+
+    Args:
+        title: Its name on the page.
+        frame: Makes the stream of totals of the grouped events.
+        provider: Spark's state store; "" for statelog, which has none.
+        missing: Why this version does not have it; "" if it does.
+        slow: Whether it takes seconds for each 100,000 events: measured once, in the first round.
+    """
+
+    title: str
+    frame: Callable[[Any], Any]
+    provider: str = ""
+    missing: str = ""
+    slow: bool = False
+
+
+def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any], Any]:
+    def frame(grouped: Any) -> Any:
+        return transform(grouped, processor(), OUTPUT, "Update", "None", delivery=delivery)
+
+    return frame
+
+
+def _aggregation(grouped: Any) -> Any:
+    return grouped.agg(count("*").alias("n"), sum("value").alias("total"))
+
+
+def _apply_in_pandas(grouped: Any) -> Any:
+    return grouped.applyInPandasWithState(running_total, OUTPUT, STATE, "update", "NoTimeout")
+
+
+_in_rows = partial(_statelog, transform_with_state, RunningTotal)
+_in_pandas = partial(_statelog, transform_with_state_in_pandas, RunningTotalInPandas)
+_in_columns = partial(_statelog, transform_with_state, columns.RunningTotalInColumns)
+_NO_COLUMNS = "" if columns.ColumnarProcessor else columns.NO_COLUMNS
+_NO_AGGREGATE = "" if columns.aggregate else columns.NO_AGGREGATE
+
+PEERS = {
+    "spark-tws": Peer(
+        "Spark `transformWithState`",
+        lambda grouped: grouped.transformWithState(RunningTotal(), OUTPUT, "Update", "None"),
+        ROCKSDB,
+    ),
+    "spark-tws-pandas": Peer(
+        "Spark `transformWithStateInPandas`",
+        lambda grouped: grouped.transformWithStateInPandas(
+            RunningTotalInPandas(), OUTPUT, "Update", "None"
+        ),
+        ROCKSDB,
+        slow=True,
+    ),
+    "spark-apply-pandas": Peer(
+        "Spark `applyInPandasWithState`", _apply_in_pandas, ROCKSDB, slow=True
+    ),
+    "spark-agg-rocksdb": Peer("Spark built-in aggregation, RocksDB", _aggregation, ROCKSDB),
+    "spark-agg-heap": Peer("Spark built-in aggregation, JVM heap", _aggregation, HEAP),
+    "statelog-staged": Peer("statelog, rows, staged", _in_rows("staged")),
+    "statelog-direct": Peer("statelog, rows, direct", _in_rows("direct")),
+    "statelog-pandas-staged": Peer("statelog, pandas, staged", _in_pandas("staged"), slow=True),
+    "statelog-pandas-direct": Peer("statelog, pandas, direct", _in_pandas("direct"), slow=True),
+    "statelog-columns-staged": Peer(
+        "statelog, columns, staged", _in_columns("staged"), missing=_NO_COLUMNS
+    ),
+    "statelog-columns-direct": Peer(
+        "statelog, columns, direct", _in_columns("direct"), missing=_NO_COLUMNS
+    ),
+    "statelog-aggregate-staged": Peer(
+        "statelog `aggregate`, staged",
+        lambda grouped: columns.aggregated(grouped, "staged"),
+        missing=_NO_AGGREGATE,
+    ),
+    "statelog-aggregate-direct": Peer(
+        "statelog `aggregate`, direct",
+        lambda grouped: columns.aggregated(grouped, "direct"),
+        missing=_NO_AGGREGATE,
+    ),
+}
+
+
+def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds) -> Run:
+    """Run one query of a peer over all input."""
+    if peer.provider:
+        spark.conf.set(PROVIDER, peer.provider)
+    frame = peer.frame(file_stream(spark, data, SCHEMA).groupBy("key"))
+    if peer.provider:
+        writer = frame.writeStream.outputMode("update").format("noop")
+    else:
+        writer = frame.writeStream.foreachBatch(noop)
+    return run_query(writer, work, bounds)
+
+
+def measure(spark: SparkSession, results: Results, options: argparse.Namespace, work: Path) -> None:
+    """Measure the chosen peers in turns."""
+    data = work / "input"
+    say(f"writing {2 * options.batches} files of {options.events // 2:,} events")
+    write_files(data, zipf_events(), 2 * options.batches, options.events // 2)
+    bounds = Bounds(options.seconds)
+    say("warming up")
+    run(spark, PEERS["spark-agg-heap"], data, work / "warm-up", bounds)
+    parts = []
+    for name in options.peers.split(",") if options.peers else PEERS:
+        peer = PEERS[name]
+        if peer.missing:
+            say(f"  {name}: left out, {peer.missing}")
+            results.skip(name, peer.missing, title=peer.title)
+            continue
+
+        def one(peer: Peer = peer, name: str = name) -> Run:
+            place = work / f"{name}-{time.monotonic_ns()}"
+            return run(spark, peer, data, place, bounds)
+
+        parts.append((name, 1 if peer.slow else options.rounds, one))
+    facts = {name: {"title": peer.title} for name, peer in PEERS.items()}
+    in_turns(results, parts, facts=facts, deadline=time.monotonic() + options.minutes * 60)
+
+
+def main() -> int:
+    """Measure and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
+    parser.add_argument("--name", default="peers-100k", help="name of the result")
+    parser.add_argument("--events", type=int, default=100_000, help="of a micro-batch")
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=45, help="of a query")
+    parser.add_argument("--minutes", type=float, default=15, help="no further round after these")
+    parser.add_argument("--peers", default="", help=f"of: {', '.join(PEERS)}")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    if unknown := set(filter(None, options.peers.split(","))) - set(PEERS):
+        parser.error(f"no such peers: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    arguments = {name: getattr(options, name) for name in ("events", "batches", "rounds")}
+    results = Results(options.json, options.name, arguments, resume=options.resume)
+    with session() as (spark, work):
+        measure(spark, results, options, work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
