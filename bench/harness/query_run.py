@@ -25,11 +25,14 @@ class Bounds:
         seconds: After this time the query is stopped, unless it has fewer micro-batches than *least*.
         least: Micro-batches to measure, the first one not counted.
         most_seconds: After this time it is stopped in any case.
+        batches: Micro-batches with rows after which it is stopped: in processing time Spark goes on with
+            micro-batches without data, also with `availableNow`.
     """
 
     seconds: float = 120.0
     least: int = 2
     most_seconds: float = 600.0
+    batches: int = 1 << 30
 
 
 def noop(frame: DataFrame, batch_id: int) -> None:
@@ -55,7 +58,8 @@ def run_query(writer: Any, work: Path, bounds: Bounds) -> Run:
     while not query.awaitTermination(_POLL_S):
         seconds = time.monotonic() - began
         done = sum(one["numInputRows"] > 0 for one in query.recentProgress) - 1
-        if seconds > bounds.most_seconds or (seconds > bounds.seconds and done >= bounds.least):
+        is_over = seconds > bounds.most_seconds or done + 1 >= bounds.batches
+        if is_over or (seconds > bounds.seconds and done >= bounds.least):
             query.stop()
             break
     with_rows = [one for one in query.recentProgress if one["numInputRows"] > 0]

@@ -142,6 +142,7 @@ class Results:
     def _origin(self) -> dict[str, Any]:
         return {
             "commit": self._commit,
+            "cpu": self._head["machine"]["cpu"],
             "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "load": round(os.getloadavg()[0], 2),
         }

@@ -1,0 +1,275 @@
+"""
+Measure how the time of a micro-batch changes with one size, all others fixed.
+
+Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `value-size` (bytes of a value), `tasks`
+(in local-cluster, one core each).  The number of micro-batches is in `many_batches.py`.
+
+Ways: statelog with the row processor, with columns, and with `aggregate`, as far as this version has them; and
+Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink `noop`, local[2].
+
+Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` the state is loaded
+first, in micro-batches of 500,000 keys, which are not measured; then come micro-batches of 100,000 events over all keys,
+with equal chances.  Each number of tasks has a Spark application of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from bench.harness.processes import MemorySampler
+from bench.harness.query_run import Bounds, file_stream, noop, run_query, set_age
+from bench.harness.results import ROOT, Results, Run, in_turns, say
+from bench.harness.session import session
+from bench.peers import OUTPUT, PEERS, RunningTotal, run
+from bench.workload import write_files, zipf_events
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog.spark import transform_with_state
+
+SIZES = {
+    "batch-size": (50, 1_000, 10_000, 100_000, 500_000, 1_000_000, 2_000_000),
+    "keys": (10_000, 100_000, 1_000_000, 5_000_000, 20_000_000),
+    "value-size": (16, 100, 1_000, 10_000),
+    "tasks": (1, 2, 4),
+}
+TINY = {
+    "batch-size": (50, 1_000),
+    "keys": (1_000, 5_000),
+    "value-size": (16, 1_000),
+    "tasks": (1, 2),
+}
+WAYS = ("statelog-direct", "statelog-columns-direct", "statelog-aggregate-direct")
+_LOADED_AT_ONCE = 500_000
+
+
+class LastValue(StatefulProcessor):
+    """The last value of a key, and how many there were."""
+
+    def init(self, handle: Any) -> None:
+        """Declare one value state."""
+        self._value = handle.getValueState("value", "n long, value binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Keep the last row of one key."""
+        n, value = self._value.get() or (0, b"")
+        for row in rows:
+            n, value = n + 1, bytes(row.value)
+        self._value.update((n, value))
+        yield Row(key=key[0], n=n)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Curves:
+    """
+    The curves of one run.
+
+    Args:
+        spark: The session.
+        work: A folder for input and state.
+        options: The command line.
+    """
+
+    def __init__(self, spark: SparkSession, work: Path, options: argparse.Namespace) -> None:
+        self._spark, self._work, self._options = spark, work, options
+        self._bounds = Bounds(options.seconds)
+
+    def batch_size(self, way: str, events: int) -> Run:
+        """Measure micro-batches of so many events, more of them where they are small."""
+        batches = 16 if events <= 10_000 else 8 if events <= 100_000 else 5
+        data = self._work / f"batch-{events}"
+        write_files(data, zipf_events(), 2 * batches, max(1, events // 2))
+        return run(self._spark, PEERS[way], data, self._place(), self._bounds)
+
+    def keys(self, way: str, keys: int) -> Run:
+        """Measure micro-batches over a state of so many keys."""
+        data, events = self._work / f"keys-{keys}", self._events()
+        loads = write_loaded_input(data, keys, events)
+        place, sampler = self._place(), MemorySampler()
+        frame = self._keyed(way, data, place)
+        try:
+            run_ = run_query(
+                frame.writeStream.foreachBatch(noop), place, Bounds(600, loads + 2, 900)
+            )
+        finally:
+            memory = sampler.peak()
+            sampler.close()
+        local = [one for one in (place / "local").rglob("*") if one.is_file()]
+        shutil.rmtree(place / "local", ignore_errors=True)
+        for name in ("milliseconds", "events"):
+            run_[name] = run_[name][loads - 1 :]  # the first micro-batch is left out already
+        return run_ | {
+            "memory_mib": memory,
+            "local_mib": round(sum(one.stat().st_size for one in local) / 2**20),
+            "said": f"{run_['milliseconds']} ms",
+        }
+
+    def _keyed(self, way: str, data: Path, place: Path) -> Any:
+        settings = {"memoryBudget": "1 gb", "localDirectory": str(place / "local"), "tasks": 2}
+        grouped = file_stream(self._spark, data, "key long, value double", 1).groupBy("key")
+        if way == "statelog-direct":
+            processor: Any = RunningTotal()
+        else:
+            from bench.columns import RunningTotalInColumns
+
+            processor = RunningTotalInColumns()
+        return transform_with_state(
+            grouped, processor, OUTPUT, "Update", "None", delivery="direct", **settings
+        )
+
+    def value_size(self, way: str, size: int) -> Run:
+        """Measure micro-batches of values of so many bytes."""
+        data, events = self._work / f"value-{size}", self._events() // 5
+
+        def table(rng: np.random.Generator, rows: int, number: int) -> pa.Table:
+            values = rng.bytes(rows * size)
+            cut = [values[at : at + size] for at in range(0, len(values), size)]
+            return pa.table({"key": rng.integers(0, 20_000, rows), "value": cut})
+
+        write_files(data, table, 12, events // 2)
+        grouped = file_stream(self._spark, data, "key long, value binary").groupBy("key")
+        frame = transform_with_state(
+            grouped, LastValue(), "key long, n long", "Update", "None", delivery="direct"
+        )
+        return run_query(frame.writeStream.foreachBatch(noop), self._place(), self._bounds)
+
+    def tasks(self, way: str, tasks: int) -> Run:
+        """Measure one number of tasks in an application of its own, with as many executors."""
+        return run_apart(way, tasks, self._events())
+
+    def _events(self) -> int:
+        return 2_000 if self._options.quick else 100_000
+
+    def _place(self) -> Path:
+        place = self._work / f"query-{time.monotonic_ns()}"
+        place.mkdir()
+        return place
+
+
+def write_loaded_input(folder: Path, keys: int, events: int) -> int:
+    """
+    Write files that touch each key once, and then files of random events, one per micro-batch.
+
+    Returns:
+        The number of micro-batches that load the keys, at least two.
+    """
+    loads = max(2, -(-keys // _LOADED_AT_ONCE))
+    if folder.exists():
+        return loads
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(11)
+    parts = np.array_split(rng.permutation(keys).astype(np.int64), loads)
+    parts += [rng.integers(0, keys, events) for _ in range(7)]
+    for number, part in enumerate(parts):
+        path = folder / f"part-{number:05d}.parquet"
+        pq.write_table(pa.table({"key": part, "value": rng.random(len(part))}), path)
+        set_age(path, number)
+    return loads
+
+
+def run_apart(way: str, tasks: int, events: int) -> Run:
+    """Run this module in a process of its own, because it has another master."""
+    command = [sys.executable, "-m", "bench.curves", "--one", f"{way},{tasks},{events}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    raise RuntimeError(f"tasks {tasks}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+
+
+def one_number_of_tasks(text: str) -> Run:
+    """Measure one number of tasks in this process."""
+    way, tasks, events = text.split(",")
+    master = f"local-cluster[{tasks},1,1024]"
+    with session(master=master, settings={"spark.driver.memory": "2g"}) as (spark, work):
+        write_files(work / "input", zipf_events(), 16, int(events) // 2)
+        grouped = file_stream(spark, work / "input", "key long, value double").groupBy("key")
+        peer = PEERS[way]
+        if way == "statelog-direct":
+            frame = transform_with_state(
+                grouped,
+                RunningTotal(),
+                OUTPUT,
+                "Update",
+                "None",
+                delivery="direct",
+                tasks=int(tasks),
+            )
+        else:
+            frame = peer.frame(grouped)
+        return run_query(frame.writeStream.foreachBatch(noop), work / "query", Bounds(60))
+
+
+def points(curves: Curves, chosen: list[str], quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the facts of each point, with what measures it."""
+    for curve in chosen:
+        ways = [way for way in WAYS if not PEERS[way].missing]
+        if curve == "batch-size":
+            ways.append("spark-agg-rocksdb")
+        if curve == "value-size":
+            ways = ways[:1]
+        if curve == "keys":
+            ways = [way for way in ways if "aggregate" not in way]
+        if curve == "tasks":
+            ways = ways[:2]
+        for way in ways:
+            for size in (TINY if quick else SIZES)[curve]:
+                measure = partial(getattr(curves, curve.replace("-", "_")), way, size)
+                facts = {"curve": curve, "way": way, "title": PEERS[way].title, "size": size}
+                yield f"{curve}/{way}/{size}", {"measure": measure, "facts": facts}
+
+
+def main() -> int:
+    """Measure and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
+    parser.add_argument("--curves", default=",".join(SIZES), help=f"of: {', '.join(SIZES)}")
+    parser.add_argument("--seconds", type=float, default=30, help="of a query")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one_number_of_tasks(options.one)))
+        return 0
+    chosen = options.curves.split(",")
+    if options.json is None or set(chosen) - set(SIZES):
+        parser.error(f"--json is needed, and curves of: {', '.join(SIZES)}")
+    results = Results(options.json, "curves", {"quick": options.quick}, resume=options.resume)
+    with session() as (spark, work):
+        curves = Curves(spark, work, options)
+        made = dict(points(curves, [one for one in chosen if one != "tasks"], options.quick))
+        measure_points(results, made)
+    if "tasks" in chosen:
+        measure_points(results, dict(points(curves, ["tasks"], options.quick)))
+    return 0
+
+
+def measure_points(results: Results, made: dict[str, dict[str, Any]]) -> None:
+    """Measure each point once; one that fails does not keep the others from being measured."""
+    for name, point in made.items():
+        try:
+            in_turns(results, [(name, 1, point["measure"])], facts={name: point["facts"]})
+        except Exception as error:
+            say(f"  {name} failed: {error}")
+            results.skip(name, f"failed: {error}"[:300], **point["facts"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The blocks of the benchmarks that have a script of their own: library, restarts, reading, memory."""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from typing import Any
+
+from bench.harness.blocks.source import Block, Document, Source, number, table
+from bench.harness.figures import Spread
+
+
+def _from(name: str, command: str, document: Document) -> str:
+    """Return the line about where the figures are from, for results of these scripts."""
+    machine = document.get("machine", "")
+    if isinstance(machine, dict):
+        cpu = machine.get("cpu", "")
+        cpu = ", ".join(cpu) if isinstance(cpu, list) else cpu
+        cores = machine.get("cores", machine.get("cpus", "?"))
+        load = machine.get("load_average") or machine.get("load", "")
+        load = f"{load[0]:.1f}" if isinstance(load, list) else str(load).split(" ")[0]
+        machine = f"{cores} cores, {cpu}; Python {machine.get('python', '?')}; load {load}"
+    return f"`{command}`; `bench/results/{name}.json`; {machine}."
+
+
+def _of(values: list[float], unit: str = "") -> list[str]:
+    spread = Spread.of(values)
+    return [f"{number(spread.median)}{unit}", f"{number(min(values))} to {number(max(values))}"]
+
+
+def _stored(entry: dict[str, float], factor: float = 1.0) -> list[str]:
+    return [
+        number(entry["median"] * factor),
+        f"{number(entry['min'] * factor)} to {number(entry['max'] * factor)}",
+    ]
+
+
+def read_state(source: Source) -> str:
+    """Return the times of reads and forks."""
+    read, fork = source.document("read_state"), source.document("fork")
+    frame, feed = read["frame_seconds"], read["changes_per_second"]
+    million = f"{read['keys'] / 1e6:g} million keys"
+    rows = [
+        ["all columns as a frame, summed, s", *_stored(frame["statelog"])],
+        ["the same columns from Parquet, in turns, s", *_stored(frame["parquet"])],
+        ["`statelog.open` and `get` of one key, ms", *_stored(read["get_seconds"], 1000)],
+        ["change feed in Python, million changes/s", *_stored(feed["feed"], 1e-6)],
+        ["change feed through Spark, million changes/s", *_stored(feed["feed_spark"], 1e-6)],
+        [f"`statelog.fork`, {million}, ms", *_of(fork["milliseconds"]["large"])],
+        ["`statelog.fork`, 1,000 keys, ms", *_of(fork["milliseconds"]["small"])],
+    ]
+    origin = _from("read_state", "bench/read_state.py", read)
+    forks = _from("fork", "bench/fork.py", fork)
+    ratio = f"The frame takes {frame['ratio']:.2f} times the time of Parquet."
+    return "\n".join([table(["", "median", "range"], rows), "", f"{ratio} {origin} {forks}"])
+
+
+def record(source: Source) -> str:
+    """Return what recording costs a task."""
+    document = source.document("record")
+    rows = document["task"]["rows"]
+    low, high = rows["ratio_quartiles"]
+    lines = [
+        ["without recording", number(rows["cpu_ms_median_plain"]), rows["cpu_ms_best_plain"], ""],
+        [
+            "`record=0.001`",
+            number(rows["cpu_ms_median_record"]),
+            rows["cpu_ms_best_record"],
+            f"{rows['ratio_median']:.3f} ({low:.3f} to {high:.3f})",
+        ],
+    ]
+    said = (
+        f"{rows['pairs']} pairs; {rows['keys']:,} keys, {rows['recorded_keys']} recorded in "
+        f"{rows['recording_bytes']:,} bytes before compression."
+    )
+    heads = ["", "ms of CPU, median", "best", "ratio of pairs (quartiles)"]
+    command = "bench/record.py --task --pairs 25 --flavours rows"
+    return "\n".join([table(heads, lines), "", f"{said} {_from('record', command, document)}"])
+
+
+def connect(source: Source) -> str:
+    """Return small micro-batches in a classic session and on Connect."""
+    document = source.document("connect")
+    rows = []
+    for name, row in document["table"].items():
+        low, high = row["ms_quartiles"]
+        rows.append(
+            [
+                name,
+                f"{row['ms_median']:,} ({low} to {high}; best {row['ms_best']})",
+                f"{statistics.median(row['first_ms']):,.0f}",
+                f"{statistics.median(row['start_s']):.2f}",
+            ]
+        )
+    heads = ["", "ms per micro-batch (quartiles)", "first micro-batch, ms", "`start()`, s"]
+    origin = _from("connect", "bench/connect.py", document)
+    return "\n".join([table(heads, rows), "", origin])
+
+
+_RESTARTS = {
+    "spark": "Spark, RocksDB provider, 4 partitions",
+    "statelog-cold": "statelog, nothing on the host",
+    "statelog-local": "statelog, files on the host",
+}
+
+
+def restart(name: str, command: str, source: Source) -> str:
+    """Return the first micro-batch after a restart."""
+    document = source.document(name)
+    rows = [
+        [_RESTARTS[key], *_of(seconds), f"{document['memory_mib'][key]['RssAnon']}"]
+        for key, seconds in document["first_batch_s"].items()
+    ]
+    built = ", ".join(f"{key} {seconds:g} s" for key, seconds in document["built_s"].items())
+    peak = document["memory_while_built_mib"]["RssAnon"]
+    said = (
+        f"{document['keys'] / 1e6:g} million keys. Writing them before: {built}; the largest "
+        f"worker took {peak} MiB of anonymous memory meanwhile."
+    )
+    heads = ["", "first micro-batch, s", "rounds", "largest worker, MiB"]
+    return "\n".join([table(heads, rows), "", f"{said} {_from(name, command, document)}"])
+
+
+def large_batch(source: Source) -> str:
+    """Return one micro-batch that exceeds the memory, beside ten."""
+    document = source.document("large_batch")
+    titles = {"one": "all rows in one micro-batch", "ten": "the same rows in ten micro-batches"}
+    rows = []
+    for key, runs in document["results"].items():
+        seconds = [run["seconds"] for run in runs]
+        memory = max(run["memory_mib"]["RssAnon"] for run in runs)
+        rows.append([titles[key], number(statistics.median(seconds)), f"{memory}", len(runs)])
+    said = (
+        f"{document['rows'] / 1e6:g} million rows, {document['keys'] / 1e6:g} million keys, "
+        f"`memoryBudget` {document['budget']}, {document['delivery']} delivery."
+    )
+    heads = ["", "seconds", "anonymous memory of the larger worker, MiB", "runs"]
+    origin = _from("large_batch", "bench/large_batch.py", document)
+    return "\n".join([table(heads, rows), "", f"{said} {origin}"])
+
+
+def verify(source: Source) -> str:
+    """Return the time and memory of a check of a whole location."""
+    document = source.document("verify")
+    rows = []
+    for one in document["results"]:
+        seconds = one["seconds"]
+        rows.append(
+            [
+                f"{one['objects']:,}",
+                number(one["mib"]),
+                f"{number(seconds['median'])} ({number(seconds['min'])} to {number(seconds['max'])})",
+                number(one["peak_mib"]["median"]),
+            ]
+        )
+    heads = ["objects", "MiB read", "seconds (range)", "MiB of memory beyond the start"]
+    origin = _from("verify", "bench/verify.py", document)
+    return "\n".join([table(heads, rows), "", origin])
+
+
+Case = dict[str, Any]
+
+
+def changelog(rows: list[tuple[str, str, str | None]], unit: str, source: Source) -> str:
+    """
+    Return cases of the changelog beside Flink's.
+
+    Args:
+        rows: Title, case of `changelog.json`, key of `flink.json` (None: not measured there).
+        unit: Of all of them.
+        source: The results.
+    """
+    document, flink = source.document("changelog"), source.document("flink")
+    cases: dict[str, Case] = {one["case"]: one for one in document["results"]}
+    lines = []
+    for title, case, key in rows:
+        own = cases[case]
+        synced = cases.get(case.replace("no fsync", "fsync"))
+        with_sync = "" if synced is None or synced is own else number(synced["median"])
+        lines.append(
+            [
+                title,
+                f"{number(own['median'])} ({number(own['lowest'])} to {number(own['highest'])})",
+                with_sync,
+                "" if key is None else flink["cases"][key],
+            ]
+        )
+    heads = ["", f"statelog, {unit}", "with fsync", f"Flink {flink['version']}, {unit}"]
+    origin = _from("changelog", 'make bench ARGS="--only changelog"', document)
+    note = f"Flink: `bench/results/flink.json`, {flink['source']}."
+    return "\n".join([table(heads, lines), "", f"{origin} {note}"])
+
+
+_PERSIST = "persist 1000 x 100 B, no fsync, "
+_WRITE = [
+    ("100 B, in batches", "append_batch+persist 100 B / 100k, plain, no fsync", "write-100"),
+    ("1 KiB, in batches", "append_batch+persist 1 KiB / 50k, plain, no fsync", "write-1k"),
+    ("100 B, one by one", "append one by one+persist 100 B / 100k", "write-100"),
+]
+_SMALL = [
+    ("persist of 1,000 changes, p50", f"{_PERSIST}p50", "persist-p50"),
+    ("persist of 1,000 changes, p99", f"{_PERSIST}p99", "persist-p99"),
+    ("16 writers persist at once", "16 writers persist at once, no fsync, p50", "persist-16"),
+]
+_READ = [
+    ("100 B, in batches, plain", "read in batches 100 B, plain", "read-plain"),
+    ("100 B, in batches, Snappy", "read in batches 100 B, snappy", "read-snappy"),
+    ("100 B, one by one, plain", "read one by one 100 B, plain", "read-plain"),
+]
+
+
+def flink_job(source: Source) -> str:
+    """Return Flink's own keyed job, measured beside its changelog."""
+    flink = source.document("flink")
+    rows = [[one["job"], one["changelog"], one["events_per_s"]] for one in flink["jobs"]]
+    heads = ["Flink's job", "changelog", "events/s"]
+    note = f"`bench/results/flink.json`: {flink['source']}; {flink['machine']}."
+    return "\n".join([table(heads, rows), "", note])
+
+
+BLOCKS: dict[str, Block] = {
+    "read-state": read_state,
+    "record": record,
+    "connect": connect,
+    "restart-tws": partial(restart, "restart-tws", "bench/restart.py --spark tws --rounds 2"),
+    "restart": partial(restart, "restart", "bench/restart.py --rounds 3"),
+    "large-batch": large_batch,
+    "verify": verify,
+    "changelog-write": partial(changelog, _WRITE, "million changes/s"),
+    "changelog-persist": partial(changelog, _SMALL, "ms"),
+    "changelog-read": partial(changelog, _READ, "million changes/s"),
+    "flink-job": flink_job,
+}

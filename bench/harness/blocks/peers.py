@@ -1,0 +1,155 @@
+"""The blocks of peers, queries and variety: ways beside each other over the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from bench.harness.blocks.source import (
+    Block,
+    Document,
+    Source,
+    number,
+    origin,
+    table,
+    times,
+    with_range,
+)
+from bench.harness.figures import (
+    Part,
+    Ratio,
+    Spread,
+    faster,
+    is_measured,
+    milliseconds,
+    rate,
+    samples,
+)
+from bench.harness.plots import Bar, bars, colour_of
+
+PEERS = ("peers-50", "peers-100k", "peers-1m")
+BESIDE = ("queries", "variety")
+_BASES = (("spark-tws", "TWS"), ("spark-agg-rocksdb", "RocksDB"), ("spark-agg-heap", "heap"))
+
+
+def _base_of(name: str) -> str:
+    """Return the peer with which a peer is compared first: pandas with pandas."""
+    return "spark-tws-pandas" if "pandas" in name else "spark-tws"
+
+
+def plain(title: str) -> str:
+    """Return a title without marks of Markdown."""
+    return title.replace("`", "")
+
+
+def peers(name: str, source: Source) -> str:
+    """Return the table of one size of micro-batches, and its figure."""
+    document = source.document(name)
+    measured = {key: part for key, part in document["parts"].items() if is_measured(part)}
+    rows = [_row(key, part, measured) for key, part in measured.items()]
+    left_out = [
+        f"{part['title']}: {part['skipped']}"
+        for part in document["parts"].values()
+        if part.get("skipped")
+    ]
+    heads = ["", "ms per micro-batch", "events/s", "to TWS", "to agg., RocksDB", "to agg., heap"]
+    heads += ["objects", "KiB", "n"]
+    lines = [table(heads, rows), "", _peers_figure(name, source, measured, document), ""]
+    lines.append(origin(document))
+    if left_out:
+        lines += ["", "Left out: " + "; ".join(sorted(left_out)) + "."]
+    return "\n".join(lines)
+
+
+def _row(key: str, part: Part, measured: dict[str, Part]) -> list[str]:
+    bases = [_base_of(key), *(name for name, _ in _BASES[1:])]
+    ratios = [
+        times(faster(part, measured[base]).value) if base in measured and base != key else ""
+        for base in bases
+    ]
+    ratios[0] = f"**{ratios[0]}**" if ratios[0] and "statelog" in key else ratios[0]
+    return [
+        part["title"],
+        with_range(milliseconds(part)),
+        number(rate(part).median),
+        *ratios,
+        number(Spread.of(samples(part, "files_per_batch")).median),
+        number(Spread.of(samples(part, "bytes_per_batch")).median / 1024),
+        str(milliseconds(part).samples),
+    ]
+
+
+def _peers_figure(name: str, source: Source, measured: dict[str, Part], document: Document) -> str:
+    rows = []
+    for key, part in measured.items():
+        value = rate(part).median
+        rows.append(Bar(plain(part["title"]), value, f"{value:,.0f}", colour_of(key)))
+    events = document["arguments"]["events"]
+    title = f"Events per second, micro-batches of {events:,} events"
+    said = "; ".join(f"{row.label} {row.shown}" for row in rows)
+    svg = bars(title, rows, "Medians. Bars begin at zero.")
+    return source.figure(name, svg, f"{title}: {said}")
+
+
+def cases(document: Document) -> Iterator[tuple[str, dict[str, Part]]]:
+    """Yield the cases of a result that all engines ran, with the part of each engine."""
+    found: dict[str, dict[str, Part]] = {}
+    for key, part in document["parts"].items():
+        case, _, engine = key.partition("/")
+        if is_measured(part):
+            found.setdefault(case, {})[engine] = part
+    for case, engines in found.items():
+        if {"spark", "statelog-staged", "statelog-direct"} <= engines.keys():
+            yield case, engines
+
+
+def beside(name: str, source: Source) -> str:
+    """Return the table of jobs that both engines ran, and its figure."""
+    document = source.document(name)
+    rows, drawn = [], []
+    for _, engines in cases(document):
+        spark, direct = engines["spark"], engines["statelog-direct"]
+        staged = engines["statelog-staged"]
+        ratio = faster(direct, spark).value
+        rows.append(
+            [
+                spark["title"],
+                with_range(milliseconds(spark)),
+                with_range(milliseconds(staged)),
+                with_range(milliseconds(direct)),
+                times(faster(staged, spark).value),
+                f"**{times(ratio)}**",
+                f"{spark['compared_rows']:,}",
+            ]
+        )
+        drawn.append(Bar(plain(spark["title"]), ratio, times(ratio), 1))
+    heads = ["", "Spark, ms", "staged, ms", "direct, ms", "staged", "direct", "equal rows"]
+    title = f"Times as fast as Spark's transformWithState: {name}, direct delivery"
+    said = "; ".join(f"{row.label} {row.shown}" for row in drawn)
+    svg = bars(title, drawn, "Medians of micro-batches in one run, the same unmodified processor.")
+    figure = source.figure(name, svg, f"{title}: {said}")
+    return "\n".join([table(heads, rows), "", figure, "", origin(document)])
+
+
+def ratios(source: Source) -> dict[str, Ratio]:
+    """Return the ratios of all peers and jobs."""
+    found: dict[str, Ratio] = {}
+    for name in PEERS:
+        parts = source.find(name).get("parts", {})
+        for key, part in parts.items():
+            for base in {_base_of(key), "spark-agg-rocksdb", "spark-agg-heap"}:
+                both = is_measured(part) and is_measured(parts.get(base))
+                if key.startswith("statelog") and both:
+                    found[f"{name}: {key} to {base}"] = faster(part, parts[base])
+    for name in BESIDE:
+        for case, engines in cases(source.find(name) or {"parts": {}}):
+            for engine in ("statelog-staged", "statelog-direct"):
+                ratio = faster(engines[engine], engines["spark"])
+                found[f"{name}: {case}, {engine} to spark"] = ratio
+    return found
+
+
+BLOCKS: dict[str, Block] = {
+    **{name: partial(peers, name) for name in PEERS},
+    **{name: partial(beside, name) for name in BESIDE},
+}
