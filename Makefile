@@ -42,7 +42,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-spark test-smoke matrix check lint types layers \
-  format docs reference dist package bench chaos mutants flink constraints clean
+  format docs reference dist package bench bench-check chaos mutants flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,7 +110,7 @@ $(DOCS_READY): pyproject.toml $(CONSTRAINTS) | $(READY)
 	@$(PIP) -e '.[docs]'
 	@touch $@
 
-reference: $(READY) ## write the generated pages of docs/reference/, and the chart of the README
+reference: $(READY) ## write the generated pages of docs/reference/, the benchmark pages and their figures
 	$(PY) tools/reference.py
 	$(PY) tools/chart.py
 
@@ -121,9 +121,11 @@ dist: $(READY) ## build wheel and sdist into dist/
 package: java-ready dist ## try the wheel in an empty environment (ARGS=--archive: on a cluster, too)
 	$(WITH_JAVA) $(PY) tools/try_package.py dist $(ARGS)
 
-bench: java-ready ## measure (ARGS="..." is passed on)
-	@if test -f bench/run.py; then $(WITH_JAVA) $(PY) bench/run.py $(ARGS); \
-	else echo "there is no bench/run.py" >&2; exit 1; fi
+bench: java-ready ## measure, compare with the last page, write the page (ARGS="--only NAME", --list, --resume, --quick)
+	@$(WITH_JAVA) $(PY) bench/run.py $(ARGS)
+
+bench-check: $(READY) ## compare the ratios of bench/results with those of the last committed page
+	@$(PY) bench/run.py --check $(ARGS)
 
 chaos: java-ready ## the campaigns: faults, crashes, many seeds; takes its time
 	$(WITH_JAVA) $(BIN)/pytest -q -m slow $(ARGS) tests

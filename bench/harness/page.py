@@ -1,6 +1,8 @@
 """
 Write the generated blocks of the pages, and their figures, from the results.
 
+The README and the start page have one figure, whose text beside it is generated too.
+
 A block is between `<!-- bench:NAME -->` and `<!-- /bench -->`.  All other text of a page is written by hand and
 has no figures of measurements, so that each figure on a page has a JSON file behind it.
 """
@@ -12,11 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.harness.blocks import BLOCKS, Block, Source
+from bench.harness.blocks.peers import first_figure
 from bench.harness.blocks.source import MissingError
 from bench.harness.results import ROOT
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "explanation" / "scale.md")
 IMAGES = ROOT / "docs" / "images" / "bench"
+STARTS = (ROOT / "README.md", ROOT / "docs" / "index.md")
+CHART = ROOT / "docs" / "images" / "throughput.svg"
 _MARKED = re.compile(r"(<!-- bench:([\w-]+) -->\n).*?(<!-- /bench -->)", re.S)
 
 
@@ -46,6 +51,14 @@ def filled(text: str, images: str, source: Source, blocks: Mapping[str, Block] =
     return _MARKED.sub(block, text)
 
 
+_CHART = re.compile(r"!\[[^\]]*\](?=\((?:docs/)?images/throughput\.svg\))")
+
+
+def with_chart(text: str, alt: str) -> str:
+    """Return a page that has the first figure, with the text that says what the figure shows."""
+    return _CHART.sub(lambda match: f"![{alt}]", text)
+
+
 def without_blocks(text: str) -> str:
     """Return what is written by hand."""
     return _MARKED.sub("", text)
@@ -63,7 +76,10 @@ def make(folder: Path) -> dict[Path, str]:
     made = {
         page: filled(page.read_text(encoding="utf-8"), images_from(page), source) for page in PAGES
     }
-    return made | {IMAGES / f"{name}.svg": svg for name, svg in source.figures.items()}
+    made |= {IMAGES / f"{name}.svg": svg for name, svg in source.figures.items()}
+    svg, alt = first_figure(Source(folder))
+    starts = {page: with_chart(page.read_text(encoding="utf-8"), alt) for page in STARTS}
+    return made | starts | {CHART: svg}
 
 
 def out_of_date(folder: Path) -> list[Path]:

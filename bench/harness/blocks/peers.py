@@ -91,6 +91,41 @@ def _peers_figure(name: str, source: Source, measured: dict[str, Part], document
     return source.figure(name, svg, f"{title}: {said}")
 
 
+_FIRST = (
+    "spark-tws",
+    "spark-agg-rocksdb",
+    "statelog-staged",
+    "statelog-direct",
+    "statelog-columns-direct",
+    "statelog-aggregate-direct",
+    "spark-tws-pandas",
+    "statelog-pandas-direct",
+)
+
+
+def first_figure(source: Source) -> tuple[str, str]:
+    """Return the figure of the README and its text: the most telling peers, as far as measured."""
+    document = source.document("peers-100k")
+    parts = {key: document["parts"].get(key) for key in _FIRST}
+    rows = []
+    for key, part in parts.items():
+        if part is None or not is_measured(part):
+            continue
+        value, base = rate(part).median, parts[_base_of(key)]
+        shown = f"{value:,.0f}"
+        if "statelog" in key and base is not None and is_measured(base):
+            shown += f"  ({times(faster(part, base).value)})"
+        rows.append(Bar(plain(part["title"]), value, shown, colour_of(key)))
+    title = "Events per second: count and sum per key over the same input"
+    said = "; ".join(f"{row.label} {row.shown.replace('  ', ' ')}" for row in rows)
+    machine, events = document["machine"], document["arguments"]["events"]
+    note = (
+        f"Medians, micro-batches of {events:,} events; in brackets: to transformWithState. "
+        f"{machine['cores']} cores of an {machine['cpu']}."
+    )
+    return bars(title, rows, note), f"{title}. {said}"
+
+
 def cases(document: Document) -> Iterator[tuple[str, dict[str, Part]]]:
     """Yield the cases of a result that all engines ran, with the part of each engine."""
     found: dict[str, dict[str, Part]] = {}

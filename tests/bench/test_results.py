@@ -1,0 +1,102 @@
+"""Results in JSON: written run by run, merged, resumed; and the figures made of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.harness.figures import Ratio, Spread, faster, growth, rate
+from bench.harness.results import Results, in_turns, read, write
+
+
+def results(path: Path, *, resume: bool = False, events: int = 10) -> Results:
+    return Results(path, "peers", {"events": events}, resume=resume)
+
+
+def test_each_run_is_in_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    own = results(path)
+    own.add("spark", {"milliseconds": [1, 2]}, title="Spark")
+    first = json.loads(path.read_text())
+    assert [{"milliseconds": [1, 2]}] == first["parts"]["spark"]["runs"]
+    assert "Spark" == first["parts"]["spark"]["title"]
+    assert {"machine", "commit", "command", "arguments", "seconds"} <= first.keys()
+    own.add("spark", {"milliseconds": [3]})
+    assert 2 == len(read(path)["parts"]["spark"]["runs"])
+
+
+def test_a_second_measurement_replaces_its_parts_and_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    first = results(path)
+    first.add("spark", {"n": 1})
+    first.add("own", {"n": 1})
+    second = results(path)
+    assert [] == second.runs("own")
+    second.add("own", {"n": 2})
+    parts = read(path)["parts"]
+    assert ([{"n": 1}], [{"n": 2}]) == (parts["spark"]["runs"], parts["own"]["runs"])
+
+
+def test_other_arguments_drop_all_parts(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    results(path).add("spark", {"n": 1})
+    results(path, events=20).add("own", {"n": 2})
+    assert ["own"] == [*read(path)["parts"]]
+
+
+def test_a_resumed_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    called: list[str] = []
+
+    def run(name: str) -> dict[str, object]:
+        called.append(name)
+        if len(called) == 3:
+            raise KeyboardInterrupt
+        return {"n": len(called)}
+
+    parts = [("a", 2, lambda: run("a")), ("b", 2, lambda: run("b"))]
+    with pytest.raises(KeyboardInterrupt):
+        in_turns(results(path), parts)
+    assert ["a", "b", "a"] == called
+    assert in_turns(results(path, resume=True), parts)
+    assert ["a", "b", "a", "a", "b"] == called
+    assert [2, 2] == [len(part["runs"]) for part in read(path)["parts"].values()]
+
+
+def test_after_the_deadline_each_part_has_one_run(tmp_path: Path) -> None:
+    own = results(tmp_path / "peers.json")
+    parts = [("a", 3, lambda: {"n": 1}), ("b", 3, lambda: {"n": 1})]
+    assert not in_turns(own, parts, deadline=0.0)
+    assert (1, 1) == (len(own.runs("a")), len(own.runs("b")))
+
+
+def test_a_part_that_was_left_out_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    results(path).skip("columns", "not in this version", title="columns")
+    part = read(path)["parts"]["columns"]
+    assert ("not in this version", []) == (part["skipped"], part["runs"])
+
+
+def test_json_is_written_whole_and_read_back(tmp_path: Path) -> None:
+    document = {"a": [1, 2.5], "b": {"c": [{"d": []}, "é"], "e": {}}, "f": None}
+    write(tmp_path / "x" / "one.json", document)
+    assert document == read(tmp_path / "x" / "one.json")
+    assert ["one.json"] == [path.name for path in (tmp_path / "x").iterdir()]
+
+
+def test_a_spread_has_the_quartiles_and_few_samples_their_ends() -> None:
+    assert Spread(5, 3, 7, 9) == Spread.of([9, 1, 2, 3, 4, 5, 6, 7, 8])
+    assert Spread(2, 1, 3, 3) == Spread.of([3, 1, 2])
+    assert 0.4 == Spread.of([9, 1, 2, 3, 4, 5, 6, 7, 8]).relative
+
+
+def test_figures_are_made_of_all_runs_of_a_part() -> None:
+    slow = {
+        "runs": [
+            {"milliseconds": [400, 400], "events": [10, 10]},
+            {"milliseconds": [400], "events": [10]},
+        ]
+    }
+    fast = {"runs": [{"milliseconds": [100, 200, 100], "events": [10, 10, 10]}]}
+    assert Ratio(4.0, 0.5) == faster(fast, slow)
+    assert 100 == rate(fast).median
+    assert Ratio(1.5, 0.0, higher_is_better=False) == growth([2, 2], [3, 3])
