@@ -112,13 +112,13 @@ def compare(spark: SparkSession, name: str, case: Case, data: Path, work: Path) 
 
 def measure_case(
     spark: SparkSession, results: Results, name: str, options: argparse.Namespace, work: Path
-) -> None:
-    """Compare and measure one case."""
+) -> list[str]:
+    """Compare and measure one case; return what failed."""
     case, data = CASES[name], work / f"{name}-input"
     files = 2 * options.batches
     runs = [len(results.runs(f"{name}/{engine}")) for engine in ENGINES]
     if min(runs) >= options.rounds:
-        return
+        return []
     write_files(data, case.table(), files, options.events // 2)
     rows = compare(spark, name, case, data, work)
     say(f"  {name}: {rows:,} rows of both are the same")
@@ -141,7 +141,7 @@ def measure_case(
         part: {"title": case.title, "engine": engine, "compared_rows": rows}
         for (part, _, _), engine in zip(parts, ENGINES, strict=True)
     }
-    in_turns(results, parts, facts=facts)
+    return in_turns(results, parts, facts=facts)
 
 
 def main() -> int:
@@ -161,10 +161,16 @@ def main() -> int:
         parser.error(f"no such cases: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     arguments = {name: getattr(options, name) for name in ("events", "batches", "rounds")}
     results = Results(options.json, options.name, arguments, resume=options.resume)
+    failed = []
     with session() as (spark, work):
         for name in chosen:
-            measure_case(spark, results, name, options, work)
-    return 0
+            try:
+                failed += measure_case(spark, results, name, options, work)
+            except Exception as error:  # the other cases are measured all the same
+                say(f"  {name} failed: {error}")
+                results.failed(name, f"{type(error).__name__}: {error}"[:1000])
+                failed.append(name)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

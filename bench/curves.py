@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from bench.harness.processes import MemorySampler
 from bench.harness.query_run import Bounds, file_stream, noop, run_query, set_age
-from bench.harness.results import ROOT, Results, Run, in_turns, say
+from bench.harness.results import ROOT, Results, Run, in_turns
 from bench.harness.session import session
 from bench.peers import OUTPUT, PEERS, RunningTotal, run
 from bench.workload import write_files, zipf_events
@@ -255,20 +255,19 @@ def main() -> int:
     with session() as (spark, work):
         curves = Curves(spark, work, options)
         made = dict(points(curves, [one for one in chosen if one != "tasks"], options.quick))
-        measure_points(results, made)
+        failed = measure_points(results, made)
     if "tasks" in chosen:
-        measure_points(results, dict(points(curves, ["tasks"], options.quick)))
-    return 0
+        failed += measure_points(results, dict(points(curves, ["tasks"], options.quick)))
+    return 1 if failed else 0
 
 
-def measure_points(results: Results, made: dict[str, dict[str, Any]]) -> None:
-    """Measure each point once; one that fails does not keep the others from being measured."""
+def measure_points(results: Results, made: dict[str, dict[str, Any]]) -> list[str]:
+    """Measure each point once; return those that failed."""
+    failed = []
     for name, point in made.items():
-        try:
-            in_turns(results, [(name, 1, point["measure"])], facts={name: point["facts"]})
-        except Exception as error:
-            say(f"  {name} failed: {error}")
-            results.skip(name, f"failed: {error}"[:300], **point["facts"])
+        facts = {name: point["facts"]}
+        failed += in_turns(results, [(name, 1, point["measure"])], facts=facts)
+    return failed
 
 
 if __name__ == "__main__":

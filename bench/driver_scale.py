@@ -397,8 +397,7 @@ def main() -> int:
         one = partial(simulate, options.log_tasks, batches, policy, options.seconds)
         parts.append((f"log-{behind}", 1, one))
         facts[f"log-{behind}"] = {"tasks": options.log_tasks, "log_batches": behind}
-    in_turns(results, parts, facts=facts)
-    return 0
+    return 1 if in_turns(results, parts, facts=facts) else 0
 
 
 if __name__ == "__main__":

@@ -183,8 +183,10 @@ def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds)
     return run_query(writer, work, bounds)
 
 
-def measure(spark: SparkSession, results: Results, options: argparse.Namespace, work: Path) -> None:
-    """Measure the chosen peers in turns."""
+def measure(
+    spark: SparkSession, results: Results, options: argparse.Namespace, work: Path
+) -> list[str]:
+    """Measure the chosen peers in turns, and return those that failed."""
     data = work / "input"
     say(f"writing {2 * options.batches} files of {options.events // 2:,} events")
     write_files(data, zipf_events(), 2 * options.batches, options.events // 2)
@@ -205,7 +207,7 @@ def measure(spark: SparkSession, results: Results, options: argparse.Namespace, 
 
         parts.append((name, 1 if peer.slow else options.rounds, one))
     facts = {name: {"title": peer.title} for name, peer in PEERS.items()}
-    in_turns(results, parts, facts=facts, deadline=time.monotonic() + options.minutes * 60)
+    return in_turns(results, parts, facts=facts, deadline=time.monotonic() + options.minutes * 60)
 
 
 def main() -> int:
@@ -226,8 +228,8 @@ def main() -> int:
     arguments = {name: getattr(options, name) for name in ("events", "batches", "rounds")}
     results = Results(options.json, options.name, arguments, resume=options.resume)
     with session() as (spark, work):
-        measure(spark, results, options, work)
-    return 0
+        failed = measure(spark, results, options, work)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -133,6 +133,11 @@ class Results:
         self._fresh.add(part)
         self._save()
 
+    def failed(self, part: str, reason: str, **facts: Any) -> None:
+        """Record why a part has no further runs."""
+        self._entry(part).update({"failed": reason, **facts})
+        self._save()
+
     def _entry(self, part: str) -> dict[str, Any]:
         if part not in self._fresh:
             self.parts[part] = {"runs": [], **self._origin()}
@@ -186,9 +191,12 @@ def in_turns(
     *,
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     deadline: float | None = None,
-) -> bool:
+) -> list[str]:
     """
     Measure parts in turns: one run of each, then the next run of each.
+
+    A run that fails is repeated once.  A part that fails twice is left out of the later turns and says so, and
+    does not keep the others from being measured.
 
     Args:
         results: Where the runs are added.
@@ -197,24 +205,38 @@ def in_turns(
         deadline: No run starts after this time of `time.monotonic`; the first run of each part does.
 
     Returns:
-        Whether all runs were made.
+        The parts that failed.
     """
-    chosen = list(parts)
-    complete = True
+    chosen, failed = list(parts), dict[str, str]()
     for number in range(max((runs for _, runs, _ in chosen), default=0)):
         for name, runs, measure in chosen:
-            if number >= runs or len(results.runs(name)) > number:
+            if number >= runs or len(results.runs(name)) > number or name in failed:
                 continue
             if number and deadline is not None and time.monotonic() > deadline:
-                complete = False
                 continue
             began = time.monotonic()
-            run = measure()
+            run = _attempt(name, measure)
+            if isinstance(run, str):
+                failed[name] = run
+                results.failed(name, run, **(facts or {}).get(name, {}))
+                continue
             results.add(name, run, **(facts or {}).get(name, {}))
             said = run.get("said", "")
             seconds = time.monotonic() - began
             say(f"  {name}, run {number + 1} of {runs}: {said} ({seconds:.0f} s)")
-    return complete
+    return list(failed)
+
+
+def _attempt(name: str, measure: Callable[[], Run]) -> Run | str:
+    """Return a run, or why it failed twice."""
+    reason = ""
+    for _ in range(2):
+        try:
+            return measure()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:300]
+            say(f"  {name} failed: {reason}")
+    return reason
 
 
 def say(text: str) -> None:

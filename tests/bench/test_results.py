@@ -57,7 +57,7 @@ def test_a_resumed_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         in_turns(results(path), parts)
     assert ["a", "b", "a"] == called
-    assert in_turns(results(path, resume=True), parts)
+    assert [] == in_turns(results(path, resume=True), parts)
     assert ["a", "b", "a", "a", "b"] == called
     assert [2, 2] == [len(part["runs"]) for part in read(path)["parts"].values()]
 
@@ -65,8 +65,25 @@ def test_a_resumed_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_after_the_deadline_each_part_has_one_run(tmp_path: Path) -> None:
     own = results(tmp_path / "peers.json")
     parts = [("a", 3, lambda: {"n": 1}), ("b", 3, lambda: {"n": 1})]
-    assert not in_turns(own, parts, deadline=0.0)
+    assert [] == in_turns(own, parts, deadline=0.0)
     assert (1, 1) == (len(own.runs("a")), len(own.runs("b")))
+
+
+def test_a_part_that_fails_twice_does_not_stop_the_others(tmp_path: Path) -> None:
+    own = results(tmp_path / "peers.json")
+    calls: list[str] = []
+
+    def fails(name: str, times: int) -> dict[str, object]:
+        calls.append(name)
+        if calls.count(name) <= times:
+            raise OSError("no worker")
+        return {"n": 1}
+
+    parts = [("once", 2, lambda: fails("once", 1)), ("always", 2, lambda: fails("always", 9))]
+    assert ["always"] == in_turns(own, parts)
+    assert 2 == len(own.runs("once"))
+    assert ("OSError: no worker", []) == (own.parts["always"]["failed"], own.runs("always"))
+    assert 2 == calls.count("always")
 
 
 def test_a_part_that_was_left_out_says_why(tmp_path: Path) -> None:

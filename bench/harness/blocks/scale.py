@@ -101,8 +101,8 @@ def by_log(source: Source) -> str:
                 f"{run['peak_memory_mib']:,}",
             ]
         )
-    heads = ["micro-batches in the log", "handles in a commit", "commit object", "CPU, s"]
-    heads += ["of it commit, s", "waiting, s", "peak memory, MiB"]
+    heads = ["bound, micro-batches", "handles in a commit", "commit object", "CPU, s"]
+    heads += ["of it commit, s", "waiting, s", "peak memory so far, MiB"]
     tasks = parts_of(document, "log-")[-1][0]["tasks"]
     title = f"CPU seconds of the driver by handles in the log, {tasks:,} tasks"
     line = [Curve("one micro-batch", points, 1)]

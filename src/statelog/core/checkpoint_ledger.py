@@ -54,8 +54,7 @@ class _Pending:
     ranges: tuple[KeyGroupRange, ...]
     triggered_ns: int
     snapshots: dict[KeyGroupRange, TaskStateSnapshot]
-    expected: frozenset[KeyGroupRange]
-    """The ranges again: a job with thousands of tasks looks each answer up."""
+    expected: frozenset[KeyGroupRange]  # the ranges: thousands of tasks look theirs up
     committing: bool = False
 
 
