@@ -9,7 +9,8 @@ ledger, the metadata object with its log handles, the snapshot planner, the clea
 answers, which have the shape and size of those of real tasks; the objects of the tasks, of which the store knows only the
 names that are deleted.  Not part of it: Spark's own scheduler, and everything in the tasks.
 
-Parts: `tasks-N` has N tasks, each of which writes its changes to a file.  `log-N` keeps 5,000 tasks and lets the log of N micro-batches accumulate before snapshots cover it.
+Parts: `tasks-N` has N tasks, each of which writes its changes to a file.  `log-N` has 5,000 tasks, and begins with a
+checkpoint whose log has N handles already, as it has before snapshots cover them.
 
 Method: the micro-batches of a part run one after the other; each gives the CPU seconds of each step, all on one
 thread, and what the store counted.  Waiting for the store is not measured but computed on the page, from requests and bytes at the stated speeds.
@@ -37,14 +38,15 @@ from bench.harness.results import Results, Run, in_turns
 from pyspark import cloudpickle
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.commit import CommitAuthor, prepare_commit
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.recorder import CheckpointRecorder
+from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
 from statelog.format.buffers import Buffers, pieces_of
 from statelog.metrics import Metrics
 from statelog.model import (
     ChangelogStateHandle,
-    CompletedCheckpoint,
     FileStateHandle,
     HandleAndOffset,
     KeyGroupRange,
@@ -163,7 +165,7 @@ class Answers:
         return TaskAck(
             partition=partition,
             key_group_range=key_groups,
-            log=self._log(key_groups, checkpoint_id),
+            log=self.log(key_groups, checkpoint_id),
             snapshot=snapshot,
             rows=EVENTS_PER_TASK,
             keys=8_000,
@@ -178,7 +180,8 @@ class Answers:
             milliseconds={"restore": 1.0, "input": 5.0, "process": 80.0, "log": 20.0},
         )
 
-    def _log(self, key_groups: KeyGroupRange, checkpoint_id: int) -> ChangelogStateHandle:
+    def log(self, key_groups: KeyGroupRange, checkpoint_id: int) -> ChangelogStateHandle:
+        """Return the handle of the changes of a task."""
         handle = FileStateHandle(f"dstl/{uuid.uuid4()}", DELTA_BYTES)
         return ChangelogStateHandle(
             key_groups,
@@ -197,9 +200,10 @@ class Driver:
     Args:
         tasks: Tasks of a micro-batch.
         policy: The bounds of the log.
+        handles: Handles in the log of the checkpoint to begin with; 0 for an empty location.
     """
 
-    def __init__(self, tasks: int, policy: SnapshotPolicy) -> None:
+    def __init__(self, tasks: int, policy: SnapshotPolicy, handles: int = 0) -> None:
         self._groups = max(2 * tasks, 128)
         self.store = CountingStore()
         recorder = CheckpointRecorder(Metrics())
@@ -214,12 +218,28 @@ class Driver:
             pause=lambda seconds: None,
         )
         self.planner = SnapshotPlanner(policy, self._groups, recorder)
-        self.epoch = self.coordinator.claim()
-        self.coordinator.restore()
-        self.planner.begin(None, STATE_BYTES // ENTRY_BYTES)
         self.ranges = KeyGroupRange(0, self._groups - 1).split(tasks)
         self._answers = Answers(self.ranges)
-        self._base: CompletedCheckpoint | None = None
+        if handles:
+            self._write_base(handles)
+        self.coordinator.claim()
+        self._base = self.coordinator.restore()
+        self.planner.begin(self._base, STATE_BYTES // ENTRY_BYTES)
+
+    def _write_base(self, handles: int) -> None:
+        """Put a checkpoint with so many log handles, as if micro-batches had made them."""
+        batches = -(-handles // len(self.ranges))
+        log = tuple(
+            self._answers.log(key_groups, batch)
+            for batch in range(batches)
+            for key_groups in self.ranges
+        )[:handles]
+        plan = WriteMetadata(batches - 1, None, (), log, (batches - 1,))
+        author = CommitAuthor("simulated", 1, self._groups, 0)
+        path = LocationPaths().metadata(batches - 1)
+        properties = self._record(batches - 1, ()).to_properties()
+        made = prepare_commit(plan, author, path, properties=properties, sections={}, compress=True)
+        self.store.put(path, made.buffers)
 
     def micro_batch(self, batch_id: int) -> Run:
         """Run one micro-batch; return its seconds by step, and what it counted."""
@@ -323,15 +343,17 @@ class _Clock:
         self._steps[self._name] = time.process_time() - self._began
 
 
-def simulate(tasks: int, batches: int, policy: SnapshotPolicy, seconds: float) -> Run:
-    """Run some micro-batches of a job, for a bounded time; return the facts of the last ones."""
-    driver, began = Driver(tasks, policy), time.monotonic()
+def simulate(tasks: int, batches: int, handles: int, seconds: float) -> Run:
+    """Run some micro-batches of a job, for a bounded time; return the facts of all but the first."""
+    # With a log to begin with nothing falls due, so that the log has this length in each micro-batch.
+    policy = SnapshotPolicy(max_log_handles=1_000_000) if handles else SnapshotPolicy()
+    driver, began = Driver(tasks, policy, handles), time.monotonic()
     made = []
-    for number in range(batches):
-        made.append(driver.micro_batch(number))
+    for _ in range(batches):
+        made.append(driver.micro_batch(driver.coordinator.next_checkpoint_id))
         if time.monotonic() - began > seconds:
             break
-    shown = made[-max(1, len(made) // 4) :]
+    shown = made[1:] or made
     names = sorted(set().union(*(one["requests"] for one in shown)))
     return {
         "batches": len(made),
@@ -387,16 +409,13 @@ def main() -> int:
     results = Results(options.json, "driver-scale", numbers, resume=options.resume)
     parts, facts = [], {}
     for tasks in map(int, filter(None, options.tasks.split(","))):
-        one = partial(simulate, tasks, options.batches, SnapshotPolicy(), options.seconds)
+        one = partial(simulate, tasks, options.batches, 0, options.seconds)
         parts.append((f"tasks-{tasks}", 1, one))
-        facts[f"tasks-{tasks}"] = {"tasks": tasks, "log_batches": options.batches}
-    for behind in map(int, filter(None, options.logs.split(","))):
-        # Two slices at most are written per micro-batch: the slices of a whole state in its log.
-        policy = SnapshotPolicy(max_log_handles=behind, max_slices=max(1, behind))
-        batches = 2 * behind + options.batches
-        one = partial(simulate, options.log_tasks, batches, policy, options.seconds)
-        parts.append((f"log-{behind}", 1, one))
-        facts[f"log-{behind}"] = {"tasks": options.log_tasks, "log_batches": behind}
+        facts[f"tasks-{tasks}"] = {"tasks": tasks, "handles": 0}
+    for handles in map(int, filter(None, options.logs.split(","))):
+        one = partial(simulate, options.log_tasks, options.batches, handles, options.seconds)
+        parts.append((f"log-{handles}", 1, one))
+        facts[f"log-{handles}"] = {"tasks": options.log_tasks, "handles": handles}
     return 1 if in_turns(results, parts, facts=facts) else 0
 
 

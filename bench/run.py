@@ -107,7 +107,7 @@ BENCHMARKS = {
         "bench.driver_scale",
         15,
         "a simulated driver with 5,000 tasks",
-        "--tasks 8,100 --logs 2,4 --log-tasks 100 --batches 3",
+        "--tasks 8,100 --logs 200,2000 --log-tasks 100 --batches 3",
         True,
     ),
     "changelog": Benchmark("bench/changelog.py", 15, "the changelog without Spark"),

@@ -49,7 +49,7 @@ def simulated(tasks: int, handles: int, seconds: float) -> dict[str, Any]:
     names = ("plan", "instructions", "answers", "acknowledge", "commit", "advance", "clean_up")
     return {
         "tasks": tasks,
-        "log_batches": handles // tasks,
+        "handles": handles,
         "runs": [
             {
                 "seconds_per_batch": [seconds] * 3,

@@ -73,6 +73,14 @@ def record(source: Source) -> str:
         f"{rows['pairs']} pairs; {rows['keys']:,} keys, {rows['recorded_keys']} recorded in "
         f"{rows['recording_bytes']:,} bytes before compression."
     )
+    if by_clock := document.get("micro_batches_by_the_clock"):
+        own = by_clock["rows"]
+        low, high = own["ratio_quartiles"]
+        said += (
+            f" Whole micro-batches by the clock, {own['micro_batches']} of each: "
+            f"{own['ms_median_plain']:.0f} ms without recording, {own['ms_median_record']:.0f} ms with it, "
+            f"ratio {own['ratio_median']:.3f} ({low:.3f} to {high:.3f}); `{by_clock['command']}`."
+        )
     heads = ["", "ms of CPU, median", "best", "ratio of pairs (quartiles)"]
     command = "bench/record.py --task --pairs 25 --flavours rows"
     return "\n".join([table(heads, lines), "", f"{said} {_from('record', command, document)}"])

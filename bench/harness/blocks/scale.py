@@ -42,7 +42,7 @@ def parts_of(document: Document, prefix: str) -> list[tuple[Part, Run]]:
     ]
     if not found:
         raise MissingError("driver-scale")
-    return sorted(found, key=lambda one: (one[0]["tasks"], one[0]["log_batches"]))
+    return sorted(found, key=lambda one: (one[0]["tasks"], one[0]["handles"]))
 
 
 def requests_of(run: Run) -> float:
@@ -92,8 +92,8 @@ def by_log(source: Source) -> str:
         points.append((run["log_handles"], seconds))
         rows.append(
             [
-                f"{part['log_batches']}",
                 f"{run['log_handles']:,.0f}",
+                f"{run['log_handles'] / part['tasks']:,.0f}",
                 size(run["commit_bytes"]),
                 f"**{number(seconds)}**",
                 number(run["steps"]["commit"]),
@@ -101,7 +101,7 @@ def by_log(source: Source) -> str:
                 f"{run['peak_memory_mib']:,}",
             ]
         )
-    heads = ["bound, micro-batches", "handles in a commit", "commit object", "CPU, s"]
+    heads = ["handles in a commit", "micro-batches", "commit object", "CPU, s"]
     heads += ["of it commit, s", "waiting, s", "peak memory so far, MiB"]
     tasks = parts_of(document, "log-")[-1][0]["tasks"]
     title = f"CPU seconds of the driver by handles in the log, {tasks:,} tasks"
