@@ -346,7 +346,11 @@ class _Clock:
 def simulate(tasks: int, batches: int, handles: int, seconds: float) -> Run:
     """Run some micro-batches of a job, for a bounded time; return the facts of all but the first."""
     # With a log to begin with nothing falls due, so that the log has this length in each micro-batch.
-    policy = SnapshotPolicy(max_log_handles=1_000_000) if handles else SnapshotPolicy()
+    policy = (
+        SnapshotPolicy(max_log_handles=1_000_000, min_log_bytes=10**15)
+        if handles
+        else SnapshotPolicy()
+    )
     driver, began = Driver(tasks, policy, handles), time.monotonic()
     made = []
     for _ in range(batches):

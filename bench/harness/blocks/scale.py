@@ -27,6 +27,7 @@ EVERY_S = 10.0
 """Assumed time from one micro-batch to the next."""
 DELETED_AT_ONCE = 1_000
 _STEPS = ("plan", "instructions", "answers", "acknowledge", "commit", "advance", "clean_up")
+_TASKS, _BOUNDS = (1_000, 5_000), (20, 64, 250)
 _MONTH_S = 30 * 24 * 3600
 _GB = 1e9
 
@@ -161,26 +162,33 @@ def cost(source: Source) -> str:
 
 
 def limits(source: Source) -> str:
-    """Return where the driver saturates, from the two slopes that were measured."""
+    """Return where the driver saturates, from the two slopes that were measured, and the price of a short log."""
     document = source.document("driver-scale")
     per_task, per_handle = slopes(document)
+    state = document["arguments"]["state_bytes"]
     rows = []
-    for tasks in (100, 1_000, 5_000):
-        for behind in (8, 64, 250):
-            handles = tasks * behind
+    for tasks in _TASKS:
+        for bound in _BOUNDS:
+            handles = tasks * bound
             seconds = tasks * per_task + handles * per_handle
-            busy = seconds / EVERY_S
-            rows.append([f"{tasks:,}", behind, f"{handles:,}", number(seconds), f"{busy:.0%}"])
-    heads = [
-        "tasks",
-        "micro-batches in the log",
-        "handles",
-        "CPU, s",
-        f"busy, one per {EVERY_S:.0f} s",
-    ]
+            rows.append(
+                [
+                    f"{tasks:,}",
+                    f"{bound:,}",
+                    f"{handles:,}",
+                    number(seconds),
+                    f"{seconds / EVERY_S:.0%}",
+                    size(state / bound),
+                    number(state / tasks / UPLOAD_BYTES_PER_S),
+                ]
+            )
+    heads = ["tasks", "`snapshot.max-log-handles`", "handles, at most", "CPU of the driver, s"]
+    heads += [f"busy, a micro-batch each {EVERY_S:.0f} s", "snapshots per micro-batch"]
+    heads += ["upload of one task's state, s"]
     said = (
-        f"Computed from two measured slopes: {1e6 * per_task:.0f} µs for a task and "
-        f"{1e6 * per_handle:.1f} µs for a handle in the log."
+        f"Computed from two measured slopes, {1e6 * per_task:.0f} µs for a task and "
+        f"{1e6 * per_handle:.1f} µs for a handle in the log, and from {size(state)} of state that is written "
+        f"once in so many micro-batches; an upload at {UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s."
     )
     return "\n".join([table(heads, rows), "", said])
 

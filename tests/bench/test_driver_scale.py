@@ -1,0 +1,106 @@
+"""The simulated driver runs the real code: what it counts is what a driver does."""
+
+from collections.abc import Iterator
+
+import pytest
+from bench.driver_scale import DELTA_BYTES, EVENTS_PER_TASK, CountingStore, Driver, simulate
+from bench.harness.blocks.scale import requests_of
+
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.history import load_checkpoint
+from statelog.errors import ObjectExistsError, ObjectNotFoundError
+from statelog.model import KeyGroupRange
+from statelog.options import SnapshotPolicy
+from statelog.store import LocationPaths
+
+TASKS = 60
+
+
+def test_a_micro_batch_is_a_real_checkpoint() -> None:
+    driver = Driver(TASKS, SnapshotPolicy())
+    facts = [driver.micro_batch(number) for number in range(3)]
+    stored = load_checkpoint(driver.store, LocationPaths(), 2)
+    record = BatchRecord.of(stored)
+    assert 3 * TASKS == len(stored.log) == facts[-1]["log_handles"]
+    assert (TASKS, TASKS * EVENTS_PER_TASK) == (record.tasks, record.rows)
+    assert TASKS * DELTA_BYTES == record.delta_bytes
+    assert {log.checkpoint_id for log in stored.log} == {0, 1, 2}
+
+
+def test_the_requests_are_those_of_the_commit() -> None:
+    driver = Driver(TASKS, SnapshotPolicy())
+    facts = [driver.micro_batch(number) for number in range(6)][-1]
+    requests = dict(facts["requests"])
+    requests.pop("deleted objects", 0)
+    # The commit, two checks of the claim around it, one before the clean-up, the tags.
+    assert {"put": 1, "head": 3, "list": 1} == requests
+    assert facts["commit_bytes"] == facts["driver_bytes"] > 0
+
+
+def test_snapshots_shorten_the_log_and_free_objects() -> None:
+    driver = Driver(TASKS, SnapshotPolicy(max_log_handles=4, max_slices=4))
+    facts = [driver.micro_batch(number) for number in range(16)]
+    assert sum(one["snapshots"] for one in facts) > 0
+    assert facts[-1]["log_handles"] < 6 * TASKS
+    assert sum(one["requests"].get("deleted objects", 0) for one in facts) > TASKS
+
+
+def test_a_log_to_begin_with_has_its_length_and_stays() -> None:
+    driver = Driver(TASKS, SnapshotPolicy(max_log_handles=1_000_000), handles=1_000)
+    first = driver.micro_batch(driver.coordinator.next_checkpoint_id)
+    assert (1_000 + TASKS, 0) == (first["log_handles"], first["snapshots"])
+
+
+def test_a_simulation_is_bounded_in_time() -> None:
+    run = simulate(TASKS, 50, 0, seconds=0.0)
+    assert 1 == run["batches"]
+    assert set(run["steps"]) >= {"answers", "acknowledge", "commit", "clean_up"}
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count how often two ranges of key groups are compared."""
+    counted = [0]
+    equal = KeyGroupRange.__eq__
+
+    def counting(self: KeyGroupRange, other: object) -> bool:
+        counted[0] += 1
+        return bool(equal(self, other))
+
+    monkeypatch.setattr(KeyGroupRange, "__eq__", counting)
+    yield counted
+
+
+def test_the_driver_compares_in_proportion_to_the_tasks(comparisons: list[int]) -> None:
+    """Look-ups in lists of tasks and of snapshots took seconds with thousands of tasks."""
+    counts = []
+    for tasks in (100, 400):
+        driver = Driver(tasks, SnapshotPolicy(max_log_handles=3, max_slices=3))
+        for number in range(4):
+            comparisons[0] = 0
+            driver.micro_batch(number)
+        counts.append(comparisons[0])
+    few, many = counts
+    assert many < 8 * max(few, 1)
+
+
+def test_the_store_counts_and_is_a_store() -> None:
+    store = CountingStore()
+    store.put_if_absent("a/b", b"12")
+    with pytest.raises(ObjectExistsError):
+        store.put_if_absent("a/b", b"3")
+    with pytest.raises(ObjectNotFoundError):
+        store.head("a/c")
+    assert b"12" == bytes(store.get("a/b"))
+    assert ["a/b"] == [one.path for one in store.list("a")]
+    store.delete(["a/b", "unknown"])
+    assert [] == [*store.list()]
+    assert {"put": 2, "head": 1, "get": 1, "list": 2, "deleted objects": 2} == store.requests
+    assert 2 == store.bytes_in
+
+
+def test_deletions_go_in_thousands() -> None:
+    assert 5 + 2 == requests_of(
+        {"requests": {"put": 1, "head": 3, "list": 1, "deleted objects": 1001}}
+    )
+    assert 1 == requests_of({"requests": {"put": 1}})
