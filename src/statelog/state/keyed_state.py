@@ -239,7 +239,7 @@ class KeyedState:
         done = CatchUp()
         if self._runs is not None:
             self._runs.keep_borrowed()
-        self._fold_staged(base_id, committed, done)
+        earlier = self._fold_staged(base_id, committed, done)
         missing = []
         for key_group in key_group_range:
             group = self.groups.get(key_group)
@@ -250,7 +250,12 @@ class KeyedState:
                 missing.append(key_group)
         if missing:
             try:
-                self._bring_forward(key_group_range, base_id, missing, load, done)
+                store, handle = load()
+                logged = {log.state_handle_id for log in handle.log}
+                for staged in earlier:  # of a micro-batch before those that were missed
+                    if staged.state_handle_id in logged:
+                        self._fold(staged, done)
+                self._bring_forward(key_group_range, base_id, missing, (store, handle), done)
             except BaseException:
                 if self._runs is not None:
                     self._runs.drop_files()
@@ -272,24 +277,34 @@ class KeyedState:
         if self._runs is not None:
             self._runs.forget(key_group)
 
-    def _fold_staged(self, base_id: int, committed: Collection[str], done: CatchUp) -> None:
+    def _fold_staged(
+        self, base_id: int, committed: Collection[str], done: CatchUp
+    ) -> list[_Staged]:
+        """Fold the overlays of checkpoint *base_id*; return those of earlier ones."""
+        earlier = []
         for staged in self._staged:
-            if staged.checkpoint_id != base_id or staged.state_handle_id not in committed:
-                continue
-            for key_group in staged.key_group_range:
-                group = self.groups.get(key_group)
-                if group is None or group.version != staged.base_id:
-                    continue
-                overlay = staged.overlays.get(key_group)
-                if overlay is not None:
-                    if self._runs is not None and (
-                        self._runs.by_group.get(key_group) is not staged.runs.get(key_group)
-                    ):
-                        self.prepare({key_group: keys_of(overlay)})
-                    group.fold(overlay)
-                self.reached(key_group, base_id, staged.state_handle_id)
-                done.folded += 1
+            if staged.checkpoint_id == base_id and staged.state_handle_id in committed:
+                self._fold(staged, done)
+            elif staged.checkpoint_id < base_id:
+                earlier.append(staged)
         self._staged = [staged for staged in self._staged if staged.checkpoint_id > base_id]
+        return earlier
+
+    def _fold(self, staged: _Staged, done: CatchUp) -> None:
+        """Fold the overlays of an attempt that was committed."""
+        for key_group in staged.key_group_range:
+            group = self.groups.get(key_group)
+            if group is None or group.version != staged.base_id:
+                continue
+            overlay = staged.overlays.get(key_group)
+            if overlay is not None:
+                if self._runs is not None and (
+                    self._runs.by_group.get(key_group) is not staged.runs.get(key_group)
+                ):
+                    self.prepare({key_group: keys_of(overlay)})
+                group.fold(overlay)
+            self.reached(key_group, staged.checkpoint_id, staged.state_handle_id)
+            done.folded += 1
 
     def reached(self, key_group: int, version: int, last_applied: str) -> None:
         """Note the checkpoint of a key group, and the handle applied last."""
@@ -302,10 +317,10 @@ class KeyedState:
         key_group_range: KeyGroupRange,
         base_id: int,
         missing: Sequence[int],
-        load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
+        source: tuple[ObjectStore, ChangelogStateBackendHandle],
         done: CatchUp,
     ) -> None:
-        store, handle = load()
+        store, handle = source
         fresh = {kg for kg in missing if self.groups[kg].version < 0}
         for snapshot in handle.materialized:
             for kg in snapshot.key_group_range.intersection(key_group_range):

@@ -59,17 +59,22 @@ MUTANTS = (
     ),
     Mutant(
         "an_attempt_that_was_not_committed_is_folded",
-        "if staged.checkpoint_id != base_id or staged.state_handle_id not in committed:",
-        "if staged.checkpoint_id != base_id:",
+        "if staged.checkpoint_id == base_id and staged.state_handle_id in committed:",
+        "if staged.checkpoint_id == base_id:",
     ),
     Mutant(
         "an_attempt_at_another_checkpoint_is_folded",
-        "if staged.checkpoint_id != base_id or staged.state_handle_id not in committed:",
-        "if not staged.checkpoint_id:",
+        "if staged.checkpoint_id == base_id and staged.state_handle_id in committed:",
+        "if staged.checkpoint_id:",
+    ),
+    Mutant(
+        "an_earlier_attempt_that_was_not_committed_is_folded",
+        "if staged.state_handle_id in logged:",
+        "if staged.state_handle_id:",
     ),
     Mutant(
         "a_folded_overlay_reaches_no_version",
-        "self.reached(key_group, base_id, staged.state_handle_id)\n",
+        "self.reached(key_group, staged.checkpoint_id, staged.state_handle_id)\n",
         "pass\n",
     ),
     Mutant(
