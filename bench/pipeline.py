@@ -139,6 +139,22 @@ def nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return iter(())
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, of the JVM and of all workers, ended ones included."""
+    ticks, of_parent = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        of_parent[int(stat.parent.name)] = int(fields[1])
+        ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+    family = {os.getpid()}
+    while more := {pid for pid, parent in of_parent.items() if parent in family} - family:
+        family |= more
+    return sum(ticks[pid] for pid in family) / os.sysconf("SC_CLK_TCK")
+
+
 def floor_batch(tasks: int) -> Callable[[DataFrame, int], None]:
     """Return a function for `foreachBatch` whose one Python job does nothing."""
 
@@ -188,14 +204,17 @@ def run(
         writer = stream.writeStream.foreachBatch(noop)
         state = work / "statelog"
     writer = writer.option("checkpointLocation", str(work)).trigger(availableNow=True)
+    cpu = cpu_seconds()
     query = writer.start()
     query.awaitTermination()
+    cpu = cpu_seconds() - cpu
     recent = query.recentProgress
     batches = recent[1:]
     files = [path for path in state.rglob("*") if path.is_file()]
     result = {
         "milliseconds": [batch["durationMs"]["triggerExecution"] for batch in batches],
         "events": [batch["numInputRows"] for batch in batches],
+        "cpu_ms_per_batch": 1e3 * cpu / len(recent),
         "spark_phases": {
             name: statistics.median(batch["durationMs"].get(name, 0) for batch in batches)
             for name in recent[-1]["durationMs"]
@@ -234,6 +253,7 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "ms_quartiles": [times[quarter], times[-1 - quarter]],
         "ms_best": times[0],
         "ms_worst": times[-1],
+        "cpu_ms": round(statistics.median(one["cpu_ms_per_batch"] for one in runs)),
         "tasks": runs[-1].get("tasks", [0])[-1],
         "events_per_s_median": round(statistics.median(rates)),
         "files_per_batch": round(statistics.median(one["files_per_batch"] for one in runs), 1),
@@ -328,7 +348,7 @@ def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) ->
             print(f"round {number} {name}: {median:.0f} ms a batch", file=sys.stderr, flush=True)
     table = {name: summary(one) for name, one in runs.items()}
     print(
-        f"{'configuration':22} {'events/s':>9} {'ms a batch (quartiles; best)':>32} "
+        f"{'configuration':22} {'events/s':>9} {'CPU ms':>7} {'ms a batch (quartiles; best)':>32} "
         f"{'vs Spark':>8} {'files':>6} {'KiB':>8} {'of it output':>12}"
     )
     for name, row in table.items():
@@ -339,7 +359,7 @@ def measure(session: SparkSession, arguments: argparse.Namespace, work: Path) ->
         ratio = f"{base / row['ms_median']:.1f}x" if base else "-"
         row["ratio_to_spark"] = ratio
         print(
-            f"{name:22} {row['events_per_s_median']:9,} {spread:>32} {ratio:>8} "
+            f"{name:22} {row['events_per_s_median']:9,} {row['cpu_ms']:7} {spread:>32} {ratio:>8} "
             f"{row['files_per_batch']:6} {row['kib_per_batch']:8} "
             f"{row['kib_staged_output_per_batch']:12}"
         )
