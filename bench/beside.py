@@ -16,16 +16,15 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bench.cases import CASES, Case
-from bench.harness.query_run import Bounds, file_stream, noop, run_query
+from bench.harness.query_run import Bounds, file_stream, noop, rows_of, run_query
 from bench.harness.results import Results, Run, in_turns, say
 from bench.harness.session import session
 from bench.workload import write_files
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from statelog.spark import transform_with_state
 
@@ -43,36 +42,6 @@ def stream(spark: SparkSession, case: Case, engine: str, data: Path) -> Any:
     return transform_with_state(
         grouped, case.processor(), case.output, "Update", case.time_mode, delivery=delivery
     )
-
-
-def rows_of(frame: Any, work: Path, batches: int) -> Counter[tuple[Any, ...]]:
-    """
-    Run a stream to the end of its input, and return how often it gave each row.
-
-    Args:
-        frame: The stream.
-        work: The checkpoint location.
-        batches: Micro-batches with rows after which it is stopped.
-    """
-    found: Counter[tuple[Any, ...]] = Counter()
-
-    def collect(rows: DataFrame, batch_id: int) -> None:
-        found.update(comparable(rows.collect()))
-
-    writer = frame.writeStream.foreachBatch(collect).outputMode("update")
-    query = writer.option("checkpointLocation", str(work)).trigger(availableNow=True).start()
-    until = time.monotonic() + 300
-    while not query.awaitTermination(0.2) and time.monotonic() < until:
-        if sum(one["numInputRows"] > 0 for one in query.recentProgress) >= batches:
-            break
-    query.stop()
-    return found
-
-
-def comparable(rows: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
-    """Yield rows as tuples; the sum of floats depends on their order in the last digits."""
-    for row in rows:
-        yield tuple(round(one, 6) if isinstance(one, float) else one for one in row)
 
 
 def differences(spark: Counter[Any], own: Counter[Any]) -> list[str]:

@@ -11,6 +11,8 @@ out, and the result says so.
 Workload `w1zipf` (`workload.py`): keys drawn from 200,000 by a Zipf law, two Parquet files for each
 micro-batch, sink `noop`.
 
+Before a peer is measured, its totals over a small input are compared with those that NumPy computes of the files.
+
 Method: one JVM, local[2], trigger availableNow.  Peers take turns; each run is a new query on the
 same files, and its first micro-batch is discarded.  The time of a micro-batch is Spark's
 `triggerExecution`.  Spark runs with 4 shuffle partitions; statelog chooses its number of tasks.  A query is stopped after
@@ -20,16 +22,19 @@ same files, and its first micro-batch is discarded.  The time of a micro-batch i
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from bench.harness.query_run import Bounds, file_stream, noop, run_query
+import pyarrow as pa
+import pyarrow.parquet as pq
+from bench.harness.query_run import Bounds, file_stream, noop, rows_of, run_query
 from bench.harness.results import Results, Run, in_turns, say
 from bench.harness.session import HEAP, PROVIDER, ROCKSDB, session
 from bench.workload import write_files, zipf_events
@@ -183,6 +188,51 @@ def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds)
     return run_query(writer, work, bounds)
 
 
+def expected_totals(folder: Path) -> dict[int, tuple[int, float]]:
+    """Return count and sum of each key in some files."""
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
+    made = table.group_by("key").aggregate([("value", "count"), ("value", "sum")])
+    columns_ = (made[name].to_pylist() for name in ("key", "value_count", "value_sum"))
+    return {key: (n, total) for key, n, total in zip(*columns_, strict=True)}
+
+
+def last_totals(rows: Iterable[tuple[Any, ...]]) -> dict[int, tuple[int, float]]:
+    """Return count and sum of each key in its last row: that with the highest count."""
+    found: dict[int, tuple[int, float]] = {}
+    for key, n, total in rows:
+        found[key] = max(found.get(key, (0, 0.0)), (n, total))
+    return found
+
+
+def wrong_totals(
+    found: dict[int, tuple[int, float]], expected: dict[int, tuple[int, float]]
+) -> list[int]:
+    """Return the keys whose totals are missing, wrong, or too many."""
+    return [
+        key
+        for key in sorted(found.keys() | expected.keys())
+        if key not in found
+        or key not in expected
+        or found[key][0] != expected[key][0]
+        or not math.isclose(found[key][1], expected[key][1], abs_tol=1e-4)
+    ]
+
+
+def check(spark: SparkSession, peer: Peer, work: Path) -> str:
+    """Return why the totals of a peer over a small input are not those of the files; "" if they are."""
+    data = work / "small"
+    write_files(data, zipf_events(150), 4, 200)
+    if peer.provider:
+        spark.conf.set(PROVIDER, peer.provider)
+    try:
+        frame = peer.frame(file_stream(spark, data, SCHEMA).groupBy("key"))
+        rows = rows_of(frame, work / f"checked-{time.monotonic_ns()}", sys.maxsize)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    wrong = wrong_totals(last_totals(rows), expected_totals(data))
+    return f"wrong totals of the keys {wrong[:5]}" if wrong else ""
+
+
 def measure(
     spark: SparkSession, results: Results, options: argparse.Namespace, work: Path
 ) -> list[str]:
@@ -191,14 +241,21 @@ def measure(
     say(f"writing {2 * options.batches} files of {options.events // 2:,} events")
     write_files(data, zipf_events(), 2 * options.batches, options.events // 2)
     bounds = Bounds(options.seconds)
-    say("warming up")
+    say("warming up, and checking the totals of each")
     run(spark, PEERS["spark-agg-heap"], data, work / "warm-up", bounds)
-    parts = []
+    parts, failed = [], list[str]()
     for name in options.peers.split(",") if options.peers else PEERS:
         peer = PEERS[name]
         if peer.missing:
             say(f"  {name}: left out, {peer.missing}")
             results.skip(name, peer.missing, title=peer.title)
+            continue
+        if len(results.runs(name)) >= (1 if peer.slow else options.rounds):
+            continue
+        if reason := check(spark, peer, work) and check(spark, peer, work):  # twice: a busy machine
+            say(f"  {name} failed: {reason}")
+            results.failed(name, reason, title=peer.title)
+            failed.append(name)
             continue
 
         def one(peer: Peer = peer, name: str = name) -> Run:
@@ -207,7 +264,9 @@ def measure(
 
         parts.append((name, 1 if peer.slow else options.rounds, one))
     facts = {name: {"title": peer.title} for name, peer in PEERS.items()}
-    return in_turns(results, parts, facts=facts, deadline=time.monotonic() + options.minutes * 60)
+    return failed + in_turns(
+        results, parts, facts=facts, deadline=time.monotonic() + options.minutes * 60
+    )
 
 
 def main() -> int:

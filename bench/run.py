@@ -1,7 +1,7 @@
 """
 Measure, compare with the last page, and write the page: `make bench`.
 
-    make bench                                    everything, in about an hour and a half
+    make bench                                    everything, in about two hours on two idle cores
     make bench ARGS="--list"                      what there is, and how long it takes at most
     make bench ARGS="--only peers-100k curves"    some of it, then the page
     make bench ARGS="--resume"                    go on where an interrupted run stopped

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,36 @@ def run_query(writer: Any, work: Path, bounds: Bounds) -> Run:
         **written(work, len(query.recentProgress)),
         "said": said(with_rows[1:]),
     }
+
+
+def rows_of(frame: Any, work: Path, batches: int) -> Counter[tuple[Any, ...]]:
+    """
+    Run a stream to the end of its input, and return how often it gave each row.
+
+    Args:
+        frame: The stream.
+        work: The checkpoint location.
+        batches: Micro-batches with rows after which it is stopped.
+    """
+    found: Counter[tuple[Any, ...]] = Counter()
+
+    def collect(rows: DataFrame, batch_id: int) -> None:
+        found.update(comparable(rows.collect()))
+
+    writer = frame.writeStream.foreachBatch(collect).outputMode("update")
+    query = writer.option("checkpointLocation", str(work)).trigger(availableNow=True).start()
+    until = time.monotonic() + 300
+    while not query.awaitTermination(0.2) and time.monotonic() < until:
+        if sum(one["numInputRows"] > 0 for one in query.recentProgress) >= batches:
+            break
+    query.stop()
+    return found
+
+
+def comparable(rows: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
+    """Yield rows as tuples; the sum of floats depends on their order in the last digits."""
+    for row in rows:
+        yield tuple(round(one, 6) if isinstance(one, float) else one for one in row)
 
 
 def said(batches: Sequence[Any]) -> str:
