@@ -27,7 +27,9 @@ def input_bytes(frame: DataFrame) -> int | None:
     if plan is None:
         return None
     try:
-        size = int(plan.queryExecution().optimizedPlan().stats().sizeInBytes())
+        # The input of a micro-batch is a leaf, whose size needs no optimizer.
+        analyzed = plan.queryExecution().analyzed()
+        size = int(analyzed.stats().sizeInBytes())
     except Py4JError:  # the size is optional: without it the query runs too
         return None
     return size if size < _UNKNOWN_BYTES else None

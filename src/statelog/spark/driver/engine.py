@@ -30,7 +30,7 @@ from statelog.spark.driver.recordings import record_keys
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.staged_rows import row_files
 from statelog.spark.driver.state_location import StateLocation, now_ms
-from statelog.spark.driver.task_runner import collect_acks
+from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.query.delivery import Delivery, Sink
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
@@ -79,6 +79,7 @@ class MicroBatchEngine:
         self._location = StateLocation(query)
         self._coordinator = self._location.coordinator
         self._deliveries = deliveries(query, sink, self._coordinator.section)
+        self._runner = TaskRunner()
         self._delivery = self._deliveries[query.settings.delivery]
         self._operators = [
             OperatorRun(query, index, self._location, keys)
@@ -227,7 +228,7 @@ class MicroBatchEngine:
                 staged = operator is not last or self._delivery.is_staged
                 spec = operator.spec(batch, is_read=is_read, staged=staged)
                 watch.lap("plan")
-                run = self._delivery.run if operator is last else collect_acks
+                run = self._delivery.run if operator is last else self._runner.collect_acks
                 upstream = run(partitioned, spec)
                 watch.lap("run")
                 if operator is not last:

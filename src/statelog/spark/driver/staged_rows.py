@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.state_stream import read_stream
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
-from statelog.spark.driver.arrow_frame import frame_of_arrow
+from statelog.spark.driver.arrow_frame import frame_of_arrow, frame_of_few_rows
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.query import Query
 from statelog.spark.query.session import is_connect
@@ -63,7 +63,7 @@ def frame_of_rows(
     tables = [from_ipc(stream) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
     if table.num_rows <= _FEW_ROWS:
-        frame = frame_of_arrow(session, table, schema)
+        frame = frame_of_few_rows(session, table, schema)
         frame = frame.coalesce(1)  # one task and, in a sink of files, one file
     else:
         frame = _frame_of_tasks(session, table, schema)

@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from functools import partial
 
 from pyspark.sql import DataFrame
 
+from statelog.spark.driver.python_job import PythonJobs
+from statelog.spark.query.session import is_connect
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.task_entry import staged_task
 from statelog.spark.worker.task_input import changed_partitions
 
 
-def collect_acks(frame: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-    """Run all tasks of a staged micro-batch, and return their answers."""
-    table = frame.mapInArrow(partial(staged_task, spec), "ack binary").toArrow()
-    return one_per_task(pickle.loads(data) for data in table.column("ack").to_pylist())
+class TaskRunner:
+    """
+    Runs the tasks of one query whose answers have their rows.
+
+    Thread: Spark's thread of the query.
+    """
+
+    def __init__(self) -> None:
+        self._python = PythonJobs("ack binary")
+
+    def collect_acks(self, rows: DataFrame, spec: TaskSpec) -> list[TaskAck]:
+        """
+        Run all tasks of a staged micro-batch, and return their answers.
+
+        Args:
+            rows: The input, one partition for each task.
+            spec: The instructions for the tasks.
+        """
+        frame = self._python.frame(rows, partial(staged_task, spec), columns_of(spec))
+        return one_per_task(pickle.loads(data) for data in _collected(frame))
+
+
+def columns_of(spec: TaskSpec) -> Hashable:
+    """Return what tells inputs of other columns apart, within one query."""
+    return spec.state.operator, spec.rows.is_read, spec.rows.initial is None
+
+
+def _collected(frame: DataFrame) -> Iterator[bytes]:
+    """Yield the values of the one column of a frame."""
+    if is_connect(frame):
+        yield from frame.toArrow().column(0).to_pylist()
+        return
+    # What `toArrow` does, without asking for a schema and settings that are known.
+    for batch in frame._collect_as_arrow():  # type: ignore[operator]
+        yield from batch.column(0).to_pylist()
 
 
 def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:

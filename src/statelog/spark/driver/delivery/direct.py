@@ -19,7 +19,8 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.protocol import CommittedRows
-from statelog.spark.driver.task_runner import one_per_task
+from statelog.spark.driver.python_job import PythonJobs
+from statelog.spark.driver.task_runner import columns_of, one_per_task
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
@@ -50,13 +51,14 @@ class DirectDelivery:
     is_staged = False
 
     def __init__(self, query: Query, sink: Sink) -> None:
-        self._output = query.output.output
+        self._python = PythonJobs(query.output.output)
         self._sink = sink
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
         """Call the sink, which evaluates the tasks, and return their answers."""
         answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
-        output = partitioned.mapInArrow(partial(direct_task, spec, answers), self._output)
+        task = partial(direct_task, spec, answers)
+        output = self._python.frame(partitioned, task, columns_of(spec))
         self._sink(output, spec.context.batch_id)
         fail_point("after-sink")
         acks = one_per_task(answers.value)

@@ -18,7 +18,7 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.protocol import CommittedRows
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
-from statelog.spark.driver.task_runner import collect_acks
+from statelog.spark.driver.task_runner import TaskRunner
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
@@ -46,10 +46,11 @@ class StagedDelivery:
         self._query = query
         self._sink = sink
         self._section_of = section_of
+        self._runner = TaskRunner()
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
         """Run all tasks and return their answers, which contain the rows."""
-        return collect_acks(partitioned, spec)
+        return self._runner.collect_acks(partitioned, spec)
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
         """Return the inline rows as a section, and the files."""
