@@ -15,6 +15,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN as COLUMN
 from statelog.state.keys.key_groups import hash_of
+from statelog.state.keys.key_hash import hash_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +62,19 @@ def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
             )
             assert tasks == found.rdd.getNumPartitions()
             assert 128 * 3 == found.where("task = place").count()
+
+
+def test_python_gives_the_hash_of_spark_for_windows(spark: "SparkSession") -> None:
+    rows = spark.range(50).selectExpr(
+        "CASE WHEN id % 7 > 0 THEN named_struct('start', CASE WHEN id % 5 > 0 THEN "
+        "timestamp_seconds(id) END, 'end', timestamp_seconds(id + 60), 'in', named_struct('n', id)) "
+        "END AS window",
+        "CASE WHEN id % 3 > 0 THEN concat('k', id) END AS name",
+    )
+    table = rows.selectExpr("*", "xxhash64(window, name) AS h").toArrow()
+    keys = table.select(["window", "name"])
+    found = hash_columns([one.combine_chunks() for one in keys.columns], keys.schema)
+    assert table.column("h").to_pylist() == found.view("int64").tolist()
 
 
 MOMENTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), allow_imaginary=False)

@@ -38,7 +38,7 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     """
     Return the hash of each key, as unsigned numbers.
 
-    Nested key columns, whose hash only Spark can compute, are hashed in our own way: the result
+    Lists and maps in keys, whose hash only Spark can compute, are hashed in our own way: the result
     finds keys, but does not give their key group (see `is_sparks`).
 
     Args:
@@ -79,7 +79,7 @@ def is_one_to_one(schema: pa.Schema) -> bool:
     if len(schema) != 1:
         return False
     kind = schema.field(0).type
-    hasher = _hasher(kind)
+    hasher = None if pa.types.is_struct(kind) else _hasher(kind)
     return hasher is not None and hasher is not _bytes
 
 
@@ -90,10 +90,32 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
     """Return a hasher of whole columns of this type, or None."""
     if pa.types.is_decimal128(kind):
         return _decimals if kind.precision <= _LONG_DIGITS else None
+    if pa.types.is_struct(kind):
+        return _struct(kind)
     for matches, hasher in _HASHERS:
         if matches(kind):
             return hasher
     return None
+
+
+def _struct(kind: pa.StructType) -> _ColumnHasher | None:
+    """Return a hasher of structs, such as windows of time: the hash of the fields, one after the other."""
+    hashers = [_hasher(kind.field(at).type) for at in range(kind.num_fields)]
+    found = [one for one in hashers if one is not None]
+    if len(found) < len(hashers):
+        return None
+
+    def hash_fields(column: pa.Array, seeds: Hashes) -> Hashes:
+        hashes = seeds.copy()
+        for child, hasher in zip(column.flatten(), found, strict=True):
+            new = hasher(child, hashes)
+            if child.null_count:
+                np.copyto(hashes, new, where=child.is_valid().to_numpy(zero_copy_only=False))
+            else:
+                hashes = new
+        return hashes
+
+    return hash_fields
 
 
 def _by_value(field: pa.Field) -> _ColumnHasher:

@@ -121,12 +121,11 @@ class KeyColumns:
     def _same(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
         result = np.ones(len(left[0]), np.bool_)
         for at, (one, other) in enumerate(zip(left, right, strict=True)):
-            if not pa.types.is_nested(one.type):
-                try:
-                    result &= _equal(one, other)
-                    continue
-                except pa.ArrowNotImplementedError:
-                    pass
+            try:
+                result &= _equal(one, other)
+                continue
+            except pa.ArrowNotImplementedError:
+                pass
             codec = KeyCodec(pa.schema([self.schema.field(at)]))
             pairs = zip(codec.decode([one]), codec.decode([other]), strict=True)
             result &= np.fromiter((a == b for a, b in pairs), np.bool_, len(one))
@@ -139,11 +138,22 @@ def _taken(columns: Sequence[pa.Array], rows: RowNumbers) -> list[pa.Array]:
 
 
 def _equal(one: pa.Array, other: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return where two columns are equal; raises `pyarrow.ArrowNotImplementedError` for lists."""
+    if pa.types.is_struct(one.type):
+        result: npt.NDArray[np.bool_] = pc.equal(one.is_null(), other.is_null()).to_numpy(
+            zero_copy_only=False
+        )
+        # The fields of a null are null.
+        for left, right in zip(one.flatten(), other.flatten(), strict=True):
+            result = result & _equal(left, right)
+        return result
+    if pa.types.is_nested(one.type):
+        raise pa.ArrowNotImplementedError(f"no comparison of {one.type}")
     same = pc.equal(one, other)
     if pa.types.is_floating(one.type):
         same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
     if same.null_count:
         both = pc.and_(one.is_null(), other.is_null())
         same = pc.if_else(same.is_null(), both, same)
-    result: npt.NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
-    return result
+    equal: npt.NDArray[np.bool_] = same.to_numpy(zero_copy_only=False)
+    return equal

@@ -90,3 +90,22 @@ def test_nested_keys_that_are_equal_hash_alike_and_others_do_not() -> None:
     assert not is_sparks(schema)
     assert first == second
     assert len({first, third, fourth}) == 3
+
+
+def test_a_struct_is_hashed_as_its_fields_one_after_the_other() -> None:
+    kind = pa.struct([("start", pa.timestamp("us", "UTC")), ("name", pa.string())])
+    rows = [
+        {"start": 1, "name": "a"},
+        {"start": None, "name": "a"},
+        None,
+        {"start": 3, "name": None},
+        {"start": None, "name": None},
+    ]
+    column = pa.array([None, *rows], kind).slice(1)
+    schema = pa.schema([("window", kind), ("key", pa.int64())])
+    keys = pa.array(range(len(rows)), pa.int64())
+    found = hash_columns([column, keys], schema)
+    flat = [*column.flatten(), keys]
+    plain = pa.schema([*kind, ("key", pa.int64())])
+    assert found.tolist() == hash_columns(flat, plain).tolist()
+    assert is_sparks(schema)
