@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver import one_shuffle
-from statelog.spark.driver.one_shuffle import pre_aggregated
+from statelog.spark.driver.one_shuffle import PreAggregator
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
@@ -76,28 +75,37 @@ def COUNT_COLUMNS() -> "list[object]":
     return [expr(sql).alias(name) for sql, name in COUNT.partials]
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 5])
+@pytest.mark.parametrize(("tasks", "is_small"), [(1, True), (1, False), (2, False), (5, True)])
 def test_one_row_of_each_key_is_in_the_partition_of_its_task(
-    session: "SparkSession", tasks: int
+    session: "SparkSession", tasks: int, is_small: bool
 ) -> None:
-    frame = pre_aggregated(COUNT, rows(session), tasks, GROUPS)
+    frame = shuffled(rows(session), tasks, is_small=is_small)
     assert (
         shuffles(frame) == 0
     )  # that of the aggregation is inside the rows it reads, or there is none
     check(frame, rows(session), tasks)
 
 
+def one_shuffle(frame: "DataFrame", tasks: int) -> "DataFrame | None":
+    return PreAggregator(COUNT, GROUPS)._with_one_shuffle(frame, tasks)
+
+
+def shuffled(frame: "DataFrame", tasks: int, *, is_small: bool = False) -> "DataFrame":
+    aggregator = PreAggregator(COUNT, GROUPS)
+    aggregator.partitioned(
+        frame, tasks, is_small=is_small
+    )  # the columns made for it are used again
+    return aggregator.partitioned(frame, tasks, is_small=is_small)
+
+
 def test_the_aggregation_has_one_shuffle(session: "SparkSession") -> None:
-    plan = COUNT.grouped(rows(session), GROUPS, 3)
-    path = one_shuffle._down_to_shuffle(plan._jdf.queryExecution().executedPlan())
-    assert path is not None
-    assert one_shuffle._one_shuffle(plan, 3) is not None
+    assert one_shuffle(rows(session), 3) is not None
 
 
 def test_adaptive_plans_are_shuffled_twice(session: "SparkSession") -> None:
     session.conf.set("spark.sql.adaptive.enabled", "true")
-    assert one_shuffle._one_shuffle(COUNT.grouped(rows(session), GROUPS, 2), 2) is None
-    frame = pre_aggregated(COUNT, rows(session), 2, GROUPS)
+    assert one_shuffle(rows(session), 2) is None
+    frame = shuffled(rows(session), 2)
     check(frame, rows(session), 2)
 
 
@@ -106,11 +114,11 @@ def test_a_shuffle_of_the_user_stays_where_it_is(session: "SparkSession") -> Non
     # Partitioned by a part of the key, so that the aggregation needs no shuffle of its own.
     grouped = COUNT.grouped(own, GROUPS, 2)
     assert shuffles(grouped) == 1
-    assert one_shuffle._one_shuffle(grouped, 2) is None
-    check(pre_aggregated(COUNT, own, 2, GROUPS), rows(session), 2)
+    assert one_shuffle(own, 2) is None
+    check(shuffled(own, 2), rows(session), 2)
 
 
 def test_a_join_below_the_aggregation(session: "SparkSession") -> None:
     names = session.range(37).selectExpr("id AS key", "id * 2 AS twice")
     joined = rows(session).join(names, "key").selectExpr("key", "name", "twice AS value")
-    check(pre_aggregated(COUNT, joined, 2, GROUPS), joined, 2)
+    check(shuffled(joined, 2), joined, 2)

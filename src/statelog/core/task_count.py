@@ -18,6 +18,9 @@ TASK_WORK_MS = 150.0
 """Work that pays for one more task: the cost of a shuffle and a second Python task, measured with
 `bench/pipeline.py` on two cores."""
 
+PARTIAL_WORK_MS = 40.0
+"""The same where Spark aggregates first: the shuffle is there with one task too."""
+
 _ROW_MS = 0.004
 """Cost of a row before the first measurement: a running total per key, rows included."""
 
@@ -84,10 +87,12 @@ class TaskCount:
 
     Args:
         bounds: Least and greatest number.
+        task_work_ms: Work that pays for one more task.
     """
 
-    def __init__(self, bounds: TaskBounds) -> None:
+    def __init__(self, bounds: TaskBounds, task_work_ms: float = TASK_WORK_MS) -> None:
         self._bounds = bounds
+        self._task_work_ms = task_work_ms
         self._last: deque[BatchCost] = deque(maxlen=_REMEMBERED)
         self._shuffled = 0
         self._slow_inputs = 0
@@ -103,7 +108,7 @@ class TaskCount:
         if rows is None:
             return self._bounds.most
         least = max(self._bounds.least, 2) if self._shuffled else self._bounds.least
-        wanted = math.floor(rows * self._row_ms() / TASK_WORK_MS) + 1
+        wanted = math.floor(rows * self._row_ms() / self._task_work_ms) + 1
         return min(max(wanted, least), self._bounds.most)
 
     def ran(self, cost: BatchCost) -> None:

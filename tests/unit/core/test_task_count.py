@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.core.task_count import TASK_WORK_MS, BatchCost, TaskBounds, TaskCount
+from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, BatchCost, TaskBounds, TaskCount
 from statelog.errors import UsageError
 
 ROW_MS = 0.01
@@ -35,6 +35,14 @@ def test_between_them_tasks_are_as_many_as_the_work_pays_for() -> None:
         count.ran(cost(1, 10_000))
     rows = int(3.5 * TASK_WORK_MS / ROW_MS)
     assert 4 == count.choose(rows * BYTES_PER_ROW)
+
+
+def test_less_work_pays_for_a_task_where_there_is_a_shuffle_already() -> None:
+    rows = int(1.5 * TASK_WORK_MS / ROW_MS)
+    for work_ms, tasks in ((TASK_WORK_MS, 2), (PARTIAL_WORK_MS, 6)):
+        count = TaskCount(TaskBounds(1, 8), work_ms)
+        count.ran(cost(1, 10_000))
+        assert tasks == count.choose(rows * BYTES_PER_ROW)
 
 
 def test_without_a_known_size_one_batch_at_most_has_too_few_tasks() -> None:

@@ -27,67 +27,112 @@ from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _log = logging.getLogger("statelog.spark")
 
-_EXCHANGE: Final = "ShuffleExchangeExec"
-_ABOVE: Final = frozenset(
-    {
-        "HashAggregateExec",
-        "InputAdapter",
-        "ObjectHashAggregateExec",
-        "ProjectExec",
-        "SortAggregateExec",
-        "SortExec",
-        "WholeStageCodegenExec",
-    }
-)
+_EXCHANGE: Final = "Exchange"
+_BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
+_ABOVE: Final = _BELOW | {
+    "HashAggregate",
+    "InputAdapter",
+    "ObjectHashAggregate",
+    "Project",
+    "SortAggregate",
+}
 """The nodes of the final results, above the shuffle."""
 
 
-def pre_aggregated(
-    aggregation: PreAggregation, frame: DataFrame, tasks: int, groups: KeyGroupRange
-) -> DataFrame:
+class PreAggregator:
     """
-    Return the partial results of a micro-batch, with one partition for each task.
+    Aggregates the micro-batches of one operator.
 
     Args:
         aggregation: What is aggregated.
-        frame: The input of the operator.
-        tasks: Number of tasks.
         groups: The key groups of the operator.
+
+    Thread: Spark's thread of the query.
     """
-    if tasks == 1:  # all rows in one partition: no shuffle at all
-        frame = frame.coalesce(1)
-    grouped = aggregation.grouped(frame, groups, tasks)
-    if tasks > 1 and not is_connect(frame):
-        try:
-            rows = _one_shuffle(grouped, tasks)
-        except Py4JError as error:  # another version of Spark may differ inside
-            _log.warning("a micro-batch is aggregated with two shuffles: %.300s", error)
-            rows = None
-        if rows is not None:
-            return rows.select(*aggregation.columns())
-    rows = grouped.select(*aggregation.columns())
-    return rows if tasks == 1 else by_task(rows, tasks, groups)
+
+    def __init__(self, aggregation: PreAggregation, groups: KeyGroupRange) -> None:
+        self._aggregation = aggregation
+        self._groups = groups
+        self._steps: dict[int, _Steps] = {}
+
+    def partitioned(self, frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
+        """
+        Return the partial results of a micro-batch, with one partition for each task.
+
+        Args:
+            frame: The input of the operator.
+            tasks: Number of tasks.
+            is_small: Whether one task may read and aggregate all of the input too, without a shuffle.
+        """
+        is_classic = not is_connect(frame)
+        if tasks == 1 and (is_small or not is_classic):
+            return self._aggregation.grouped(frame.coalesce(1), self._groups, tasks)
+        if is_classic:
+            try:
+                rows = self._with_one_shuffle(frame, tasks)
+            except Py4JError as error:  # another version of Spark may differ inside
+                _log.warning("a micro-batch is aggregated with two shuffles: %.300s", error)
+                rows = None
+            if rows is not None:
+                return rows
+        grouped = self._aggregation.grouped(frame, self._groups, tasks)
+        return by_task(grouped, tasks, self._groups)
+
+    def _with_one_shuffle(self, frame: DataFrame, tasks: int) -> DataFrame | None:
+        """Return the partial results by task; None where the plan has another form."""
+        steps = self._steps.get(tasks)
+        if steps is None:
+            steps = self._steps[tasks] = _Steps(frame, self._aggregation, self._groups, tasks)
+        return steps.apply(frame)
 
 
-def _one_shuffle(grouped: DataFrame, tasks: int) -> DataFrame | None:
-    """Return the rows of *grouped*, shuffled by its first column only; None if that cannot be."""
-    session, jvm = grouped.sparkSession, jvm_of(grouped.sparkSession)
-    path = _down_to_shuffle(grouped._jdf.queryExecution().executedPlan())
-    if path is None:
-        return None
-    exchange = path.pop()
-    columns = exchange.outputPartitioning().expressions()
-    if columns.head().toString().partition("#")[0] != TASK_COLUMN:
-        return None
-    physical = jvm.org.apache.spark.sql.catalyst.plans.physical
-    plan = _with_partitioning(grouped, exchange, physical.HashPartitioning(columns.take(1), tasks))
-    while path:
-        above = path.pop()
-        plan = above.withNewChildren(above.children().updated(0, plan))
-    rows = session._jsparkSession.internalCreateDataFrame(
-        plan.execute(), grouped._jdf.schema(), False
-    )
-    return DataFrame(rows, session)
+class _Steps:
+    """The steps of one aggregation, with its columns made in the JVM once: each takes many calls."""
+
+    def __init__(
+        self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange, tasks: int
+    ) -> None:
+        jvm = jvm_of(frame.sparkSession)
+        column, to_seq = jvm.org.apache.spark.sql.functions, jvm.PythonUtils.toSeq
+        self._tasks = tasks
+        self._with_task = to_seq(aggregation.with_task(groups, tasks))
+        self._by = to_seq([column.col(name) for name in aggregation.by()])
+        first, *others = (column.expr(text) for text in aggregation.results())
+        self._first, self._others = first, to_seq(others)
+        self._with_key_group = to_seq(aggregation.with_key_group(groups))
+        self._partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        self._array = jvm.java.lang.reflect.Array
+        self._object = jvm.java.lang.Class.forName("java.lang.Object")
+
+    def apply(self, frame: DataFrame) -> DataFrame | None:
+        """Return the results, shuffled by their task only; None if that cannot be."""
+        grouped = (
+            frame._jdf.selectExpr(self._with_task).groupBy(self._by).agg(self._first, self._others)
+        )
+        path = _down_to_shuffle(grouped.queryExecution().executedPlan())
+        if path is None:
+            return None
+        exchange = path.pop()
+        columns = exchange.outputPartitioning().expressions()
+        if columns.head().name() != TASK_COLUMN:
+            return None
+        plan = self._copy(exchange, self._partitioning(columns.take(1), self._tasks))
+        while path:
+            above = path.pop()
+            plan = above.withNewChildren(above.children().updated(0, plan))
+        rows = frame.sparkSession._jsparkSession.internalCreateDataFrame(
+            plan.execute(), grouped.schema(), False
+        )
+        return DataFrame(rows.selectExpr(self._with_key_group), frame.sparkSession)
+
+    def _copy(self, exchange: JavaObject, partitioning: JavaObject) -> JavaObject:
+        """Return a copy of a shuffle; how many arguments it has differs by version."""
+        count = exchange.productArity()
+        arguments = self._array.newInstance(self._object, count)
+        arguments[0] = partitioning
+        for at in range(1, count):
+            arguments[at] = exchange.productElement(at)
+        return exchange.makeCopy(arguments)
 
 
 def _down_to_shuffle(node: JavaObject) -> list[JavaObject] | None:
@@ -96,32 +141,24 @@ def _down_to_shuffle(node: JavaObject) -> list[JavaObject] | None:
 
     None if there is another node in between, or no shuffle by hash that follows partial results.
     """
-    path = [node]
-    kind = node.getClass().getSimpleName()
-    while kind in _ABOVE:
+    path, name = [node], _name(node)
+    final = ""
+    while name in _ABOVE:
+        final = name if name.endswith("Aggregate") else final
         node = node.children().head()
         path.append(node)
-        kind = node.getClass().getSimpleName()
-    aggregates = [one for one in path if one.nodeName().endswith("Aggregate")]
-    if kind != _EXCHANGE or not aggregates:
+        name = _name(node)
+    if name != _EXCHANGE or not final:
         return None
     below = node.children().head()
-    while below.nodeName().startswith("WholeStageCodegen") or below.nodeName() == "Sort":
+    while (name := _name(below)) in _BELOW:
         below = below.children().head()
     # A shuffle of the user's own, below an aggregation that needs none, stays as it is.
-    is_of_aggregate = below.nodeName() == aggregates[-1].nodeName()
     is_by_hash = node.outputPartitioning().getClass().getSimpleName() == "HashPartitioning"
-    return path if is_of_aggregate and is_by_hash else None
+    return path if name == final and is_by_hash else None
 
 
-def _with_partitioning(
-    frame: DataFrame, exchange: JavaObject, partitioning: JavaObject
-) -> JavaObject:
-    """Return a copy of a shuffle; how many arguments it has differs by version."""
-    jvm, count = jvm_of(frame.sparkSession), exchange.productArity()
-    kind = jvm.java.lang.Class.forName("java.lang.Object")
-    arguments = jvm.java.lang.reflect.Array.newInstance(kind, count)
-    arguments[0] = partitioning
-    for at in range(1, count):
-        arguments[at] = exchange.productElement(at)
-    return exchange.makeCopy(arguments)
+def _name(node: JavaObject) -> str:
+    """Return the name of a node of a plan, without the number of a stage."""
+    name: str = node.nodeName()
+    return name.partition(" (")[0]

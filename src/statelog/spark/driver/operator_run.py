@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import OperatorRecord
-from statelog.core.task_count import TaskCount
+from statelog.core.task_count import PARTIAL_WORK_MS, TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.batch_cost import batch_cost, input_bytes
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.no_data_batches import has_due_timer
-from statelog.spark.driver.one_shuffle import pre_aggregated
+from statelog.spark.driver.one_shuffle import PreAggregator
 from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation
@@ -39,6 +39,9 @@ from statelog.spark.worker.protocol import (
 
 _MAX_INLINE_BYTES = 32 * 1024 * 1024
 """Most bytes that all tasks together send through the driver, for deltas and rows each."""
+
+_SMALL_BYTES = 512 * 1024
+"""Input that one task reads and aggregates faster than two stages of Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,12 @@ class OperatorRun:
         self._index = index
         self._location = location
         self._key_groups = query.key_groups_of(index)
-        self._task_count = TaskCount(query.task_bounds)
+        aggregation, self._pre_aggregator = self.definition.pre_aggregation, None
+        if aggregation is not None:
+            self._pre_aggregator = PreAggregator(aggregation, self._key_groups)
+        self._task_count = TaskCount(
+            query.task_bounds, TASK_WORK_MS if aggregation is None else PARTIAL_WORK_MS
+        )
         self._input_bytes: int | None = None
 
     @property
@@ -157,8 +165,10 @@ class OperatorRun:
             frame = definition.of_upstream(frame_of_rows(session, query, before, inline, files))
         if self._initial is not None:
             frame = with_initial_rows(frame, self._initial)
-        if definition.pre_aggregation is not None:
-            return pre_aggregated(definition.pre_aggregation, frame, tasks, self._key_groups), True
+        if self._pre_aggregator is not None:
+            size = self._input_bytes
+            is_small = size is not None and size < _SMALL_BYTES
+            return self._pre_aggregator.partitioned(frame, tasks, is_small=is_small), True
         if tasks == 1:  # one task gets all rows, without a shuffle
             return frame.coalesce(1), True
         return by_task(frame, tasks, self._key_groups), True

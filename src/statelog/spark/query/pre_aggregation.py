@@ -6,7 +6,6 @@ It is a value of names and SQL text, because a server of Spark Connect gets it p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -33,28 +32,43 @@ class PreAggregation:
     keys: tuple[str, ...]
     partials: tuple[tuple[str, str], ...]
 
+    def with_task(self, groups: KeyGroupRange, tasks: int) -> list[str]:
+        """
+        Return SQL of the input's columns, and of a value whose hash is the number of a row's task.
+
+        Args:
+            groups: The key groups of the operator.
+            tasks: Number of tasks.
+        """
+        task = hashed_to(tasks, task_of(self._key_group(groups), groups, tasks))
+        return ["*", f"{task} AS {TASK_COLUMN}"]
+
+    def by(self) -> list[str]:
+        """Return the columns by which rows are grouped: that value, then the keys."""
+        return [TASK_COLUMN, *self.keys]
+
+    def results(self) -> list[str]:
+        """Return SQL of the partial results."""
+        return [f"{text} AS {name}" for text, name in self.partials]
+
+    def with_key_group(self, groups: KeyGroupRange) -> list[str]:
+        """Return SQL of the columns of a task's input, made of what is grouped."""
+        names = (name for _, name in self.partials)
+        return [f"{self._key_group(groups)} AS {INPUT_KEY_GROUP_COLUMN}", *self.keys, *names]
+
+    def _key_group(self, groups: KeyGroupRange) -> str:
+        group = f"cast(pmod(xxhash64({', '.join(self.keys)}), {len(groups)}) as int)"
+        return f"{group} + {groups.start}" if groups.start else group
+
     def grouped(self, frame: DataFrame, groups: KeyGroupRange, tasks: int) -> DataFrame:
         """
-        Return the partial results by key, without an order.
-
-        The columns are a value whose hash is the task's number, the key group, the keys and the results.
+        Return the partial results by key with their key group, in any order.
 
         Args:
             frame: The input of the operator in one micro-batch.
             groups: The key groups of the operator.
             tasks: Number of tasks.
         """
-        group = f"cast(pmod(xxhash64({', '.join(self.keys)}), {len(groups)}) as int)"
-        if groups.start:
-            group = f"{group} + {groups.start}"
-        task = hashed_to(tasks, task_of(group, groups, tasks))
-        by = frame.selectExpr("*", f"{task} AS {TASK_COLUMN}").groupBy(TASK_COLUMN, *self.keys)
-        parts = by.agg(*(expr(text).alias(name) for text, name in self.partials))
-        names = [name for _, name in self.partials]
-        return parts.selectExpr(
-            TASK_COLUMN, f"{group} AS {INPUT_KEY_GROUP_COLUMN}", *self.keys, *names
-        )
-
-    def columns(self) -> Sequence[str]:
-        """Return the columns of a task's input."""
-        return [INPUT_KEY_GROUP_COLUMN, *self.keys, *(name for _, name in self.partials)]
+        rows = frame.selectExpr(*self.with_task(groups, tasks)).groupBy(*self.by())
+        results = rows.agg(*(expr(text) for text in self.results()))
+        return results.selectExpr(*self.with_key_group(groups))
