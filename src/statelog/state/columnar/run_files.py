@@ -40,6 +40,8 @@ _log = logging.getLogger("statelog")
 
 _MAGIC: Final = b"SLRUN\x00\x00\x01"
 _TAIL: Final = struct.Struct("<IIQ8s")
+_HASHES: Final = b"2"
+"""Version of the hashes of keys: rows are found by them.  In version 1 structs were hashed otherwise."""
 _SUFFIX: Final = ".run"
 _HALF_WRITTEN_SECONDS: Final = 3600
 _FORGOTTEN_SECONDS: Final = 7 * 24 * 3600
@@ -93,7 +95,8 @@ class RunFiles:
     def __init__(self, folder: Path, location: str, layout: RowLayout, ids: IdSource) -> None:
         self._layout = layout
         self._ids = ids
-        self._fingerprint = hashlib.sha256(layout.schema.serialize()).hexdigest()[:16]
+        form = bytes(layout.schema.serialize()) + _HASHES
+        self._fingerprint = hashlib.sha256(form).hexdigest()[:16]
         self.folder = folder / hashlib.sha256(location.encode()).hexdigest()[:24]
         # Created with the first file: most state never needs one.
         if folder.exists():

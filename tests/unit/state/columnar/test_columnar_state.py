@@ -440,6 +440,22 @@ def test_a_new_worker_finds_the_files_of_an_earlier_one(tmp_path: Path) -> None:
     assert world.local == GROUPS
 
 
+def test_files_with_other_hashes_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    world = World(tmp_path, schema_of(growing=True), random.Random(5), Tiny(64 << 20, 0))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(run_files, "_HASHES", b"1")
+        world.workers = [world.worker()]
+        for number in range(6):
+            world.batch(number, tasks=2, snapshot=False, fails=False)
+    assert list(tmp_path.rglob("*.run"))
+    world.workers, world.local = [world.worker()], 0
+    world.check(6)
+    assert world.local == 0
+
+
 def test_files_of_what_was_rolled_back_are_not_taken(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     world = World(tmp_path, schema_of(growing=True), random.Random(6), Tiny(64 << 20, 0))
