@@ -67,8 +67,8 @@ def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
 def test_python_gives_the_hash_of_spark_for_windows(spark: "SparkSession") -> None:
     rows = spark.range(50).selectExpr(
         "CASE WHEN id % 7 > 0 THEN named_struct('start', CASE WHEN id % 5 > 0 THEN "
-        "timestamp_seconds(id) END, 'end', timestamp_seconds(id + 60), 'in', named_struct('n', id)) "
-        "END AS window",
+        "timestamp_seconds(id) END, 'end', nullif(timestamp_seconds(id + 60), timestamp_seconds(0)), "
+        "'in', CASE WHEN id % 4 > 0 THEN named_struct('n', nullif(id, 5)) END) END AS window",
         "CASE WHEN id % 3 > 0 THEN concat('k', id) END AS name",
     )
     table = rows.selectExpr("*", "xxhash64(window, name) AS h").toArrow()
