@@ -76,7 +76,7 @@ class RecordedJob:
             options=CheckpointOptions(retained=self.retained),
             clock_ms=lambda: 0,
         )
-        self.epoch = self.coordinator.claim()
+        self.epoch, self.run_id = self.coordinator.claim(), RandomIds().new_id()
         self.base = self.coordinator.restore()
         if self.base is not None:
             self.batch_id = BatchRecord.of(self.base).batch_id
@@ -127,6 +127,7 @@ class RecordedJob:
                 store_options={},
                 fsync=False,
                 epoch=self.epoch,
+                run_id=self.run_id,
                 schema=self.schema.to_json(),
             ),
             checkpoint_id=self.batch_id,

@@ -210,6 +210,7 @@ class OperatorRun:
                 store_options=settings.store_options,
                 fsync=settings.fsync,
                 epoch=location.epoch,
+                run_id=location.run_id,
                 schema=location.schemas[self._index].to_json(),
                 backend=settings.backend_of_each(len(self._query.operators)),
                 operator=self._index,

@@ -109,6 +109,9 @@ class StateLocation:
         unknown."""
         self._last_runs = [_EMPTY] * len(query.operators)
         self.epoch = 0
+        self.run_id = RandomIds().new_id()
+        """A name of this run that no other has: a new location under an old name begins at the same
+        epoch."""
         self._known: KnownCheckpoints = {}
 
     def _pause(self, seconds: float) -> None:

@@ -86,7 +86,9 @@ class TaskState:
         location: Root of the state location as a URL.
         store_options: Client options of the store.
         fsync: Whether the store makes local files durable.
-        epoch: The driver's claim on the location; a new one invalidates cached state.
+        epoch: The driver's claim on the location.
+        run_id: Unique name of the driver's run; a new one invalidates cached state, also where a
+            location was deleted and a new one under its name has the same epoch.
         schema: JSON of the operator's state schema.
         backend: Where the worker keeps the state.
         operator: Index of the operator in the query.
@@ -99,6 +101,7 @@ class TaskState:
     schema: dict[str, object]
     backend: StateBackendConfig = field(default_factory=StateBackendConfig)
     operator: int = 0
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class _Worker:
 
     def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
         task_state = spec.state
-        self.epoch = task_state.epoch
+        self.run = task_state.epoch, task_state.run_id
         self.store = CachedStore(
             open_location(
                 task_state.location, options=dict(task_state.store_options), fsync=task_state.fsync
@@ -94,8 +94,8 @@ _workers: dict[str, _Worker] = {}
 
 def _worker(spec: TaskSpec) -> _Worker:
     worker = _workers.get(_name_of(spec))
-    # A new epoch is a new run of the query, maybe from an older checkpoint: start without cache.
-    if worker is None or worker.epoch != spec.state.epoch:
+    # A new run of the query maybe goes on from an older checkpoint: start without cache.
+    if worker is None or worker.run != (spec.state.epoch, spec.state.run_id):
         codec = OperatorCodec(OperatorStateSchema.from_json(spec.state.schema), make_row)
         worker = _workers[_name_of(spec)] = _Worker(spec, codec)
     return worker

@@ -347,6 +347,19 @@ def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:
     assert ((), ()) == (again.rewritten, again.deleted)
 
 
+def test_a_new_location_under_an_old_name_has_nothing_of_the_old_one(tmp_path: Path) -> None:
+    """Its epoch is the same, and the worker may still be there with what it read."""
+    for rows, tasks in (([("k1", "timer", 1)], 3), ([], 1)):
+        folder = fresh(tmp_path / "job")
+        job = RecordedJob(
+            folder, Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0), "processingtime", False, tasks
+        )
+        job.run(rows, 1000)
+        job.run([], 1001)  # tasks without changes read the checkpoint before, and keep it
+        job.run([("k2", "add", 1)], 5000)
+    assert {("k2",)} == set(recorded_keys(job))
+
+
 def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) -> None:
     job = RecordedJob(str(tmp_path), Steps(), COLUMNS, OUTPUT, RecordRule(rate=1.0))
     job.run([("k1", "add", 1)])
