@@ -357,13 +357,24 @@ def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress("reading [red]") as update:
-        time.sleep(0.2)
+        shown = _shown_on_stderr(capsys, "reading [red]")
         update("more [bold]")
-        time.sleep(0.2)
-    said = capsys.readouterr()
-    assert "reading [red]" in said.err
-    assert "more [bold]" in said.err
-    assert said.out == ""
+        shown += _shown_on_stderr(capsys, "more [bold]")
+    assert shown.index("reading [red]") < shown.index("more [bold]")
+    assert capsys.readouterr().out == ""
+
+
+def _shown_on_stderr(capsys, text: str) -> str:
+    """What was written until `text` appeared; a thread draws it, whenever the machine lets it."""
+    shown = ""
+    end = time.monotonic() + 60
+    while text not in shown:
+        assert time.monotonic() < end, f"never shown: {text!r}; instead {shown!r}"
+        time.sleep(0.01)
+        written = capsys.readouterr()
+        assert written.out == ""
+        shown += written.err
+    return shown
 
 
 def test_version_help_and_wrong_calls(call):

@@ -4,7 +4,7 @@ Entries in columns, found by position.
 Entries are appended and never changed, so an attempt that fails leaves nothing to undo: the owner of
 a heap keeps the position of the entry that counts for each slot.  `keep` drops the others.
 Columns of a fixed width are NumPy arrays, which grow by doubling.  Others (texts, lists, structs) are
-Arrow arrays that are merged when the last is about as long as the one before, so that there are few.
+chunks of Arrow arrays.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.state.kinds.kind import RowNumbers
+from statelog.state.slots.column_chunks import ColumnChunks
 
 _FIRST_ROWS: Final = 1024
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -168,44 +169,21 @@ class _Chunks:
     """Values of any type, as Arrow arrays."""
 
     def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
-        self._chunks: list[pa.Array] = []
+        self._chunks = ColumnChunks([kind])
 
     @property
     def nbytes(self) -> int:
-        return sum(chunk.nbytes for chunk in self._chunks)
+        return self._chunks.nbytes
 
     def append(self, column: pa.Array) -> None:
-        if not len(column):
-            return
-        chunks = self._chunks
-        chunks.append(column)
-        while len(chunks) > 1 and 2 * len(chunks[-1]) >= len(chunks[-2]):
-            chunks[-2:] = [pa.concat_arrays(chunks[-2:])]
+        self._chunks.append([column])
 
     def take(self, positions: RowNumbers) -> pa.Array:
-        missing = positions < 0
-        if missing.all():
-            return pa.nulls(len(positions), self._kind)
-        if len(self._chunks) == 1:
-            return self._chunks[0].take(pa.array(positions, mask=missing))
-        # Arrow's own look-up in several chunks copies all of them first.
-        starts = np.cumsum([0, *map(len, self._chunks)])
-        chunk_of = np.searchsorted(starts, positions, side="right") - 1
-        chunk_of[missing] = len(self._chunks)
-        order = np.argsort(chunk_of, kind="stable")
-        bounds = np.searchsorted(chunk_of[order], np.arange(len(self._chunks) + 2))
-        parts = [
-            chunk.take(pa.array(positions[order[bounds[at] : bounds[at + 1]]] - starts[at]))
-            for at, chunk in enumerate(self._chunks)
-        ]
-        parts.append(pa.nulls(int(bounds[-1] - bounds[-2]), self._kind))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return pa.concat_arrays(parts).take(pa.array(back))
+        (column,) = self._chunks.take(positions)
+        return column
 
     def keep(self, positions: RowNumbers) -> None:
-        self._chunks = [self.take(positions)] if len(positions) else []
+        self._chunks = self._chunks.kept(positions)
 
 
 def _grown(values: npt.NDArray[_Scalar], least: int) -> npt.NDArray[_Scalar]:

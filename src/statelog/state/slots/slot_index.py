@@ -2,8 +2,8 @@
 A hash table from keys to slots, for whole batches of keys.
 
 The table is an array of cells, each empty or with a slot.  The search for a key starts at the cell
-that the upper bits of its hash name, and goes on to the next cell until it finds the hash of the
-key or an empty cell (open addressing with linear probing).  All keys of a batch take a step at
+that the upper bits of its hash name, and takes the next cell until it finds the hash of the key or
+an empty cell (open addressing with linear probing).  All keys of a batch take a step at
 once: a batch is a few passes of numpy over shrinking arrays, and no key is a Python object.
 A byte of the hash beside each cell, its mark, tells most other keys apart without their hash.
 Lower bits of the hash would not do: they choose the key group, and a task has only some of those.
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from statelog.state.keys.key_groups import SEED
 from statelog.state.keys.key_hash import Hashes, is_one_to_one
+from statelog.state.slots.column_chunks import taken
 from statelog.state.slots.key_columns import KeyColumns
 
 Slots: TypeAlias = npt.NDArray[np.int64]
@@ -144,9 +145,9 @@ class SlotIndex:
         else:
             hits = np.flatnonzero(slots != NO_SLOT)
         while len(hits):
-            columns = keys if len(hits) == len(hashes) else _taken(keys, hits)
+            columns = keys if len(hits) == len(hashes) else taken(keys, hits)
             other = hits[~self._keys.equal(slots[hits], columns)]
-            # Another key with the same hash: the search goes on behind it.
+            # Another key with the same hash: the search continues behind it.
             ends = (cells[other] + 1) & self._mask
             slots[other] = self._walk(hashes[other], ends)
             cells[other] = ends
@@ -250,11 +251,6 @@ def _marks_of(hashes: Hashes) -> _Marks:
     marks: _Marks = (hashes >> np.uint64(16)).astype(np.uint8)
     marks |= np.uint8(1)
     return marks
-
-
-def _taken(columns: Sequence[pa.Array], rows: Slots) -> list[pa.Array]:
-    taken = pa.array(rows)
-    return [column.take(taken) for column in columns]
 
 
 def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Number]:
