@@ -38,7 +38,7 @@ from statelog.state.heap.expiry import IncrementalExpiry
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key
-from statelog.state.replay import CatchUp, Replay, keys_of
+from statelog.state.replay import CatchUp, Replay, by_outcome, keys_of, snapshots_ahead
 from statelog.store import ObjectStore
 
 
@@ -239,7 +239,9 @@ class KeyedState:
         done = CatchUp()
         if self._runs is not None:
             self._runs.keep_borrowed()
-        earlier = self._fold_staged(base_id, committed, done)
+        made, earlier, self._staged = by_outcome(self._staged, base_id, committed)
+        for staged in made:
+            self._fold(staged, done)
         missing = []
         for key_group in key_group_range:
             group = self.groups.get(key_group)
@@ -276,19 +278,6 @@ class KeyedState:
         self.groups[key_group] = KeyGroupState(self.codec.kinds)
         if self._runs is not None:
             self._runs.forget(key_group)
-
-    def _fold_staged(
-        self, base_id: int, committed: Collection[str], done: CatchUp
-    ) -> list[_Staged]:
-        """Fold the overlays of checkpoint *base_id*; return those of earlier ones."""
-        earlier = []
-        for staged in self._staged:
-            if staged.checkpoint_id == base_id and staged.state_handle_id in committed:
-                self._fold(staged, done)
-            elif staged.checkpoint_id < base_id:
-                earlier.append(staged)
-        self._staged = [staged for staged in self._staged if staged.checkpoint_id > base_id]
-        return earlier
 
     def _fold(self, staged: _Staged, done: CatchUp) -> None:
         """Fold the overlays of an attempt that was committed."""
@@ -342,17 +331,14 @@ class KeyedState:
         done: CatchUp,
     ) -> None:
         rows = 0
-        for snapshot in handle.materialized:
-            wanted = snapshot.key_group_range.intersection(key_group_range)
-            version = snapshot.checkpoint_id
-            old = [kg for kg in wanted if self.groups[kg].version < version]
-            if not old:
-                continue
+        for snapshot, wanted, old in snapshots_ahead(
+            handle, key_group_range, lambda kg: self.groups[kg].version
+        ):
             data = read_materialized(store, snapshot)
             done.restored += 1
             for key_group in old:
                 self._begin(key_group)
-                self.reached(key_group, version, path_of(snapshot))
+                self.reached(key_group, snapshot.checkpoint_id, path_of(snapshot))
             if self._runs is not None:
                 rows += snapshot_row_count(data, wanted)
                 if rows > self._runs.limits.dict_rows:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
 from statelog.changelog.reader import read_change_batches
 from statelog.errors import check
 from statelog.model import ChangelogStateHandle, KeyGroupRange
-from statelog.model.checkpoint import ChangelogStateBackendHandle
+from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.columnar.replay import Changes, can_replay_columns, replay_columns
 from statelog.state.columnar.run_set import RunSet, contiguous
 from statelog.state.columnar.sorted_run import SortedRun
@@ -67,6 +67,38 @@ class CatchUp:
     compacted: int = 0
 
 
+class StagedAttempt(Protocol):
+    """What an attempt of a task wrote, kept until it is known whether it was committed."""
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint that it is part of, if it was committed."""
+
+    @property
+    def state_handle_id(self) -> str:
+        """Its part of the log."""
+
+
+_Staged = TypeVar("_Staged", bound=StagedAttempt)
+
+
+def by_outcome(
+    staged: Iterable[_Staged], base_id: int, committed: Collection[str]
+) -> tuple[list[_Staged], list[_Staged], list[_Staged]]:
+    """
+    Return the attempts that made checkpoint *base_id*, those before it, and those behind it.
+
+    Those that were meant for it and are not in *committed* failed, and are in no list.
+    """
+    parts: tuple[list[_Staged], list[_Staged], list[_Staged]] = ([], [], [])
+    for one in staged:
+        if one.checkpoint_id != base_id:
+            parts[1 if one.checkpoint_id < base_id else 2].append(one)
+        elif one.state_handle_id in committed:
+            parts[0].append(one)
+    return parts
+
+
 class Replay:
     """
     Replay the log into dict tables, or many changes at once in columns.
@@ -101,14 +133,7 @@ class Replay:
         """Replay the log of *handle* that the state does not have."""
         groups = self._state.groups
         in_columns = self._is_long(handle.log)
-        last = -1
-        for log in handle.log:
-            check(log.checkpoint_id >= last, "log handles are not in the order of checkpoints")
-            last = log.checkpoint_id
-            wanted = log.key_group_range.intersection(key_group_range)
-            old = {kg for kg in wanted if groups[kg].version < log.checkpoint_id}
-            if not old:
-                continue
+        for log, wanted, old in logs_ahead(handle, key_group_range, lambda kg: groups[kg].version):
             reader = self._state.codec.reader()
             for batch in read_change_batches(store, log, key_group_range=wanted):
                 self._done.replayed += 1
@@ -140,11 +165,7 @@ class Replay:
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
     ) -> None:
         """Apply changes of the key groups in *old*, or collect them."""
-        changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
-        kept = {
-            state_id: [change for change in part if change[0] in old]
-            for state_id, part in changes.items()
-        }
+        kept = changes_of(reader, batch, old)
         if in_columns and reader.is_present:
             self._collect(kept)
         else:
@@ -224,6 +245,61 @@ class Replay:
                 self._runs.place(run)
             else:
                 self._runs.move_all(part)
+
+
+def snapshots_ahead(
+    handle: ChangelogStateBackendHandle,
+    key_group_range: KeyGroupRange,
+    version_of: Callable[[int], int],
+) -> Iterator[tuple[MaterializedHandle, KeyGroupRange, list[int]]]:
+    """
+    Yield the snapshots that bring a state forward.
+
+    Args:
+        handle: A checkpoint.
+        key_group_range: The key groups of the state.
+        version_of: Returns the checkpoint of a key group; asked before each snapshot.
+
+    Returns:
+        Each snapshot with its key groups in *key_group_range*, and which of them are older.
+    """
+    for snapshot in handle.materialized:
+        wanted = snapshot.key_group_range.intersection(key_group_range)
+        old = [kg for kg in wanted if version_of(kg) < snapshot.checkpoint_id]
+        if old:
+            yield snapshot, wanted, old
+
+
+def logs_ahead(
+    handle: ChangelogStateBackendHandle,
+    key_group_range: KeyGroupRange,
+    version_of: Callable[[int], int],
+) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
+    """
+    Yield the parts of the log that bring a state forward, as `snapshots_ahead` does.
+
+    Raises:
+        InvariantError: They are not in the order of checkpoints.
+    """
+    last = -1
+    for log in handle.log:
+        check(log.checkpoint_id >= last, "log handles are not in the order of checkpoints")
+        last = log.checkpoint_id
+        wanted = log.key_group_range.intersection(key_group_range)
+        old = {kg for kg in wanted if version_of(kg) < log.checkpoint_id}
+        if old:
+            yield log, wanted, old
+
+
+def changes_of(
+    reader: ChangesReader, batch: pa.RecordBatch, key_groups: Collection[int]
+) -> dict[int, Changes]:
+    """Return the changes of some key groups in a batch of the log, by state id."""
+    changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
+    return {
+        state_id: [change for change in part if change[0] in key_groups]
+        for state_id, part in changes.items()
+    }
 
 
 def _of_block(changes: Mapping[int, Changes], part: KeyGroupRange) -> dict[int, Changes]:

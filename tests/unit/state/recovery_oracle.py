@@ -23,7 +23,7 @@ from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import StoreError
 from statelog.format.buffers import checksum
-from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.model import ChangeBatch, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import (
     ChangelogStateBackendHandle,
     CompletedCheckpoint,
@@ -368,7 +368,7 @@ class World:
                     for _ in range(self.rng.randrange(1, 4))
                 ]
         overlays = self.overlays(worker, changes)
-        handle = self.persist(part, checkpoint_id, overlays)
+        handle = self.persist(part, checkpoint_id, self.codec.encode(overlays))
         if handle is not None:
             worker.stage(checkpoint_id, base_id, handle.state_handle_id, part, overlays)
         materialized = None
@@ -397,9 +397,8 @@ class World:
                     objects.apply(change)
         return overlays
 
-    def persist(self, part: KeyGroupRange, checkpoint_id: int, overlays: dict[int, Any]) -> Any:
+    def persist(self, part: KeyGroupRange, checkpoint_id: int, encoded: ChangeBatch) -> Any:
         """Write the changes in up to two files, so that a replay can fail between them."""
-        encoded = self.codec.encode(overlays)
         if not len(encoded):
             return None
         middle = self.rng.randrange(len(encoded) + 1)

@@ -59,13 +59,13 @@ MUTANTS = (
     ),
     Mutant(
         "an_attempt_that_was_not_committed_is_folded",
-        "if staged.checkpoint_id == base_id and staged.state_handle_id in committed:",
-        "if staged.checkpoint_id == base_id:",
+        "elif one.state_handle_id in committed:",
+        "else:",
     ),
     Mutant(
         "an_attempt_at_another_checkpoint_is_folded",
-        "if staged.checkpoint_id == base_id and staged.state_handle_id in committed:",
-        "if staged.checkpoint_id:",
+        "parts[1 if one.checkpoint_id < base_id else 2].append(one)",
+        "parts[0].append(one)",
     ),
     Mutant(
         "an_earlier_attempt_that_was_not_committed_is_folded",
@@ -79,13 +79,13 @@ MUTANTS = (
     ),
     Mutant(
         "all_key_groups_of_a_batch_are_replayed",
-        "[change for change in part if change[0] in old]",
+        "[change for change in part if change[0] in key_groups]",
         "list(part)",
     ),
     Mutant(
         "a_log_handle_is_replayed_again",
-        "old = {kg for kg in wanted if groups[kg].version < log.checkpoint_id}",
-        "old = {kg for kg in wanted if groups[kg].version <= log.checkpoint_id}",
+        "old = {kg for kg in wanted if version_of(kg) < log.checkpoint_id}",
+        "old = {kg for kg in wanted if version_of(kg) <= log.checkpoint_id}",
     ),
     Mutant(
         "a_snapshot_is_skipped",

@@ -184,6 +184,12 @@ def run_of(
     return SortedRun(key_group_range, pa.RecordBatch.from_arrays(arrays, schema=layout.schema))
 
 
+def group_order(key_groups: npt.NDArray[np.int32]) -> RowNumbers:
+    """Return the order by key group; rows of one key group stay in theirs."""
+    order: RowNumbers = np.argsort(key_groups.astype(np.uint16), kind="stable")  # sorted by radix
+    return order
+
+
 def order_of(
     key_groups: npt.NDArray[np.int32], hashes: Hashes, *, stable: bool = False
 ) -> RowNumbers | None:
@@ -193,7 +199,7 @@ def order_of(
     steps = np.diff(key_groups)
     if (steps >= 0).all() and (hashes[1:] >= hashes[:-1])[steps == 0].all():
         return None
-    order: RowNumbers = np.argsort(key_groups.astype(np.uint16), kind="stable")
+    order = group_order(key_groups)
     grouped = key_groups[order]
     bounds = [0, *(np.flatnonzero(np.diff(grouped)) + 1).tolist(), len(order)]
     kind: Literal["stable"] | None = "stable" if stable else None

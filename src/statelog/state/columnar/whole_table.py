@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
-from statelog.state.columnar.sorted_run import RowLayout, SortedRun, one_batch
+from statelog.state.columnar.sorted_run import RowLayout, SortedRun, group_order, one_batch
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, snapshot_table
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 from statelog.state.heap.tables import KeyGroupState, Overlay
@@ -41,8 +41,7 @@ def whole_table(
     filled = [part for part in parts if part.num_rows]
     table = pa.concat_tables(filled or parts[-1:])
     if len(filled) > 1:
-        key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
-        order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+        order = group_order(table.column(KEY_GROUP_COLUMN).to_numpy())
         table = table.combine_chunks().take(pa.array(order))
     return table
 

@@ -17,7 +17,13 @@ import pyarrow as pa
 
 from statelog.model import KeyGroupRange
 from statelog.state.columnar.run_files import RunFiles
-from statelog.state.columnar.sorted_run import HASH_COLUMN, RowLayout, SortedRun, build_run
+from statelog.state.columnar.sorted_run import (
+    HASH_COLUMN,
+    RowLayout,
+    SortedRun,
+    build_run,
+    group_order,
+)
 from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds.kind import RowNumbers
 
@@ -90,7 +96,7 @@ class ColdRuns:
         """
         if not len(hashes):
             return
-        order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+        order = group_order(key_groups)
         groups, starts = np.unique(key_groups[order], return_index=True)
         for key_group, asked in zip(groups.tolist(), np.split(order, starts[1:]), strict=True):
             run = self._by_group.get(key_group)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import SEED
 from statelog.state.keys.key_hash import Hashes, is_one_to_one
 from statelog.state.slots.column_chunks import taken
@@ -113,6 +114,15 @@ class SlotIndex:
     def key_groups(self, slots: Slots) -> npt.NDArray[np.int32]:
         """Return the key group of the key of each slot."""
         return self._key_groups[slots].astype(np.int32)
+
+    @property
+    def all_key_groups(self) -> npt.NDArray[np.int32]:
+        """The key group of the key of each slot, from slot 0 on."""
+        return self._key_groups[: len(self)].astype(np.int32)
+
+    def slots_in(self, part: KeyGroupRange) -> Slots:
+        """Return the slots of the keys of some key groups."""
+        return np.flatnonzero(are_in(self._key_groups[: len(self)], part))
 
     def keep(self, slots: Slots) -> SlotIndex:
         """
@@ -251,6 +261,13 @@ def _marks_of(hashes: Hashes) -> _Marks:
     marks: _Marks = (hashes >> np.uint64(16)).astype(np.uint8)
     marks |= np.uint8(1)
     return marks
+
+
+def are_in(
+    key_groups: npt.NDArray[np.int32] | npt.NDArray[np.uint16], part: KeyGroupRange
+) -> npt.NDArray[np.bool_]:
+    """Return which of some key groups are in a range."""
+    return (key_groups >= part.start) & (key_groups <= part.end)
 
 
 def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Number]:

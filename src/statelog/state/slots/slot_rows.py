@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
+from statelog.state.columnar.sorted_run import group_order
 from statelog.state.columnar.whole_table import without_expired
 from statelog.state.encoding.snapshot_file import parquet_of
 from statelog.state.heap.expiry import CLOCK_STEP_MS
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
 def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
     """Return the state with what is pending as Parquet, in the layout of `write_snapshot`."""
-    every = np.arange(len(table.index))
-    key_groups = table.index.key_groups(every)
-    order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+    key_groups = table.index.all_key_groups
+    order = group_order(key_groups)
     grouped = key_groups[order]
 
     def tables() -> Iterator[pa.Table]:
@@ -41,8 +41,7 @@ def whole_rows(table: SlotTable, slots: RowNumbers, part: KeyGroupRange, now_ms:
     if not any(one.num_rows for one in cold):
         return hot
     rows = pa.concat_tables([hot, *cold]).combine_chunks()
-    order = np.argsort(rows.column(0).to_numpy().astype(np.uint16), kind="stable")
-    return rows.take(pa.array(order))
+    return rows.take(pa.array(group_order(rows.column(0).to_numpy())))
 
 
 def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from statelog.changelog.reader import read_change_batches
 from statelog.checkpoint.state_stream import read_materialized
-from statelog.errors import check
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.columnar.run_files import RunFiles
@@ -35,7 +34,13 @@ from statelog.state.encoding.snapshot_file import (
 )
 from statelog.state.heap.memory import BLOCK, MemoryLimits, blocks
 from statelog.state.heap.tables import KeyGroupState
-from statelog.state.replay import CatchUp
+from statelog.state.replay import (
+    CatchUp,
+    by_outcome,
+    changes_of,
+    logs_ahead,
+    snapshots_ahead,
+)
 from statelog.state.slots.slot_table import SlotTable, Writes
 from statelog.store import ObjectStore
 
@@ -122,13 +127,19 @@ class SlotState:
         """
         done = CatchUp()
         self.table.forget_pending()
-        self._fold_staged(base_id, committed, done)
+        made, earlier, self._staged = by_outcome(self._staged, base_id, committed)
+        for staged in made:
+            self._fold(staged, done)
         # Newer than wanted can only be a leftover of a run that was rolled back.
         self._begin([kg for kg in key_group_range if not self._is_usable(kg, base_id)])
         missing = [kg for kg in key_group_range if self._versions[kg] < base_id]
         if missing:
             try:
                 store, handle = load()
+                logged = {log.state_handle_id for log in handle.log}
+                for staged in earlier:  # of a micro-batch before those that were missed
+                    if staged.state_handle_id in logged:
+                        self._fold(staged, done)
                 self._restore(store, handle, key_group_range, done)
                 self._replay(store, handle, key_group_range, done)
             except BaseException:
@@ -149,22 +160,17 @@ class SlotState:
         self.table.remove([kg for kg in key_groups if kg in self._versions])
         self._versions.update(dict.fromkeys(key_groups, -1))
 
-    def _fold_staged(self, base_id: int, committed: Collection[str], done: CatchUp) -> None:
-        for staged in self._staged:
-            if staged.checkpoint_id != base_id or staged.state_handle_id not in committed:
-                continue
-            ready = [
-                kg for kg in staged.key_group_range if self._versions.get(kg) == staged.base_id
-            ]
-            every = len(ready) == len(staged.key_group_range)
-            for state_id, (slots, positions) in staged.writes.items():
-                if not every:
-                    mine = np.isin(self.table.index.key_groups(slots), ready)
-                    slots, positions = slots[mine], positions[mine]
-                self.table.fold(state_id, slots, positions)
-            self._versions.update(dict.fromkeys(ready, base_id))
-            done.folded += len(ready)
-        self._staged = [staged for staged in self._staged if staged.checkpoint_id > base_id]
+    def _fold(self, staged: _Staged, done: CatchUp) -> None:
+        """Fold the writes of an attempt that was committed."""
+        ready = [kg for kg in staged.key_group_range if self._versions.get(kg) == staged.base_id]
+        every = len(ready) == len(staged.key_group_range)
+        for state_id, (slots, positions) in staged.writes.items():
+            if not every:
+                mine = np.isin(self.table.index.key_groups(slots), ready)
+                slots, positions = slots[mine], positions[mine]
+            self.table.fold(state_id, slots, positions)
+        self._versions.update(dict.fromkeys(ready, staged.checkpoint_id))
+        done.folded += len(ready)
 
     def _restore(
         self,
@@ -173,19 +179,16 @@ class SlotState:
         key_group_range: KeyGroupRange,
         done: CatchUp,
     ) -> None:
-        for snapshot in handle.materialized:
-            wanted = snapshot.key_group_range.intersection(key_group_range)
-            version = snapshot.checkpoint_id
-            old = [kg for kg in wanted if self._versions[kg] < version]
-            if not old:
-                continue
+        for snapshot, _, old in snapshots_ahead(
+            handle, key_group_range, self._versions.__getitem__
+        ):
             data = read_materialized(store, snapshot)
             done.restored += 1
             self._begin(old)
             for part in contiguous(old):
                 for block, table in self._tables_of(data, part):
                     self.table.insert(block, table)
-            self._versions.update(dict.fromkeys(old, version))
+            self._versions.update(dict.fromkeys(old, snapshot.checkpoint_id))
 
     def _tables_of(
         self, data: memoryview, part: KeyGroupRange
@@ -209,14 +212,7 @@ class SlotState:
         key_group_range: KeyGroupRange,
         done: CatchUp,
     ) -> None:
-        last = -1
-        for log in handle.log:
-            check(log.checkpoint_id >= last, "log handles are not in the order of checkpoints")
-            last = log.checkpoint_id
-            wanted = log.key_group_range.intersection(key_group_range)
-            old = {kg for kg in wanted if self._versions[kg] < log.checkpoint_id}
-            if not old:
-                continue
+        for log, wanted, old in logs_ahead(handle, key_group_range, self._versions.__getitem__):
             reader = self.codec.reader()
             for batch in read_change_batches(store, log, key_group_range=wanted):
                 done.replayed += 1
@@ -228,11 +224,7 @@ class SlotState:
 
     def _take(self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int]) -> None:
         """Apply the changes of one set to the key groups in *old*."""
-        changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
-        kept = {
-            state_id: [change for change in part if change[0] in old]
-            for state_id, part in changes.items()
-        }
+        kept = changes_of(reader, batch, old)
         if not reader.is_present:
             kept = self._in_present_schema(reader, kept)
         for state_id, part in kept.items():

@@ -18,7 +18,7 @@ from statelog.errors import UsageError
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous
-from statelog.state.columnar.sorted_run import RowLayout, one_batch
+from statelog.state.columnar.sorted_run import RowLayout, group_order, one_batch
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 from statelog.state.heap.memory import BLOCK
@@ -27,7 +27,7 @@ from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 from statelog.state.slots.cell_column import ABSENT, NEVER_MS, CellColumn
 from statelog.state.slots.cold_runs import ColdRuns
 from statelog.state.slots.keys import Keys
-from statelog.state.slots.slot_index import SlotIndex
+from statelog.state.slots.slot_index import SlotIndex, are_in
 from statelog.state.slots.slot_rows import whole_rows
 
 _FIRST_SLOTS: Final = 1024
@@ -150,7 +150,7 @@ class SlotTable:
         keys.slots = slots
         return keys
 
-    # --- what is pending ---------------------------------------------------------------------------
+    # --- what is pending --------------------------------------------------------------------------
 
     def changes(self) -> ChangeBatch:
         """Return what is pending, as changes for the log."""
@@ -160,7 +160,7 @@ class SlotTable:
             if not len(slots):
                 continue
             key_groups = self.index.key_groups(slots)
-            order = np.argsort(key_groups.astype(np.uint16), kind="stable")
+            order = group_order(key_groups)
             slots, positions = slots[order], positions[order]
             operations = column.operations(self.index.keys(slots), positions)
             parts.append(self.codec.encode_operations(state_id, key_groups[order], operations))
@@ -193,8 +193,7 @@ class SlotTable:
         slots = np.setdiff1d(slots, written, assume_unique=True)
         positions = np.concatenate([column.committed(slots), positions])
         slots = np.concatenate([slots, written])
-        key_groups = self.index.key_groups(slots)
-        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        wanted = are_in(self.index.key_groups(slots), key_group_range)
         (cells,) = column.heap.take(positions[wanted])
         times = cells.flatten().to_numpy()
         owners = np.repeat(slots[wanted], np.diff(cells.offsets.to_numpy()))
@@ -209,21 +208,18 @@ class SlotTable:
         written, positions = column.written()
         first = column.first_ms[: len(self.index)].copy()
         first[written] = column.first_times(positions)
-        key_groups = self.index.key_groups(np.arange(len(self.index)))
-        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        mine = first[self.index.slots_in(key_group_range)]
         cold = self.cold.first_timer(key_group_range, self.layout.columns[state_id], after_ms)
-        return min(int(first[wanted].min(initial=NEVER_MS)), NEVER_MS if cold is None else cold)
+        return min(int(mine.min(initial=NEVER_MS)), NEVER_MS if cold is None else cold)
 
     def drop(self, state_id: int, key_group_range: KeyGroupRange) -> None:
         """Remove a variable of every key of some key groups, as a change."""
         self._warm(self.cold.take_all(key_group_range))
         column = self.columns[state_id]
-        every = np.arange(len(self.index))
-        key_groups = self.index.key_groups(every)
-        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
-        column.clear(every[wanted & (column.positions(every) >= 0)])
+        slots = self.index.slots_in(key_group_range)
+        column.clear(slots[column.positions(slots) >= 0])
 
-    # --- figures --------------------------------------------------------------------
+    # --- figures ----------------------------------------------------------------------------------
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
         """Return the number of state entries of each key group, without what is pending."""
@@ -255,8 +251,7 @@ class SlotTable:
         self._reserve_counts(max(key_groups, default=0))
         if not key_groups or not len(self.index):
             return
-        every = np.arange(len(self.index))
-        slots = every[np.isin(self.index.key_groups(every), list(key_groups))]
+        slots = np.flatnonzero(np.isin(self.index.all_key_groups, list(key_groups)))
         for column in self.columns.values():
             column.remove(slots)
         self._counts[list(key_groups)] = 0
@@ -327,7 +322,8 @@ class SlotTable:
         return removed
 
     def tidy(self) -> None:
-        """Drop old cells, and slots without any, once they are many.
+        """
+        Drop old cells, and slots without any, once they are many.
 
         Nothing may be pending or staged.
         """
@@ -369,23 +365,23 @@ class SlotTable:
         """
         if self.limit_bytes is None or not self.is_full:
             return 0
-        every = np.arange(len(self.index))
-        key_groups = self.index.key_groups(every)
-        sizes = np.bincount(key_groups // BLOCK)
-        keep = len(every) * (self.limit_bytes / 2) / self.nbytes
+        key_groups = self.index.all_key_groups
+        blocks = key_groups // BLOCK
+        sizes = np.bincount(blocks)
+        keep = len(blocks) * (self.limit_bytes / 2) / self.nbytes
         moved: list[int] = []
         for block in np.argsort(-sizes, kind="stable").tolist():
-            if len(every) - sizes[moved].sum() <= keep:
+            if len(blocks) - sizes[moved].sum() <= keep:
                 break
             moved.append(block)
-            slots = every[key_groups // BLOCK == block]
-            slots = slots[np.argsort(key_groups[slots], kind="stable")]
+            slots = np.flatnonzero(blocks == block)
+            slots = slots[group_order(key_groups[slots])]
             for part in contiguous(np.unique(key_groups[slots]).tolist()):
-                mine = slots[(key_groups[slots] >= part.start) & (key_groups[slots] <= part.end)]
+                mine = slots[are_in(key_groups[slots], part)]
                 self.cold.place(part, whole_rows(self, mine, part, self.now_ms))
-        left = every[~np.isin(key_groups // BLOCK, moved)]
-        self._remove_slots(np.unique(key_groups[np.isin(key_groups // BLOCK, moved)]).tolist())
-        self._keep(left)
+        are_moved = np.isin(blocks, moved)
+        self._remove_slots(np.unique(key_groups[are_moved]).tolist())
+        self._keep(np.flatnonzero(~are_moved))
         return len(moved)
 
     def _reserve_counts(self, key_group: int) -> None:
