@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from harness.processes import descendants
 from pipeline import ROCKSDB, machine, noop
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import count, sum
@@ -82,7 +83,7 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.1):
-            for process in _descendants(os.getpid()):
+            for process in descendants(os.getpid()):
                 try:
                     command = Path(f"/proc/{process}/cmdline").read_bytes()
                     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
@@ -98,23 +99,6 @@ class MemoryWatch:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [root]
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
-            found.append(child)
-            waiting.append(child)
-    return found
 
 
 class Bench:

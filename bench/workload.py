@@ -3,7 +3,7 @@ The input of the benchmarks: events by seed, in Parquet files, two for each micr
 
 `w1zipf` draws keys from 200,000 by a Zipf law (exponent 0.9: about 39,000 distinct keys in 100,000
 events).  The bids of `queries.py` and `variety.py` have the shape of Nexmark's: auctions by a Zipf law, bidders at
-random, event times that go on by file and are out of order by up to two seconds.
+random, event times that grow by file and are out of order by up to two seconds.
 """
 
 from __future__ import annotations

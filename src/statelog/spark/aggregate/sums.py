@@ -48,7 +48,27 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class _OfNumbers:
+    """
+    An aggregate of numbers.
+
+    Args:
+        title: The function's name.
+        is_decimal: Whether they are decimals.
+        is_ansi: Whether an overflow is an error.
+    """
+
+    title: str
+    is_decimal: bool = False
+    is_ansi: bool = True
+
+    def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
+        _check_numbers(self.title, types[0])
+        return replace(self, is_decimal=isinstance(types[0], DecimalType), is_ansi=is_ansi)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_OfNumbers):
     """
     The sum of the values that are not null.
 
@@ -57,12 +77,6 @@ class Sum:
     """
 
     title: str = "sum_"
-    is_decimal: bool = False
-    is_ansi: bool = True
-
-    def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
-        _check_numbers(self.title, types[0])
-        return replace(self, is_decimal=isinstance(types[0], DecimalType), is_ansi=is_ansi)
 
     def whole(self, arguments: Sequence[str]) -> str:
         return f"sum({arguments[0]})"
@@ -101,16 +115,10 @@ def _decimal_sums(left: Parts, right: Parts, title: str, *, is_ansi: bool) -> Pa
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(_OfNumbers):
     """The mean of the values that are not null."""
 
     title: str = "mean"
-    is_decimal: bool = False
-    is_ansi: bool = True
-
-    def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
-        _check_numbers(self.title, types[0])
-        return replace(self, is_decimal=isinstance(types[0], DecimalType), is_ansi=is_ansi)
 
     def whole(self, arguments: Sequence[str]) -> str:
         return f"avg({arguments[0]})"

@@ -94,7 +94,7 @@ _workers: dict[str, _Worker] = {}
 
 def _worker(spec: TaskSpec) -> _Worker:
     worker = _workers.get(_name_of(spec))
-    # A new run of the query maybe goes on from an older checkpoint: start without cache.
+    # A new run of the query may start from an older checkpoint: begin without cache.
     if worker is None or worker.run != (spec.state.epoch, spec.state.run_id):
         codec = OperatorCodec(OperatorStateSchema.from_json(spec.state.schema), make_row)
         worker = _workers[_name_of(spec)] = _Worker(spec, codec)
