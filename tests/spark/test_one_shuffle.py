@@ -1,5 +1,6 @@
 """A micro-batch is aggregated with one shuffle, which puts each key into the partition of its task."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ COUNT = PreAggregation(
 @pytest.fixture
 def session(spark: "SparkSession") -> "SparkSession":
     made = spark.newSession()
-    made.conf.set("spark.sql.adaptive.enabled", "false")  # as in a streaming query
+    made.conf.set("spark.sql.adaptive.enabled", "false")
     return made
 
 
@@ -102,17 +103,32 @@ def test_the_aggregation_has_one_shuffle(session: "SparkSession") -> None:
     assert one_shuffle(rows(session), 3) is not None
 
 
-def test_adaptive_plans_are_shuffled_twice(session: "SparkSession") -> None:
+def test_an_adaptive_session_has_one_shuffle_too(session: "SparkSession") -> None:
     session.conf.set("spark.sql.adaptive.enabled", "true")
-    assert one_shuffle(rows(session), 2) is None
-    frame = shuffled(rows(session), 2)
-    check(frame, rows(session), 2)
+    assert one_shuffle(rows(session), 2) is not None
+    check(shuffled(rows(session), 2), rows(session), 2)
+    assert session.conf.get("spark.sql.adaptive.enabled") == "true"
+
+
+def test_a_micro_batch_of_a_query_has_one_shuffle(spark: "SparkSession", tmp_path: Path) -> None:
+    session = spark.newSession()  # with the settings that users have
+    rows(session).write.parquet(str(tmp_path / "in"))
+    found = []
+
+    def batch(frame: "DataFrame", batch_id: int) -> None:
+        found.append(one_shuffle(frame, 2) is not None)
+        check(shuffled(frame, 2), rows(session), 2)
+
+    stream = session.readStream.schema(rows(session).schema).parquet(str(tmp_path / "in"))
+    query = stream.writeStream.foreachBatch(batch).trigger(availableNow=True).start()
+    assert query.awaitTermination(300)
+    assert [True] == found
 
 
 def test_a_shuffle_of_the_user_stays_where_it_is(session: "SparkSession") -> None:
     own = rows(session).repartition(4, "key")
     # Partitioned by a part of the key, so that the aggregation needs no shuffle of its own.
-    grouped = COUNT.grouped(own, GROUPS, 2)
+    grouped = COUNT.grouped(own, GROUPS)
     assert shuffles(grouped) == 1
     assert one_shuffle(own, 2) is None
     check(shuffled(own, 2), rows(session), 2)

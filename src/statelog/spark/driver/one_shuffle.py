@@ -3,17 +3,21 @@ Aggregate a micro-batch with one shuffle, straight to the tasks that own the key
 
 Spark's plan of `groupBy(...).agg(...)` is: partial results in each input partition, a shuffle by the
 hash of all grouping columns, final results.  A second shuffle would then bring them to the tasks.
-Here the first grouping column is a value by which the shuffle puts a row into the partition of its
-task; the shuffle is made by that column alone.  Rows that are equal in all grouping columns are equal
-in the first, so the final results are the same.
+Here the shuffle has another partitioning: by a value, computed from the key, whose hash is the number
+of the key's task.  Rows of one key go to one partition, so the final results are the same.
 
-Where the plan has another form, the two shuffles remain: Spark Connect, adaptive execution, an input
-that already is partitioned by the keys.
+Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off while
+this plan is made: it would hide the shuffle, and decide on the number of partitions.
+
+Where the plan has another form, the two shuffles remain: Spark Connect, an input that already is
+partitioned by the keys.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from py4j.protocol import Py4JError
@@ -21,12 +25,13 @@ from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
 from statelog.spark.query.keyed_frame import by_task
-from statelog.spark.query.pre_aggregation import TASK_COLUMN, PreAggregation
+from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.session import is_connect
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _log = logging.getLogger("statelog.spark")
 
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 _EXCHANGE: Final = "Exchange"
 _BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
 _ABOVE: Final = _BELOW | {
@@ -66,7 +71,7 @@ class PreAggregator:
         """
         is_classic = not is_connect(frame)
         if tasks == 1 and (is_small or not is_classic):
-            return self._aggregation.grouped(frame.coalesce(1), self._groups, tasks)
+            return self._aggregation.grouped(frame.coalesce(1), self._groups)
         if is_classic:
             try:
                 rows = self._with_one_shuffle(frame, tasks)
@@ -75,7 +80,7 @@ class PreAggregator:
                 rows = None
             if rows is not None:
                 return rows
-        grouped = self._aggregation.grouped(frame, self._groups, tasks)
+        grouped = self._aggregation.grouped(frame, self._groups)
         return by_task(grouped, tasks, self._groups)
 
     def _with_one_shuffle(self, frame: DataFrame, tasks: int) -> DataFrame | None:
@@ -94,29 +99,31 @@ class _Steps:
     ) -> None:
         jvm = jvm_of(frame.sparkSession)
         column, to_seq = jvm.org.apache.spark.sql.functions, jvm.PythonUtils.toSeq
-        self._tasks = tasks
-        self._with_task = to_seq(aggregation.with_task(groups, tasks))
-        self._by = to_seq([column.col(name) for name in aggregation.by()])
+        self._key_count = len(aggregation.keys)
+        self._keys = to_seq([column.col(name) for name in aggregation.keys])
         first, *others = (column.expr(text) for text in aggregation.results())
         self._first, self._others = first, to_seq(others)
         self._with_key_group = to_seq(aggregation.with_key_group(groups))
-        self._partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
         self._array = jvm.java.lang.reflect.Array
         self._object = jvm.java.lang.Class.forName("java.lang.Object")
+        partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        task = _over_positions(frame, aggregation.keys, aggregation.task(groups, tasks))
+        self._partitioning = partitioning(to_seq([task]), tasks)
 
     def apply(self, frame: DataFrame) -> DataFrame | None:
-        """Return the results, shuffled by their task only; None if that cannot be."""
-        grouped = (
-            frame._jdf.selectExpr(self._with_task).groupBy(self._by).agg(self._first, self._others)
-        )
-        path = _down_to_shuffle(grouped.queryExecution().executedPlan())
+        """Return the results, shuffled to their tasks only; None if that cannot be."""
+        with _not_adaptive(frame):
+            grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
+            path = _down_to_shuffle(grouped.queryExecution().executedPlan())
         if path is None:
             return None
         exchange = path.pop()
-        columns = exchange.outputPartitioning().expressions()
-        if columns.head().name() != TASK_COLUMN:
+        # The partial results begin with the keys: `_partitioning` finds them by position.
+        partials = exchange.children().head().output()
+        by = exchange.outputPartitioning().expressions()
+        if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
             return None
-        plan = self._copy(exchange, self._partitioning(columns.take(1), self._tasks))
+        plan = self._copy(exchange, self._partitioning)
         while path:
             above = path.pop()
             plan = above.withNewChildren(above.children().updated(0, plan))
@@ -133,6 +140,41 @@ class _Steps:
         for at in range(1, count):
             arguments[at] = exchange.productElement(at)
         return exchange.makeCopy(arguments)
+
+
+@contextmanager
+def _not_adaptive(frame: DataFrame) -> Iterator[None]:
+    """Turn adaptive execution off in the session of a micro-batch, which is the query's own."""
+    conf = frame._jdf.sparkSession().conf()
+    before = conf.get(_ADAPTIVE)
+    if before == "false":
+        yield
+        return
+    conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        conf.set(_ADAPTIVE, before)
+
+
+def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
+    """
+    Return an expression that finds the key columns at the positions 0, 1, ... of a row.
+
+    Args:
+        frame: Has the key columns.
+        keys: Their names.
+        text: SQL of the expression, over these names.
+    """
+    session, jvm = frame.sparkSession, jvm_of(frame.sparkSession)
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    nothing = session.sparkContext._jsc.emptyRDD().rdd()
+    schema = frame._jdf.selectExpr(jvm.PythonUtils.toSeq(list(keys))).schema()
+    empty = session._jsparkSession.internalCreateDataFrame(nothing, schema, False)
+    plan = empty.selectExpr(jvm.PythonUtils.toSeq([text])).queryExecution().optimizedPlan()
+    columns = getattr(expressions, "package$AttributeSeq")(plan.children().head().output())
+    value = plan.projectList().head().child()
+    return expressions.BindReferences.bindReference(value, columns, False)
 
 
 def _down_to_shuffle(node: JavaObject) -> list[JavaObject] | None:

@@ -16,8 +16,6 @@ from statelog.spark.query.keyed_frame import task_of
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.rows.spark_versions import hashed_to
 
-TASK_COLUMN = "__task"
-
 
 @dataclass(frozen=True, slots=True)
 class PreAggregation:
@@ -32,20 +30,15 @@ class PreAggregation:
     keys: tuple[str, ...]
     partials: tuple[tuple[str, str], ...]
 
-    def with_task(self, groups: KeyGroupRange, tasks: int) -> list[str]:
+    def task(self, groups: KeyGroupRange, tasks: int) -> str:
         """
-        Return SQL of the input's columns, and of a value whose hash is the number of a row's task.
+        Return SQL of a value that Spark's hash partitioning puts into the partition of a key's task.
 
         Args:
             groups: The key groups of the operator.
             tasks: Number of tasks.
         """
-        task = hashed_to(tasks, task_of(self._key_group(groups), groups, tasks))
-        return ["*", f"{task} AS {TASK_COLUMN}"]
-
-    def by(self) -> list[str]:
-        """Return the columns by which rows are grouped: that value, then the keys."""
-        return [TASK_COLUMN, *self.keys]
+        return hashed_to(tasks, task_of(self._key_group(groups), groups, tasks))
 
     def results(self) -> list[str]:
         """Return SQL of the partial results."""
@@ -60,15 +53,13 @@ class PreAggregation:
         group = f"cast(pmod(xxhash64({', '.join(self.keys)}), {len(groups)}) as int)"
         return f"{group} + {groups.start}" if groups.start else group
 
-    def grouped(self, frame: DataFrame, groups: KeyGroupRange, tasks: int) -> DataFrame:
+    def grouped(self, frame: DataFrame, groups: KeyGroupRange) -> DataFrame:
         """
         Return the partial results by key with their key group, in any order.
 
         Args:
             frame: The input of the operator in one micro-batch.
             groups: The key groups of the operator.
-            tasks: Number of tasks.
         """
-        rows = frame.selectExpr(*self.with_task(groups, tasks)).groupBy(*self.by())
-        results = rows.agg(*(expr(text) for text in self.results()))
+        results = frame.groupBy(*self.keys).agg(*(expr(text) for text in self.results()))
         return results.selectExpr(*self.with_key_group(groups))
