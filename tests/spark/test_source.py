@@ -2,7 +2,6 @@
 
 import datetime as dt
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -215,20 +214,18 @@ def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> N
         assert flat(frame) == wanted
         assert len(wanted) == rows
         one = wanted[0]
-        pushed = read(spark, state, operatorId=operator, partitions=8, filterPushdown=True)
-        with filter_pushdown(spark):
-            assert flat(pushed.where(f"key.key = {one['key.key']}")) == [one]
+        session = with_filter_pushdown(spark)
+        pushed = read(session, state, operatorId=operator, partitions=8, filterPushdown=True)
+        assert flat(pushed.where(f"key.key = {one['key.key']}")) == [one]
     (row,) = read(spark, state, view="checkpoints").collect()
     assert (row.operators, row.rows, row.keys) == (["a", "b"], 20, 23)
 
 
-@contextmanager
-def filter_pushdown(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        yield
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+def with_filter_pushdown(spark: SparkSession) -> SparkSession:
+    """Return a session of its own with the setting, which Spark reads when it plans."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    return session
 
 
 @needs((4, 1), "filters for Python data sources")
@@ -241,16 +238,16 @@ def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_pat
     assert some.rdd.getNumPartitions() == 4
     assert flat(some) == [row for row in wanted if row["key_group"] <= 3]
     assert 0 < some.count() < 7
-    pushed = read(spark, run.state, stateVarName="total", partitions=8, filterPushdown=True)
-    with filter_pushdown(spark):
-        assert pushed.rdd.getNumPartitions() == 8
-        for row in wanted[:3]:
-            one = pushed.where(f"key.customer = '{row['key.customer']}'")
-            assert one.rdd.getNumPartitions() == 1
-            assert flat(one) == [row]
-        none = pushed.where("key.customer = 'c1' and key_group = 99")
-        assert (none.rdd.getNumPartitions(), none.count()) == (1, 0)
-        assert pushed.where("key.customer > 'c1'").count() == 5
+    session = with_filter_pushdown(spark)
+    pushed = read(session, run.state, stateVarName="total", partitions=8, filterPushdown=True)
+    assert pushed.rdd.getNumPartitions() == 8
+    for row in wanted[:3]:
+        one = pushed.where(f"key.customer = '{row['key.customer']}'")
+        assert one.rdd.getNumPartitions() == 1
+        assert flat(one) == [row]
+    none = pushed.where("key.customer = 'c1' and key_group = 99")
+    assert (none.rdd.getNumPartitions(), none.count()) == (1, 0)
+    assert pushed.where("key.customer > 'c1'").count() == 5
     plain = read(spark, run.state, stateVarName="total", partitions=8)
     assert plain.where("key.customer = 'c1'").rdd.getNumPartitions() == 8
     assert plain.where("key.customer = 'c1'").count() == 1
