@@ -216,7 +216,9 @@ def one_number_of_tasks(text: str) -> Run:
         return run_query(frame.writeStream.foreachBatch(noop), work / "query", Bounds(60))
 
 
-def points(curves: Curves, chosen: list[str], quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def points(
+    curves: Curves, chosen: list[str], options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the facts of each point, with what measures it."""
     for curve in chosen:
         ways = [way for way in WAYS if not PEERS[way].missing]
@@ -228,8 +230,9 @@ def points(curves: Curves, chosen: list[str], quick: bool) -> Iterator[tuple[str
             ways = [way for way in ways if "aggregate" not in way]
         if curve == "tasks":
             ways = ways[:2]
-        for way in ways:
-            for size in (TINY if quick else SIZES)[curve]:
+        for way in options.ways.split(",") if options.ways else ways:
+            sizes = (TINY if options.quick else SIZES)[curve]
+            for size in map(int, options.sizes.split(",")) if options.sizes else sizes:
                 measure = partial(getattr(curves, curve.replace("-", "_")), way, size)
                 facts = {"curve": curve, "way": way, "title": PEERS[way].title, "size": size}
                 yield f"{curve}/{way}/{size}", {"measure": measure, "facts": facts}
@@ -239,6 +242,8 @@ def main() -> int:
     """Measure and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--curves", default=",".join(SIZES), help=f"of: {', '.join(SIZES)}")
+    parser.add_argument("--ways", default="", help=f"of: {', '.join(WAYS)}")
+    parser.add_argument("--sizes", default="", help="points of the curve, instead of its own")
     parser.add_argument("--seconds", type=float, default=30, help="of a query")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -254,10 +259,10 @@ def main() -> int:
     results = Results(options.json, "curves", {"quick": options.quick}, resume=options.resume)
     with session() as (spark, work):
         curves = Curves(spark, work, options)
-        made = dict(points(curves, [one for one in chosen if one != "tasks"], options.quick))
+        made = dict(points(curves, [one for one in chosen if one != "tasks"], options))
         failed = measure_points(results, made)
     if "tasks" in chosen:
-        failed += measure_points(results, dict(points(curves, ["tasks"], options.quick)))
+        failed += measure_points(results, dict(points(curves, ["tasks"], options)))
     return 1 if failed else 0
 
 
