@@ -94,6 +94,22 @@ def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> 
     assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
 
 
+def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
+    from pyspark.accumulators import _accumulatorRegistry
+
+    seen: list[bool] = []
+
+    def look(frame: Any, batch: int) -> None:
+        frame.collect()
+        seen.append(any(one.value for one in _accumulatorRegistry.values()))
+
+    for _ in range(3):
+        job.source.add([(1, 1), (2, 2)])
+    job.run(look, delivery="direct", tasks=2)
+    assert [True] * 3 == seen  # those of its own micro-batch
+    assert not [one for one in _accumulatorRegistry.values() if one.value]
+
+
 @pytest.mark.parametrize("inline_bytes", [0, 1024 * 1024], ids=["files", "inline"])
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes: int) -> None:

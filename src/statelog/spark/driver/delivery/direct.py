@@ -36,7 +36,8 @@ class _AckParam(AccumulatorParam[list[TaskAck]]):
 
     def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
         """Return both lists as one."""
-        return value1 + value2
+        value1.extend(value2)
+        return value1
 
 
 class DirectDelivery:
@@ -58,13 +59,16 @@ class DirectDelivery:
         """Call the sink, which evaluates the tasks, and return their answers."""
         answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
         task = partial(direct_task, spec, answers)
-        output = self._python.frame(partitioned, task, columns_of(spec))
-        self._sink(output, spec.context.batch_id)
-        fail_point("after-sink")
-        acks = one_per_task(answers.value)
-        if len(acks) < len(spec.ranges):  # the sink did not read all rows; the state needs them
-            output.write.format("noop").mode("append").save()
+        try:
+            output = self._python.frame(partitioned, task, columns_of(spec))
+            self._sink(output, spec.context.batch_id)
+            fail_point("after-sink")
             acks = one_per_task(answers.value)
+            if len(acks) < len(spec.ranges):  # the sink did not read all rows; the state needs them
+                output.write.format("noop").mode("append").save()
+                acks = one_per_task(answers.value)
+        finally:
+            answers.value = []  # PySpark keeps every accumulator with its value for ever
         return acks
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
