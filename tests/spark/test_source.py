@@ -18,6 +18,7 @@ from tests.spark.versions import needs
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.spark import transform_with_state
+from statelog.spark.rows.jvm import jvm_of
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_store
 
@@ -224,7 +225,7 @@ def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> N
 def partitions_of(frame: DataFrame) -> int:
     """Return the number of partitions; for it Spark reads the settings of the thread's session."""
     session = frame.sparkSession
-    session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+    jvm_of(session).SparkSession.setActiveSession(session._jsparkSession)
     return frame.rdd.getNumPartitions()
 
 

@@ -8,20 +8,14 @@ from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DatetimeType,
-    NumericType,
-    StringType,
-)
+from pyspark.sql.types import BinaryType, BooleanType, DataType, NumericType, StringType
 
 from statelog.errors import UsageError
 from statelog.spark.aggregate.arrays import replaces
 from statelog.spark.aggregate.kind import Parts
+from statelog.spark.rows.spark_versions import DATE_AND_TIME_TYPES
 
-_ORDERED: Final = (NumericType, StringType, BinaryType, BooleanType, DatetimeType)
+_ORDERED: Final = (NumericType, StringType, BinaryType, BooleanType, *DATE_AND_TIME_TYPES)
 _PLAIN_COLLATION: Final = "UTF8_BINARY"
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.functions import expr
 
 from statelog.spark.rows.jvm import JavaObject, jvm_of
@@ -26,6 +26,13 @@ SPARK: Final[tuple[int, int]] = (
     int(pyspark.__version__.split(".")[1]),
 )
 """The running version: major and minor."""
+
+DATE_AND_TIME_TYPES: Final[tuple[type[types.DataType], ...]] = tuple(
+    getattr(types, name)
+    for name in ("DateType", "TimestampType", "TimestampNTZType", "TimeType")
+    if hasattr(types, name)
+)
+"""The types of dates and times in this version; their common base came with 4.1, as did times."""
 
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _SEED: Final = np.uint32(42)
