@@ -31,9 +31,9 @@ FLINK_FOLDER := build/flink
 FLINK_JAR := $(FLINK_FOLDER)/flink-dist-$(FLINK_VERSION).jar
 FLINK_WHEEL := $(FLINK_FOLDER)/apache_flink_libraries-$(FLINK_VERSION)-py2.py3-none-any.whl
 
-# What shows within minutes whether a version of Spark works: rows and frames, edges, time, a kill.
+# What shows within minutes whether a version of Spark works: rows, frames, columns, edges, time, a kill.
 SMOKE_TESTS := $(addprefix tests/spark/,test_edges.py test_pandas.py test_time.py test_plan.py \
-  test_source_position.py test_kill.py)
+  test_source_position.py test_kill.py test_columnar.py test_aggregate.py test_one_shuffle.py)
 
 # Spark's workers have to run on the interpreter that has our packages.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
@@ -75,12 +75,12 @@ demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 test: java-ready test-pure test-spark ## all tests but the campaigns: first the pure ones, then those on Spark
 
 test-pure: $(READY) ## tests that need no Spark, two at a time
-	$(BIN)/pytest -q -n 2 -m "not spark and not slow" $(ARGS) $(PURE_TESTS)
+	$(BIN)/pytest -q -n 2 --durations=30 -m "not spark and not slow" $(ARGS) $(PURE_TESTS)
 
 test-spark: java-ready ## tests on Spark, two files at a time, each process around one session
-	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) $(SPARK_TESTS)
+	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile --durations=60 -m "spark and not slow" $(ARGS) $(SPARK_TESTS)
 
-test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...; about two minutes
+test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...; about eight minutes
 	$(WITH_JAVA) $(BIN)/pytest -q -n 2 --dist loadfile -m "spark and not slow" $(ARGS) $(SMOKE_TESTS)
 
 matrix: $(READY) ## the tests on every version of Spark, and the table of docs/reference/spark-versions.md

@@ -59,7 +59,12 @@ class ColumnState:
                 value does not fit its type.
         """
         what = f"state {self._codec.descriptor.name!r}"
-        columns = columns_of(values, self._codec.descriptor.value_schema, len(keys), what)
+        declared = columns_of(values, self._codec.descriptor.value_schema, len(keys), what)
+        # Files have nulls in NOT NULL fields too, inside of a column as well; Arrow joins equal types.
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(declared, self._codec.value.stored, strict=True)
+        ]
         if self._codec.expires:
             expires_ms = self._table.now_ms + (self._codec.descriptor.ttl_ms or 0)
             columns.append(pa.array(np.full(len(keys), expires_ms, np.int64)))
@@ -175,13 +180,31 @@ def columns_of(values: Any, schema: pa.Schema, length: int, what: str) -> list[p
             raise UsageError(
                 f"{what}: field {field.name!r} takes {field.type}, not {column.type} ({error})"
             ) from error
-        if not field.nullable and cast.null_count:
-            raise UsageError(f"{what}: field {field.name!r} is NOT NULL, and has a null")
         whole = cast.combine_chunks()
         if isinstance(whole, pa.ChunkedArray):
             whole = whole.chunk(0) if whole.num_chunks else pa.array([], field.type)
+        if null := _forbidden_null(field, whole):
+            raise UsageError(f"{what}: field {null!r} is NOT NULL, and has a null")
         columns.append(whole)
     return columns
+
+
+def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
+    """Return the path of a NOT NULL field, or one inside of it, with a null; "" for none."""
+    if column.null_count and not field.nullable:
+        return str(field.name)
+    inner: list[tuple[pa.Field, pa.Array]] = []
+    if pa.types.is_struct(field.type):
+        inner = list(zip(field.type, column.drop_null().flatten(), strict=True))
+    elif pa.types.is_map(field.type):
+        maps = column.drop_null()
+        bounds = maps.offsets.to_numpy()
+        items = maps.items.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+        inner = [(field.type.item_field, items)]
+    elif pa.types.is_list(field.type):
+        inner = [(field.type.value_field, column.flatten())]
+    nulls = (_forbidden_null(one, values) for one, values in inner)
+    return next((f"{field.name}.{null}" for null in nulls if null), "")
 
 
 def table_of(values: Any, what: str) -> pa.Table:
