@@ -45,8 +45,8 @@ def _filled(column: Any) -> np.ndarray:
     return pc.fill_null(column, 0).to_numpy()
 
 
-def aggregated(grouped: Any, delivery: str) -> Any:
-    """Return the same totals by `aggregate`."""
+def aggregated(grouped: Any, report: Any, delivery: str) -> Any:
+    """Return the same totals by `aggregate`, which calls a function with each micro-batch's report."""
     from statelog.spark import count, sum_
 
-    return aggregate(grouped, n=count(), total=sum_("value"), delivery=delivery)
+    return aggregate(grouped, n=count(), total=sum_("value"), delivery=delivery, onProgress=report)

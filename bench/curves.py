@@ -212,7 +212,7 @@ def one_number_of_tasks(text: str) -> Run:
                 tasks=int(tasks),
             )
         else:
-            frame = peer.frame(grouped)
+            frame = peer.frame(grouped, lambda report: None)
         return run_query(frame.writeStream.foreachBatch(noop), work / "query", Bounds(60))
 
 

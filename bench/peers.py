@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,18 +37,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from bench.harness.query_run import Bounds, file_stream, noop, rows_of, run_query
 from bench.harness.results import Results, Run, in_turns, say
-from bench.harness.session import HEAP, PROVIDER, ROCKSDB, session
+from bench.harness.session import CORES, HEAP, PROVIDER, ROCKSDB, session
 from bench.workload import write_files, zipf_events
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.functions import count, sum
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench import columns
-from statelog.spark import transform_with_state, transform_with_state_in_pandas
+from statelog.spark import BatchProgress, transform_with_state, transform_with_state_in_pandas
 
 SCHEMA = "key long, value double"
 OUTPUT = "key long, n long, total double"
 STATE = "n long, total double"
+
+Report = Callable[[BatchProgress], None]
 
 
 class RunningTotal(StatefulProcessor):
@@ -100,31 +103,33 @@ class Peer:
 
     Args:
         title: Its name on the page.
-        frame: Makes the stream of totals of the grouped events.
+        frame: Makes the stream of totals of the grouped events; statelog also calls a function with
+            its report of each micro-batch.
         provider: Spark's state store; "" for statelog, which has none.
         missing: Why this version does not have it; "" if it does.
         slow: Whether it takes seconds for each 100,000 events: measured once, in the first round.
     """
 
     title: str
-    frame: Callable[[Any], Any]
+    frame: Callable[[Any, Report], Any]
     provider: str = ""
     missing: str = ""
     slow: bool = False
 
 
-def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any], Any]:
-    def frame(grouped: Any) -> Any:
-        return transform(grouped, processor(), OUTPUT, "Update", "None", delivery=delivery)
+def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any, Report], Any]:
+    def frame(grouped: Any, report: Report) -> Any:
+        options = {"delivery": delivery, "onProgress": report}
+        return transform(grouped, processor(), OUTPUT, "Update", "None", **options)
 
     return frame
 
 
-def _aggregation(grouped: Any) -> Any:
+def _aggregation(grouped: Any, report: Report) -> Any:
     return grouped.agg(count("*").alias("n"), sum("value").alias("total"))
 
 
-def _apply_in_pandas(grouped: Any) -> Any:
+def _apply_in_pandas(grouped: Any, report: Report) -> Any:
     return grouped.applyInPandasWithState(running_total, OUTPUT, STATE, "update", "NoTimeout")
 
 
@@ -137,12 +142,14 @@ _NO_AGGREGATE = "" if columns.aggregate else columns.NO_AGGREGATE
 PEERS = {
     "spark-tws": Peer(
         "Spark `transformWithState`",
-        lambda grouped: grouped.transformWithState(RunningTotal(), OUTPUT, "Update", "None"),
+        lambda grouped, report: grouped.transformWithState(
+            RunningTotal(), OUTPUT, "Update", "None"
+        ),
         ROCKSDB,
     ),
     "spark-tws-pandas": Peer(
         "Spark `transformWithStateInPandas`",
-        lambda grouped: grouped.transformWithStateInPandas(
+        lambda grouped, report: grouped.transformWithStateInPandas(
             RunningTotalInPandas(), OUTPUT, "Update", "None"
         ),
         ROCKSDB,
@@ -165,12 +172,12 @@ PEERS = {
     ),
     "statelog-aggregate-staged": Peer(
         "statelog `aggregate`, staged",
-        lambda grouped: columns.aggregated(grouped, "staged"),
+        partial(columns.aggregated, delivery="staged"),
         missing=_NO_AGGREGATE,
     ),
     "statelog-aggregate-direct": Peer(
         "statelog `aggregate`, direct",
-        lambda grouped: columns.aggregated(grouped, "direct"),
+        partial(columns.aggregated, delivery="direct"),
         missing=_NO_AGGREGATE,
     ),
 }
@@ -180,12 +187,33 @@ def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds)
     """Run one query of a peer over all input."""
     if peer.provider:
         spark.conf.set(PROVIDER, peer.provider)
-    frame = peer.frame(file_stream(spark, data, SCHEMA).groupBy("key"))
+    reports: list[BatchProgress] = []
+    frame = peer.frame(file_stream(spark, data, SCHEMA).groupBy("key"), reports.append)
     if peer.provider:
         writer = frame.writeStream.outputMode("update").format("noop")
     else:
         writer = frame.writeStream.foreachBatch(noop)
-    return run_query(writer, work, bounds)
+    facts = run_query(writer, work, bounds)
+    return facts | ({"state_work": state_work(reports, facts["milliseconds"])} if reports else {})
+
+
+def state_work(reports: Sequence[BatchProgress], milliseconds: Sequence[float]) -> float:
+    """
+    Return the median share of a micro-batch's time in which a core ran code of ours in a task.
+
+    That is everything from the start of the task to its answer but the wait for rows; of the slowest task
+    in each phase, once for each wave of tasks.
+
+    Args:
+        reports: All micro-batches of a query, from the first on.
+        milliseconds: The time of each micro-batch but the first.
+    """
+    shares = []
+    for report, whole in zip(reports[1:], milliseconds, strict=False):
+        phases = dict(report.task_milliseconds)
+        ours = sum(phases.values()) - 2 * phases.get("wait", 0.0)  # `input` has the wait, too
+        shares.append(-(-report.tasks // CORES) * ours / whole)
+    return round(statistics.median(shares), 4)
 
 
 def expected_totals(folder: Path) -> dict[int, tuple[int, float]]:
@@ -225,7 +253,8 @@ def check(spark: SparkSession, peer: Peer, work: Path) -> str:
     if peer.provider:
         spark.conf.set(PROVIDER, peer.provider)
     try:
-        frame = peer.frame(file_stream(spark, data, SCHEMA).groupBy("key"))
+        grouped = file_stream(spark, data, SCHEMA).groupBy("key")
+        frame = peer.frame(grouped, lambda report: None)
         rows = rows_of(frame, work / f"checked-{time.monotonic_ns()}", sys.maxsize)
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]

@@ -18,6 +18,8 @@ _STATE = "org.apache.spark.sql.execution.streaming.state."
 ROCKSDB = f"{_STATE}RocksDBStateStoreProvider"
 HEAP = f"{_STATE}HDFSBackedStateStoreProvider"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+CORES = 2
+"""Cores of a session, unless a benchmark asks for another master."""
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -32,7 +34,7 @@ _SETTINGS = {
 
 @contextmanager
 def session(
-    *, master: str = "local[2]", settings: Mapping[str, str] | None = None
+    *, master: str = f"local[{CORES}]", settings: Mapping[str, str] | None = None
 ) -> Iterator[tuple[SparkSession, Path]]:
     """Yield a session, and a folder that is deleted with it."""
     prepare_environment()

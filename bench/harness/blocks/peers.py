@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from functools import partial
 
@@ -54,7 +55,18 @@ def peers(name: str, source: Source) -> str:
     ]
     heads = ["", "ms per micro-batch", "events/s", "to TWS", "to agg., RocksDB", "to agg., heap"]
     heads += ["objects", "KiB", "n"]
+    if any(samples(part, "state_work") for part in measured.values()):
+        heads.append("state work")
+        for row, part in zip(rows, measured.values(), strict=True):
+            shares = samples(part, "state_work")
+            row.append(f"{100 * statistics.median(shares):.1f} %" if shares else "")
     lines = [table(heads, rows), "", _peers_figure(name, source, measured, document), ""]
+    if "state work" in heads:
+        lines += [
+            "State work: the share of a micro-batch in which a core ran statelog's code or the processor in "
+            "a task, from its start to its answer but the wait for rows.",
+            "",
+        ]
     lines.append(origin(document))
     if left_out:
         lines += ["", "Left out: " + "; ".join(sorted(left_out)) + "."]
