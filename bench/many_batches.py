@@ -17,17 +17,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from bench.cases import RunningCount
 from bench.harness.processes import resident_mib
-from bench.harness.query_run import noop
+from bench.harness.query_run import noop, one_python_job
 from bench.harness.results import Results, Run, in_turns
 from bench.harness.session import session
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
 from statelog.spark import transform_with_state
@@ -37,24 +36,12 @@ HUNDRED = 100
 EVERY = 10
 
 
-def same_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return what comes in: the least that a Python job does."""
-    yield from batches
-
-
-def evaluate(frame: DataFrame, batch_id: int) -> None:
-    """Run one Python job over the rows of a micro-batch."""
-    frame.coalesce(1).mapInArrow(same_rows, "bidder long").write.format("noop").mode(
-        "append"
-    ).save()
-
-
 def stream(spark: SparkSession, way: str) -> Any:
     """Return the writer of the query of a way."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50)
     rows = source.load().select((col("value") * 7919 % 1000).alias("bidder"))
     if way == "floor":
-        return rows.writeStream.foreachBatch(evaluate)
+        return rows.writeStream.foreachBatch(one_python_job)
     frame = transform_with_state(
         rows.groupBy("bidder"), RunningCount(), "key long, n long", delivery="direct"
     )

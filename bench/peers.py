@@ -35,7 +35,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bench.harness.query_run import Bounds, file_stream, noop, rows_of, run_query
+from bench.harness.query_run import Bounds, file_stream, noop, one_python_job, rows_of, run_query
 from bench.harness.results import Results, Run, in_turns, say
 from bench.harness.session import CORES, HEAP, PROVIDER, ROCKSDB, session
 from bench.workload import write_files, zipf_events
@@ -96,6 +96,11 @@ def running_total(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Itera
     yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
+def no_frame(grouped: Any, report: Report) -> Any:
+    """Refuse: the floor has no frame."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """
@@ -108,13 +113,16 @@ class Peer:
         provider: Spark's state store; "" for statelog, which has none.
         missing: Why this version does not have it; "" if it does.
         slow: Whether it takes seconds for each 100,000 events: measured once, in the first round.
+        is_floor: Whether it keeps no totals, but runs one Python job for each micro-batch; then there is no
+            frame.
     """
 
     title: str
-    frame: Callable[[Any, Report], Any]
+    frame: Callable[[Any, Report], Any] = no_frame
     provider: str = ""
     missing: str = ""
     slow: bool = False
+    is_floor: bool = False
 
 
 def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any, Report], Any]:
@@ -140,6 +148,7 @@ _NO_COLUMNS = "" if columns.ColumnarProcessor else columns.NO_COLUMNS
 _NO_AGGREGATE = "" if columns.aggregate else columns.NO_AGGREGATE
 
 PEERS = {
+    "floor": Peer("one Python job that does nothing", is_floor=True),
     "spark-tws": Peer(
         "Spark `transformWithState`",
         lambda grouped, report: grouped.transformWithState(
@@ -188,7 +197,10 @@ def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds)
     if peer.provider:
         spark.conf.set(PROVIDER, peer.provider)
     reports: list[BatchProgress] = []
-    frame = peer.frame(file_stream(spark, data, SCHEMA).groupBy("key"), reports.append)
+    stream = file_stream(spark, data, SCHEMA)
+    if peer.is_floor:
+        return run_query(stream.writeStream.foreachBatch(one_python_job), work, bounds)
+    frame = peer.frame(stream.groupBy("key"), reports.append)
     if peer.provider:
         writer = frame.writeStream.outputMode("update").format("noop")
     else:
@@ -199,10 +211,10 @@ def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds)
 
 def state_work(reports: Sequence[BatchProgress], milliseconds: Sequence[float]) -> float:
     """
-    Return the median share of a micro-batch's time in which a core ran code of ours in a task.
+    Return the median share of a micro-batch that its slowest task spent in code of ours, by the clock.
 
     That is everything from the start of the task to its answer but the wait for rows; of the slowest task
-    in each phase, once for each wave of tasks.
+    in each phase, once for each wave of tasks.  Where others use the cores too, it is too much.
 
     Args:
         reports: All micro-batches of a query, from the first on.
@@ -211,7 +223,7 @@ def state_work(reports: Sequence[BatchProgress], milliseconds: Sequence[float]) 
     shares = []
     for report, whole in zip(reports[1:], milliseconds, strict=False):
         phases = dict(report.task_milliseconds)
-        ours = sum(phases.values()) - 2 * phases.get("wait", 0.0)  # `input` has the wait, too
+        ours = math.fsum(phases.values()) - 2 * phases.get("wait", 0.0)  # `input` has the wait, too
         shares.append(-(-report.tasks // CORES) * ours / whole)
     return round(statistics.median(shares), 4)
 
@@ -273,7 +285,9 @@ def measure(
     say("warming up, and checking the totals of each")
     run(spark, PEERS["spark-agg-heap"], data, work / "warm-up", bounds)
     parts, failed = [], list[str]()
-    for name in options.peers.split(",") if options.peers else PEERS:
+    # The floor has one task, as few rows have; for many it says little.
+    usual = [name for name, peer in PEERS.items() if not peer.is_floor]
+    for name in options.peers.split(",") if options.peers else usual:
         peer = PEERS[name]
         if peer.missing:
             say(f"  {name}: left out, {peer.missing}")
@@ -281,7 +295,9 @@ def measure(
             continue
         if len(results.runs(name)) >= (1 if peer.slow else options.rounds):
             continue
-        if reason := check(spark, peer, work) and check(spark, peer, work):  # twice: a busy machine
+        if not peer.is_floor and (
+            reason := check(spark, peer, work) and check(spark, peer, work)
+        ):  # twice: a busy machine
             say(f"  {name} failed: {reason}")
             results.failed(name, reason, title=peer.title)
             failed.append(name)

@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
         "statelog-direct": batches(100) | {"title": "statelog, <rows>"},
         "statelog-columns-direct": {"runs": [], "skipped": "not there", "title": "columns"},
     }
-    for name in ("peers-50", "peers-100k", "peers-1m"):
+    for name in ("peers-50", "peers-100k", "peers-1m", "peers-1m-again"):
         write(tmp_path / f"{name}.json", document(name, peers, events=1000))
     jobs = {
         f"top-k/{engine}": batches(ms, compared_rows=1) | {"compared_rows": 1234}
@@ -245,3 +245,17 @@ def test_the_lines_of_an_axis_enclose_its_values(values: list[float], is_log: bo
 )
 def test_figures_have_the_digits_that_count(made: str, text: str) -> None:
     assert text == made
+
+
+def test_ways_are_compared_with_the_floor_and_show_their_state_work(tmp_path: Path) -> None:
+    ways = {
+        "floor": batches(200) | {"title": "floor"},
+        "statelog-direct": batches(250, state_work=0.021) | {"title": "rows"},
+    }
+    write(tmp_path / "peers-50.json", document("peers-50", ways, events=50))
+    made = page.filled("<!-- bench:peers-50 -->\n<!-- /bench -->\n", "images", Source(tmp_path))
+    rows = [line.split(" | ") for line in made.splitlines() if line.startswith("| ")]
+    heads = [cell.strip("| ") for cell in rows[0]]
+    cells = [cell.strip("| ") for cell in rows[-1]]
+    assert "1.25x" == cells[heads.index("of the floor")]
+    assert "2.1 %" == cells[heads.index("state work")]
