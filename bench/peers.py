@@ -96,11 +96,6 @@ def running_total(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Itera
     yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
 
 
-def no_frame(grouped: Any, report: Report) -> Any:
-    """Refuse: the floor has no frame."""
-    raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
 class Peer:
     """
@@ -109,20 +104,17 @@ class Peer:
     Args:
         title: Its name on the page.
         frame: Makes the stream of totals of the grouped events; statelog also calls a function with
-            its report of each micro-batch.
+            its report of each micro-batch.  None: the floor, which keeps no totals.
         provider: Spark's state store; "" for statelog, which has none.
         missing: Why this version does not have it; "" if it does.
         slow: Whether it takes seconds for each 100,000 events: measured once, in the first round.
-        is_floor: Whether it keeps no totals, but runs one Python job for each micro-batch; then there is no
-            frame.
     """
 
     title: str
-    frame: Callable[[Any, Report], Any] = no_frame
+    frame: Callable[[Any, Report], Any] | None
     provider: str = ""
     missing: str = ""
     slow: bool = False
-    is_floor: bool = False
 
 
 def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any, Report], Any]:
@@ -148,7 +140,7 @@ _NO_COLUMNS = "" if columns.ColumnarProcessor else columns.NO_COLUMNS
 _NO_AGGREGATE = "" if columns.aggregate else columns.NO_AGGREGATE
 
 PEERS = {
-    "floor": Peer("one Python job that does nothing", is_floor=True),
+    "floor": Peer("one Python job that does nothing", None),
     "spark-tws": Peer(
         "Spark `transformWithState`",
         lambda grouped, report: grouped.transformWithState(
@@ -198,7 +190,7 @@ def run(spark: SparkSession, peer: Peer, data: Path, work: Path, bounds: Bounds)
         spark.conf.set(PROVIDER, peer.provider)
     reports: list[BatchProgress] = []
     stream = file_stream(spark, data, SCHEMA)
-    if peer.is_floor:
+    if peer.frame is None:
         return run_query(stream.writeStream.foreachBatch(one_python_job), work, bounds)
     frame = peer.frame(stream.groupBy("key"), reports.append)
     if peer.provider:
@@ -286,7 +278,7 @@ def measure(
     run(spark, PEERS["spark-agg-heap"], data, work / "warm-up", bounds)
     parts, failed = [], list[str]()
     # The floor has one task, as few rows have; for many it says little.
-    usual = [name for name, peer in PEERS.items() if not peer.is_floor]
+    usual = [name for name, peer in PEERS.items() if peer.frame]
     for name in options.peers.split(",") if options.peers else usual:
         peer = PEERS[name]
         if peer.missing:
@@ -295,9 +287,8 @@ def measure(
             continue
         if len(results.runs(name)) >= (1 if peer.slow else options.rounds):
             continue
-        if not peer.is_floor and (
-            reason := check(spark, peer, work) and check(spark, peer, work)
-        ):  # twice: a busy machine
+        # Twice: a busy machine.
+        if peer.frame and (reason := check(spark, peer, work) and check(spark, peer, work)):
             say(f"  {name} failed: {reason}")
             results.failed(name, reason, title=peer.title)
             failed.append(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from functools import partial
 
@@ -58,13 +57,12 @@ def peers(name: str, source: Source) -> str:
     if floor := measured.get("floor"):
         heads.insert(3, "of the floor")
         for row, part in zip(rows, measured.values(), strict=True):
-            share = milliseconds(part).median / milliseconds(floor).median
-            row.insert(3, "" if part is floor else times(share))
+            row.insert(3, "" if part is floor else times(faster(floor, part).value))
     if any(samples(part, "state_work") for part in measured.values()):
         heads.append("state work")
         for row, part in zip(rows, measured.values(), strict=True):
             shares = samples(part, "state_work")
-            row.append(f"{100 * statistics.median(shares):.1f} %" if shares else "")
+            row.append(f"{100 * Spread.of(shares).median:.1f} %" if shares else "")
     lines = [table(heads, rows), "", _peers_figure(name, source, measured, document), ""]
     if "state work" in heads:
         lines += [

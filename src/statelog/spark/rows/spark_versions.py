@@ -27,13 +27,6 @@ SPARK: Final[tuple[int, int]] = (
 )
 """The running version: major and minor."""
 
-DATE_AND_TIME_TYPES: Final[tuple[type[types.DataType], ...]] = tuple(
-    getattr(types, name)
-    for name in ("DateType", "TimestampType", "TimestampNTZType", "TimeType")
-    if hasattr(types, name)
-)
-"""The types of dates and times in this version; their common base came with 4.1, as did times."""
-
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _SEED: Final = np.uint32(42)
 
@@ -51,9 +44,16 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
     return argument in inspect.signature(function).parameters
 
 
-def offered(kind: type, names: Iterable[str]) -> list[str]:
-    """Return those of *names* that are attributes of a class of Spark in this version."""
-    return [name for name in names if hasattr(kind, name)]
+def offered(place: object, names: Iterable[str]) -> list[str]:
+    """Return those of *names* that a class or a module of Spark has in this version."""
+    return [name for name in names if hasattr(place, name)]
+
+
+DATE_AND_TIME_TYPES: Final[tuple[type[types.DataType], ...]] = tuple(
+    getattr(types, name)
+    for name in offered(types, ("DateType", "TimestampType", "TimestampNTZType", "TimeType"))
+)
+"""The types of dates and times in this version; 4.0 has neither times nor a common base of these."""
 
 
 def frames_are_inferred(*, has_initial: bool) -> bool:

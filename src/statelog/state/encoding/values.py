@@ -164,20 +164,21 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
     A key without a value has nulls even in the columns of a NOT NULL field.
     """
-    return pa.schema([_stored_field(field) for field in schema])
+    return pa.schema([stored_field(field) for field in schema])
 
 
-def _stored_field(field: pa.Field) -> pa.Field:
+def stored_field(field: pa.Field) -> pa.Field:
+    """Return *field* as files store it: it and all inside of it may be null."""
     return field.with_type(_stored_type(field.type)).with_nullable(True)
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([_stored_field(field) for field in kind])
+        return pa.struct([stored_field(field) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_stored_field(kind.value_field))
+        return pa.list_(stored_field(kind.value_field))
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, _stored_field(kind.item_field))
+        return pa.map_(kind.key_field, stored_field(kind.item_field))
     return kind
 
 

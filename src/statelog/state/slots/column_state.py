@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.state.encoding.values import stored_field
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_table import SlotTable
 
@@ -59,12 +60,7 @@ class ColumnState:
                 value does not fit its type.
         """
         what = f"state {self._codec.descriptor.name!r}"
-        declared = columns_of(values, self._codec.descriptor.value_schema, len(keys), what)
-        # Files have nulls in NOT NULL fields too, inside of a column as well; Arrow joins equal types.
-        columns = [
-            column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(declared, self._codec.value.stored, strict=True)
-        ]
+        columns = columns_of(values, self._codec.descriptor.value_schema, len(keys), what)
         if self._codec.expires:
             expires_ms = self._table.now_ms + (self._codec.descriptor.ttl_ms or 0)
             columns.append(pa.array(np.full(len(keys), expires_ms, np.int64)))
@@ -191,7 +187,9 @@ def columns_of(values: Any, schema: pa.Schema, length: int, what: str) -> list[p
 
 def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
     """Return the path of a NOT NULL field, or one inside of it, with a null; "" for none."""
-    if column.null_count and not field.nullable:
+    if field == stored_field(field):
+        return ""  # nothing in it is NOT NULL
+    if not field.nullable and column.null_count:
         return str(field.name)
     inner: list[tuple[pa.Field, pa.Array]] = []
     if pa.types.is_struct(field.type):

@@ -44,13 +44,9 @@ class KeyColumns:
         Append the given rows of *columns*.
 
         Raises:
-            pyarrow.ArrowException: A column does not have the type of its field.
+            pyarrow.ArrowException: A column does not fit the type of its field.
         """
-        typed = [
-            column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(columns, self.schema, strict=True)
-        ]
-        self._chunks.append(taken(typed, rows))
+        self._chunks.append(taken(columns, rows))
 
     def take(self, rows: RowNumbers) -> list[pa.Array]:
         """Return the key columns of these rows, in their order."""

@@ -8,6 +8,7 @@ import pytest
 
 from statelog.errors import UsageError
 from statelog.state.encoding.changes import METADATA_KEY_GROUP, OperatorCodec
+from statelog.state.encoding.values import stored_field
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.slots import ColumnState, Keys, SlotState
@@ -73,7 +74,9 @@ def test_values_of_the_log_and_of_the_processor_are_in_one_column(
 
 def test_maps_are_read_between_their_bounds() -> None:
     kind = TYPES["map"][0]
-    maps = pa.array([[("a", None)], [("b", 1)], None, [("c", None)]], _nullable(kind))
+    maps = pa.array(
+        [[("a", None)], [("b", 1)], None, [("c", None)]], stored_field(pa.field("f", kind)).type
+    )
     state = ColumnState(state_of(kind).table, 0)
     state.put(keys_of([1, 2]), {"f": maps[1:3]})
     assert state.get(keys_of([1, 2])).column("f").to_pylist() == [[("b", 1)], None]
@@ -89,16 +92,7 @@ def test_a_null_inside_of_a_value_is_refused_where_it_may_not_be(
     # Arrow itself refuses nulls in the fields of a struct.
     message = f"'{path}' is NOT NULL" if path else "field 'f' takes .* 'by' of type int32 has nulls"
     with pytest.raises(UsageError, match=f"state 'v'.*{message}"):
-        state.put(keys_of([1, 2]), {"f": pa.array([None, value], _nullable(kind))})
+        state.put(
+            keys_of([1, 2]), {"f": pa.array([None, value], stored_field(pa.field("f", kind)).type)}
+        )
     assert state.exists(keys_of([1, 2])).tolist() == [False, False]
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Return a type with the same fields, all of which may be null."""
-    if pa.types.is_struct(kind):
-        return pa.struct([(one.name, _nullable(one.type)) for one in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _nullable(kind.item_type))
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _nullable(kind.value_type)))
-    return kind
