@@ -7,6 +7,7 @@ The driver's side: each micro-batch makes one checkpoint.
     engine                         trigger, run the operators, commit, deliver
     operator_run, staged_rows      the tasks of one operator; its rows as the input of the next
     python_job, arrow_frame        the frames of its jobs and rows, with few calls to the JVM
+    arrow_batches                  the Arrow batches in which tasks get their rows
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch
     batch_cost, snapshot_planner   how many tasks run next; which key groups get a snapshot

@@ -11,29 +11,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.types import StructType
 
-from statelog.spark.query.session import is_connect
+from statelog.spark.query.session import is_connect, with_setting
+from statelog.spark.rows.arrow_limits import MAX_RECORDS, NO_LIMIT
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 from statelog.spark.rows.types import arrow_schema
 
-_ARROW = "spark.sql.execution.arrow."
-_MAX_RECORDS = f"{_ARROW}maxRecordsPerBatch"
-_LARGE_TYPES = f"{_ARROW}useLargeVarTypes"
-_NO_LIMIT = 2**31 - 1
+_LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
 def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """Return an Arrow table as a frame, for any batch size."""
     if is_connect(session):  # the client sends Arrow as it is
         return session.createDataFrame(table, schema=schema)
-    limit = session.conf.get(_MAX_RECORDS) or "0"
-    if int(limit) > 0:
+    if int(session.conf.get(MAX_RECORDS) or 0) > 0:
         return session.createDataFrame(table, schema=schema)
     # 0 means no limit in the session, but PySpark passes the number to Arrow, which rejects it.
-    session.conf.set(_MAX_RECORDS, str(_NO_LIMIT))
-    try:
+    with with_setting(session, MAX_RECORDS, str(NO_LIMIT)):
         return session.createDataFrame(table, schema=schema)
-    finally:
-        session.conf.set(_MAX_RECORDS, limit)
 
 
 def frame_of_few_rows(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:

@@ -16,8 +16,7 @@ partitioned by the keys.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
 from py4j.protocol import Py4JError
@@ -26,7 +25,7 @@ from pyspark.sql import DataFrame
 from statelog.model import KeyGroupRange
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.pre_aggregation import PreAggregation
-from statelog.spark.query.session import is_connect
+from statelog.spark.query.session import is_connect, with_setting
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _log = logging.getLogger("statelog.spark")
@@ -112,7 +111,7 @@ class _Steps:
 
     def apply(self, frame: DataFrame) -> DataFrame | None:
         """Return the results, shuffled to their tasks only; None if that cannot be."""
-        with _not_adaptive(frame):
+        with with_setting(frame.sparkSession, _ADAPTIVE, "false"):
             grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
             path = _down_to_shuffle(grouped.queryExecution().executedPlan())
         if path is None:
@@ -140,21 +139,6 @@ class _Steps:
         for at in range(1, count):
             arguments[at] = exchange.productElement(at)
         return exchange.makeCopy(arguments)
-
-
-@contextmanager
-def _not_adaptive(frame: DataFrame) -> Iterator[None]:
-    """Turn adaptive execution off in the session of a micro-batch, which is the query's own."""
-    conf = frame._jdf.sparkSession().conf()
-    before = conf.get(_ADAPTIVE)
-    if before == "false":
-        yield
-        return
-    conf.set(_ADAPTIVE, "false")
-    try:
-        yield
-    finally:
-        conf.set(_ADAPTIVE, before)
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:

@@ -20,7 +20,7 @@ from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.spark.driver.arrow_frame import frame_of_arrow, frame_of_few_rows
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.query import Query
-from statelog.spark.query.session import is_connect
+from statelog.spark.query.session import is_connect, with_setting
 from statelog.spark.rows.ipc import from_ipc
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import TaskAck
@@ -103,9 +103,5 @@ def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) 
     """
     if is_connect(session):  # before 4.3 its configuration is that of the user's own session
         return frame_of_arrow(session, table, schema)
-    before = session.conf.get(_LOCAL_ROWS)
-    session.conf.set(_LOCAL_ROWS, "0")
-    try:
+    with with_setting(session, _LOCAL_ROWS, "0"):
         return frame_of_arrow(session, table, schema)
-    finally:
-        session.conf.set(_LOCAL_ROWS, str(before))

@@ -8,6 +8,7 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
+from statelog.spark.driver.arrow_batches import ArrowBatches
 from statelog.spark.driver.python_job import PythonJobs
 from statelog.spark.query.session import is_connect
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
@@ -24,6 +25,7 @@ class TaskRunner:
 
     def __init__(self) -> None:
         self._python = PythonJobs("ack binary")
+        self._batches = ArrowBatches()
 
     def collect_acks(self, rows: DataFrame, spec: TaskSpec) -> list[TaskAck]:
         """
@@ -34,7 +36,8 @@ class TaskRunner:
             spec: The instructions for the tasks.
         """
         frame = self._python.frame(rows, partial(staged_task, spec), columns_of(spec))
-        return one_per_task(pickle.loads(data) for data in _collected(frame))
+        with self._batches.not_measured(rows, columns_of(spec)):
+            return one_per_task(pickle.loads(data) for data in _collected(frame))
 
 
 def columns_of(spec: TaskSpec) -> Hashable:

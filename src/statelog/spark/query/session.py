@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
@@ -51,6 +53,24 @@ def session_of(grouped: object) -> SparkSession:
         )
     frame: DataFrame = grouped._df  # type: ignore[attr-defined]
     return frame.sparkSession
+
+
+@contextmanager
+def with_setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
+    """Give a setting of a classic session another value for a while, unless it is set meanwhile."""
+    before = session.conf.get(key, None)
+    if before == value:
+        yield
+        return
+    session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        if session.conf.get(key, None) == value:
+            if before is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, before)
 
 
 def use_this_python(session: SparkSession) -> None:

@@ -2,6 +2,7 @@
 Convert rows between Arrow and what a processor handles.
 
     layout, initial_rows        the columns of a task's input; late_rows: rows to drop
+    arrow_limits                how large Spark makes the batches that bring them
     key_order                   the rows sorted by key group and key
     row_input, pandas_input     the Rows, or the pandas frames, of each key
     row_output, pandas_output   what the processor yields, as record batches; event_time_check

@@ -30,7 +30,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from statelog.options.units import parse_size
+from statelog.spark.rows.arrow_limits import NO_LIMIT, ArrowLimits
 from statelog.spark.rows.key_order import KeyedRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_conversion import series_of
@@ -40,7 +40,6 @@ from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 
 _CONF = "spark.sql.execution."
-_NO_LIMIT = 2**31 - 1
 _INFERRED = {"i": "int64", "u": "int64", "f": "float64", "M": "M8[ns]", "m": "m8[ns]"}
 """The type that pandas infers from Python objects, by kind of dtype."""
 
@@ -81,7 +80,7 @@ class PandasSettings:
         return cls(
             timezone=timezone,
             max_records=10_000,
-            max_bytes=_NO_LIMIT,
+            max_bytes=NO_LIMIT,
             safecheck=False,
             assign_by_name=True,
             int_to_decimal=False,
@@ -105,11 +104,11 @@ class PandasSettings:
         def flag(name: str, default: str = "false") -> bool:
             return conf(name, default).lower() == "true"
 
-        records = int(conf(f"{_CONF}arrow.maxRecordsPerBatch", "10000"))
+        limits = ArrowLimits.of(session)
         return cls(
             timezone=conf("spark.sql.session.timeZone", "UTC"),
-            max_records=records if records > 0 else _NO_LIMIT,
-            max_bytes=_bytes(session, f"{_CONF}arrow.maxBytesPerBatch"),
+            max_records=limits.records,
+            max_bytes=limits.size,
             safecheck=flag(f"{_CONF}pandas.convertToArrowArraySafely"),
             assign_by_name=flag(
                 "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName", "true"
@@ -118,13 +117,6 @@ class PandasSettings:
             int_extension=flag(f"{_CONF}pythonUDF.pandas.preferIntExtensionDtype"),
             infers=frames_are_inferred(has_initial=has_initial),
         )
-
-
-def _bytes(session: SparkSession, name: str) -> int:
-    """Return a size setting, which may have a unit."""
-    value = session.conf.get(name, str(_NO_LIMIT)) or str(_NO_LIMIT)  # Spark checks defaults, too
-    size = 0 if value.strip().startswith("-") else parse_size(value, key=name)
-    return size if size > 0 else _NO_LIMIT
 
 
 class FrameInput(KeyedRows):
@@ -260,7 +252,7 @@ class _SortedFrame:
 
 def _rows_in(table: pa.Table, max_bytes: int) -> int:
     """Return how many rows of average size fill *max_bytes*, at least 1."""
-    if max_bytes == _NO_LIMIT or not table.nbytes:
-        return _NO_LIMIT
+    if max_bytes == NO_LIMIT or not table.nbytes:
+        return NO_LIMIT
     row_bytes: float = table.nbytes / table.num_rows
     return max(1, math.ceil(max_bytes / row_bytes))
