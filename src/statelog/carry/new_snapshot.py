@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statelog.checkpoint.object_names import random_name
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.snapshot_file import ROW_GROUP_SIZE, SCHEMA_METADATA
+from statelog.state.encoding.snapshot_file import SCHEMA_METADATA, SnapshotWriter
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, ObjectStore
 
@@ -32,13 +31,10 @@ def snapshot_of(
     Blocks: On the store.
     """
     metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}
-    sink = pa.BufferOutputStream()
-    schema = reader.keys_schema().with_metadata(metadata)
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        for batch in reader.keys(key_groups=key_groups, include_expired=True):
-            table = pa.Table.from_batches([keep(batch)]).replace_schema_metadata(metadata)
-            writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
-    data: bytes = sink.getvalue().to_pybytes()
+    writer = SnapshotWriter(reader.keys_schema().with_metadata(metadata))
+    for batch in reader.keys(key_groups=key_groups, include_expired=True):
+        writer.write(pa.Table.from_batches([keep(batch)]).replace_schema_metadata(metadata))
+    data: bytes = writer.finish().to_pybytes()
     return data
 
 

@@ -9,7 +9,6 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
@@ -24,7 +23,7 @@ from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.snapshot_file import ROW_GROUP_SIZE
+from statelog.state.encoding.snapshot_file import SnapshotWriter
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
 from statelog.store import LocationPaths, open_store
 
@@ -115,26 +114,23 @@ def write_snapshot_of(
     """
     key_groups = task.ranges[partition]
     codec = OperatorCodec(OperatorStateSchema.from_json(task.schema))
-    sink = pa.BufferOutputStream()
-    writer: pq.ParquetWriter | None = None
+    writer: SnapshotWriter | None = None
     keys = entries = 0
     due = NEVER_MS
     for cells in StateRows(codec, key_groups).cells(batches):
-        if writer is None:
-            writer = pq.ParquetWriter(sink, cells.table.schema, compression="zstd")
-        writer.write_table(cells.table, row_group_size=ROW_GROUP_SIZE)
+        writer = writer or SnapshotWriter(cells.table.schema)
+        writer.write(cells.table)
         keys, entries = keys + cells.table.num_rows, entries + cells.entries
         due = min(due, first_timer(cells.table))
     if writer is None:
         return SnapshotAnswer(partition, None)
-    writer.close()
     store = open_store(task.location, options=dict(task.store_options), fsync=task.fsync)
     # Always a file, see `worker.task`.
     factory = FsCheckpointStreamFactory.for_checkpoint(
         store, task.checkpoint_id, paths=LocationPaths(), threshold_bytes=0
     )
     with factory.create_task_owned_state_stream() as stream:
-        stream.write(sink.getvalue())
+        stream.write(writer.finish())
         handle = stream.close_and_get_handle()
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")

@@ -51,6 +51,7 @@ from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_location
 
 _CACHED_BYTES = 64 * 1024 * 1024
+_FREEZE_ENTRIES = 100_000
 _FREEZE_GROWTH = 1.5
 _ERROR_MAX = 2000
 
@@ -73,7 +74,7 @@ class _Worker:
         processor = spec.context.processor
         self.state = new_state(processor, codec, backend, _name_of(spec), self.ids)
         self.budget_bytes = backend.budget_bytes
-        self.frozen_entries = 0
+        self.frozen_entries: int | None = None
         uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,
@@ -326,14 +327,18 @@ def _write_snapshot(
 
 def _freeze(worker: _Worker) -> None:
     """
-    Exclude the state from garbage collection once it has grown much.
+    Exclude what lives long from garbage collection: the modules, and state that has grown much.
 
-    PySpark's daemon runs a full collection after every task; a pass over a large state would cost
-    more than the task.  The collector never visits state in columns.
+    PySpark's daemon runs a full collection after every task.  A pass over the modules takes as long
+    as a small task, one over a large state longer than any.  The collector never visits state in
+    columns.
     """
-    entries = worker.state.object_count()
-    worker.frozen_entries = min(worker.frozen_entries, entries)
-    if entries > 100_000 and entries > worker.frozen_entries * _FREEZE_GROWTH:
-        gc.collect()
-        gc.freeze()
-        worker.frozen_entries = entries
+    entries, frozen = worker.state.object_count(), worker.frozen_entries
+    if frozen is not None:
+        worker.frozen_entries = frozen = min(frozen, entries)
+        if entries <= max(_FREEZE_ENTRIES, frozen * _FREEZE_GROWTH):
+            return
+    gc.unfreeze()  # or cycles that were frozen and have no user any more would stay for ever
+    gc.collect()
+    gc.freeze()
+    worker.frozen_entries = entries

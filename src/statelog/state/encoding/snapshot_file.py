@@ -26,7 +26,7 @@ from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key, Table
 
 KEY_GROUP_COLUMN: Final = "key_group"
-ROW_GROUP_SIZE: Final = 65_536
+_ROW_GROUP_SIZE: Final = 65_536
 SCHEMA_METADATA: Final = b"statelog.schema"
 """Key under which the file's metadata holds the operator's schema, as in a metadata change."""
 
@@ -47,18 +47,40 @@ def write_snapshot(
     return parquet_of([snapshot_table(codec, groups, overlays, key_group_range, now_ms=now_ms)])
 
 
+class SnapshotWriter:
+    """
+    Writes a snapshot as Parquet, part by part.
+
+    Args:
+        schema: Of all parts, with the operator's schema in its metadata.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._sink = pa.BufferOutputStream()
+        # Keys hardly repeat, and zstd finds what does: dictionaries take longer, for larger files.
+        self._writer = pq.ParquetWriter(
+            self._sink, schema, compression="zstd", use_dictionary=False
+        )
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows of key groups that are not below those before."""
+        self._writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
+
+    def finish(self) -> pa.Buffer:
+        """Return the file; without rows if none were written."""
+        self._writer.close()
+        return self._sink.getvalue()
+
+
 def parquet_of(tables: Iterable[pa.Table]) -> bytes:
     """Return tables of `snapshot_table`, ascending by key group, as Parquet."""
-    sink = pa.BufferOutputStream()
     writer = None
     for table in tables:
-        if writer is None:
-            writer = pq.ParquetWriter(sink, table.schema, compression="zstd")
-        writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
+        writer = writer or SnapshotWriter(table.schema)
+        writer.write(table)
     if writer is None:
         raise InvariantError("a snapshot needs at least one table, which may be empty")
-    writer.close()
-    data: bytes = sink.getvalue().to_pybytes()
+    data: bytes = writer.finish().to_pybytes()
     return data
 
 
