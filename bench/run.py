@@ -79,10 +79,18 @@ BENCHMARKS = {
     ),
     "peers-1m-again": _peers(
         "peers-1m-again",
-        "--events 1000000 --batches 6 --rounds 5 --seconds 60 --peers spark-agg-rocksdb,"
-        "spark-agg-heap,statelog-aggregate-direct,statelog-columns-direct",
-        12,
-        "the fastest ways with a million events, in more rounds",
+        "--events 1000000 --batches 20 --rounds 4 --seconds 60 --minutes 9 --peers "
+        "spark-agg-rocksdb,spark-agg-heap,statelog-aggregate-direct,statelog-columns-direct",
+        15,
+        "the fastest ways with a million events, in more micro-batches",
+    ),
+    "peers-100k-again": _peers(
+        "peers-100k-again",
+        "--events 100000 --batches 20 --rounds 3 --minutes 5 --peers spark-agg-rocksdb,"
+        "spark-agg-heap,statelog-columns-direct,statelog-columns-staged,"
+        "statelog-aggregate-direct,statelog-aggregate-staged,statelog-direct,statelog-staged",
+        10,
+        "all ways but Spark's own in Python, 100,000 events, in more micro-batches",
     ),
     "peers-50": _peers(
         "peers-50",
