@@ -12,14 +12,17 @@ take turns for `--rounds` rounds, after three that are not counted.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import pyarrow as pa
+from bench.harness.figures import Spread
+from bench.harness.query_run import noop
 from bench.harness.session import session
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from statelog.spark.query.session import with_setting
 from statelog.spark.rows.arrow_limits import MAX_BYTES, NO_LIMIT
 
 COLUMNS = {
@@ -36,11 +39,12 @@ def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from ()
 
 
-def milliseconds(rows: DataFrame) -> float:
+def milliseconds(spark: SparkSession, rows: DataFrame, *, is_measured: bool) -> float:
     """Return how long the transfer of these rows takes."""
-    start = time.perf_counter()
-    rows.mapInArrow(take, "none long").write.format("noop").mode("append").save()
-    return (time.perf_counter() - start) * 1e3
+    with nullcontext() if is_measured else with_setting(spark, MAX_BYTES, str(NO_LIMIT)):
+        start = time.perf_counter()
+        noop(rows.mapInArrow(take, "none long"), 0)
+        return (time.perf_counter() - start) * 1e3
 
 
 def main() -> int:
@@ -49,32 +53,30 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    limits = {"measured": None, "not measured": str(NO_LIMIT)}
-    found: dict[tuple[str, str], list[float]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in COLUMNS}
     with session() as (spark, _):
         frames = {}
         for name, columns in COLUMNS.items():
             frames[name] = spark.range(0, arguments.rows, 1, 2).selectExpr(*columns).persist()
             frames[name].count()
-        for number in range(WARM + arguments.rounds):
+        for _ in range(WARM + arguments.rounds):
             for name, frame in frames.items():
-                for said, limit in limits.items():
-                    if limit is None:
-                        spark.conf.unset(MAX_BYTES)
-                    else:
-                        spark.conf.set(MAX_BYTES, limit)
-                    taken = milliseconds(frame)
-                    if number >= WARM:
-                        found.setdefault((name, said), []).append(taken)
-    print(f"{arguments.rows:,} rows, {arguments.rounds} rounds: median ms (quartiles)")
-    for (name, said), times in found.items():
-        low, middle, high = statistics.quantiles(times, n=4)
-        print(f"{name:8} {said:13} {middle:6.0f} ({low:.0f} to {high:.0f})")
-    for name in COLUMNS:
-        pairs = zip(found[name, "measured"], found[name, "not measured"], strict=True)
-        ratios = statistics.quantiles((one / other for one, other in pairs), n=4)
-        print(f"{name:8} {ratios[1]:.2f}x ({ratios[0]:.2f} to {ratios[2]:.2f})")
+                measured = milliseconds(spark, frame, is_measured=True)
+                pairs[name].append((measured, milliseconds(spark, frame, is_measured=False)))
+    print(f"{arguments.rows:,} rows, {arguments.rounds} rounds: medians (quartiles)")
+    for name, both in pairs.items():
+        counted = both[WARM:]
+        measured, not_measured = (Spread.of(times) for times in zip(*counted, strict=True))
+        ratio = Spread.of([one / other for one, other in counted])
+        print(
+            f"{name:8} measured {_said(measured, 0)} ms, not measured {_said(not_measured, 0)} ms, "
+            f"ratio {_said(ratio, 2)}"
+        )
     return 0
+
+
+def _said(spread: Spread, digits: int) -> str:
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ class ArrowBatches:
         session = rows.sparkSession
         if columns not in self._fit:
             self._fit[columns] = _fits(session, rows)
-        if not self._fit[columns] or session.conf.get(MAX_BYTES, None) is not None:
+        if not self._fit[columns]:
             yield
             return
-        with with_setting(session, MAX_BYTES, str(NO_LIMIT)):
+        with with_setting(session, MAX_BYTES, str(NO_LIMIT), unless_set=True):
             yield
 
 

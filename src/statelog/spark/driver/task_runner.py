@@ -35,8 +35,9 @@ class TaskRunner:
             rows: The input, one partition for each task.
             spec: The instructions for the tasks.
         """
-        frame = self._python.frame(rows, partial(staged_task, spec), columns_of(spec))
-        with self._batches.not_measured(rows, columns_of(spec)):
+        columns = columns_of(spec)
+        frame = self._python.frame(rows, partial(staged_task, spec), columns)
+        with self._batches.not_measured(rows, columns):
             return one_per_task(pickle.loads(data) for data in _collected(frame))
 
 

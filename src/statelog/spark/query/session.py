@@ -56,10 +56,20 @@ def session_of(grouped: object) -> SparkSession:
 
 
 @contextmanager
-def with_setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
-    """Give a setting of a classic session another value for a while, unless it is set meanwhile."""
+def with_setting(
+    session: SparkSession, key: str, value: str, *, unless_set: bool = False
+) -> Iterator[None]:
+    """
+    Give a setting of a classic session another value for a while; what is set meanwhile stays.
+
+    Args:
+        session: The session.
+        key: The setting.
+        value: The value.
+        unless_set: Whether a value that the session has stays, too.
+    """
     before = session.conf.get(key, None)
-    if before == value:
+    if before == value or (unless_set and before is not None):
         yield
         return
     session.conf.set(key, value)

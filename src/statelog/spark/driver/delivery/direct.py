@@ -60,10 +60,10 @@ class DirectDelivery:
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
         """Call the sink, which evaluates the tasks, and return their answers."""
         answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
-        task = partial(direct_task, spec, answers)
+        task, columns = partial(direct_task, spec, answers), columns_of(spec)
         try:
-            output = self._python.frame(partitioned, task, columns_of(spec))
-            with self._batches.not_measured(partitioned, columns_of(spec)):
+            output = self._python.frame(partitioned, task, columns)
+            with self._batches.not_measured(partitioned, columns):
                 self._sink(output, spec.context.batch_id)
                 fail_point("after-sink")
                 acks = one_per_task(answers.value)
