@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from columns import RunningTotalInColumns
 from pipeline import OUTPUT, RunningTotal, RunningTotalInPandas, machine, noop, write_input
 from pyspark.sql import SparkSession
 
@@ -36,7 +37,7 @@ from statelog.model import KeyGroupRange
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.record import RecordSpec
-from statelog.spark.rows.formats import PandasRowFormat, SparkRowFormat
+from statelog.spark.rows.formats import ColumnarFormat, PandasRowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.types import arrow_schema
@@ -82,8 +83,14 @@ def run(
 def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
     """Return the instructions of a task over all key groups, from an empty state."""
     columns = parse_ddl(OUTPUT)
-    in_pandas = flavour == "pandas"
-    processor = RunningTotalInPandas() if in_pandas else RunningTotal()
+    processor, row_format = {
+        "rows": lambda: (RunningTotal(), SparkRowFormat()),
+        "pandas": lambda: (
+            RunningTotalInPandas(),
+            PandasRowFormat(PandasSettings.defaults(), columns),
+        ),
+        "columns": lambda: (RunningTotalInColumns(), ColumnarFormat()),
+    }[flavour]()
     key = pa.schema([("key", pa.int64())])
     schema = operator_schema(processor, "bench", key, parse_ddl, time_mode="none")
     record = None
@@ -95,9 +102,7 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
         context=BatchContext(processor, 0, "none"),
         rows=TaskRows(
             layout=InputLayout((1,), 1),
-            row_format=PandasRowFormat(PandasSettings.defaults(), columns)
-            if in_pandas
-            else SparkRowFormat(),
+            row_format=row_format,
             output=arrow_schema(columns),
         ),
         state=TaskState(

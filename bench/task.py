@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="w1zipf")
-    parser.add_argument("--flavour", choices=("rows", "pandas"), default="rows")
+    parser.add_argument("--flavour", choices=("rows", "pandas", "columns"), default="rows")
     parser.add_argument("--cold", action="store_true", help="each task misses one micro-batch")
     parser.add_argument("--json", type=Path, help="also write the result to this file")
     arguments = parser.parse_args()

@@ -95,10 +95,27 @@ def read_checkpoint(
     path = paths.metadata(checkpoint_id)
     if whole:
         data = store.get(path)
-        trailer, size = parse_segment(data, where=path).trailer, len(data)
-    else:
-        size = store.head(path).size_bytes
-        trailer = _read_tail(store, path, size)
+        return _stored(parse_segment(data, where=path).trailer, path, len(data), checkpoint_id)
+    size = store.head(path).size_bytes
+    return _stored(_read_tail(store, path, size), path, size, checkpoint_id)
+
+
+def fetch_checkpoint(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
+) -> StoredCheckpoint:
+    """
+    Read one checkpoint with a single request, for a reader that will need the change sets inside.
+
+    They are verified when they are read.  Arguments, errors and `Blocks:` are those of
+    `read_checkpoint`.
+    """
+    path = paths.metadata(checkpoint_id)
+    data = store.get(path)
+    return _stored(read_trailer(data, where=path), path, len(data), checkpoint_id)
+
+
+def _stored(trailer: Trailer | None, path: str, size: int, checkpoint_id: int) -> StoredCheckpoint:
+    """Return the checkpoint in a trailer, or raise `CorruptionError`."""
     if trailer is None or CHECKPOINT_TAG not in trailer.sections:
         raise CorruptionError(
             f"damaged checkpoint metadata {path}: its {size} bytes contain no checkpoint record "

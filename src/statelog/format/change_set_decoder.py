@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 from statelog.model.state_change import INT32_MAX
+
+_LONE_CHANGE: Final = struct.Struct(">iii")
+"""A group of one change: count, key group and length, before the bytes."""
 
 
 def _check_columns(batches: Sequence[ChangeBatch]) -> None:
@@ -65,7 +69,11 @@ def decode_change_set(
     if (few := decode_rows(view, offset)) is not None:
         decoded = DecodedChangeSet(*few)
     else:
-        decoded = _decode_uniform_set(view, offset) or _decode_set(view, offset, where)
+        decoded = (
+            _decode_uniform_set(view, offset)
+            or _decode_lone_changes(view, offset)
+            or _decode_set(view, offset, where)
+        )
     _check_end(decoded.end, offset, size_bytes, where)
     return decoded
 
@@ -148,6 +156,39 @@ def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | Non
     values = pa.Array.from_buffers(pa.binary(), total, buffers)
     column = np.repeat(np.asarray(key_groups, np.int32), np.asarray(counts, np.int64))
     return DecodedChangeSet(ChangeBatch(column, values), position)
+
+
+def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | None:
+    """
+    Decode a set whose groups have one change each; None for any other set.
+
+    Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.  A
+    set that looks damaged is None too, as for `_decode_uniform_set`.
+    """
+    limit = len(view)
+    if offset < 0 or offset + INT_SIZE > limit:
+        return None
+    (num_groups,) = INT.unpack_from(view, offset)
+    key_groups, ends, parts = [], [0], []
+    position, size = offset + INT_SIZE, 0
+    for _ in range(num_groups):
+        start = position + _LONE_CHANGE.size
+        if start > limit:
+            return None
+        count, key_group, length = _LONE_CHANGE.unpack_from(view, position)
+        position = start + length
+        if count != 1 or key_group < METADATA_KEY_GROUP or length < 0 or position > limit:
+            return None
+        size += length
+        key_groups.append(key_group)
+        ends.append(size)
+        parts.append(view[start:position])
+    if not parts or size > INT32_MAX:
+        return None
+    offsets = pa.py_buffer(np.array(ends, np.int32))
+    buffers = [None, offsets, pa.py_buffer(b"".join(parts))]
+    values = pa.Array.from_buffers(pa.binary(), len(parts), buffers)
+    return DecodedChangeSet(ChangeBatch(np.array(key_groups, np.int32), values), position)
 
 
 def _concat(parts: list[pa.Array]) -> pa.Array:

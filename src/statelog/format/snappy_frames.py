@@ -85,7 +85,7 @@ def compress_frames(payload: bytes | memoryview) -> FramedPayload:
 
 def decompress_frames(
     stream: bytes | memoryview, *, where: str = "", max_size: int | None = None
-) -> bytearray:
+) -> bytes:
     """
     Return the payload of a framed stream; every checksum is verified.
 
@@ -101,9 +101,9 @@ def decompress_frames(
         CorruptionError: A chunk is torn, has a wrong checksum or an unknown type.
     """
     view = memoryview(stream)
-    payload = bytearray()
-    position = 0
-    while position < len(view) and (max_size is None or len(payload) < max_size):
+    blocks: list[bytes | memoryview] = []
+    position = size = 0
+    while position < len(view) and (max_size is None or size < max_size):
         if position + _HEADER_SIZE > len(view):
             _damaged(where, position, "the stream ends inside a chunk header")
         kind = view[position]
@@ -113,14 +113,15 @@ def decompress_frames(
         if end > len(view):
             _damaged(where, position, f"a chunk of {length} bytes is cut short")
         if kind in (_COMPRESSED, _STORED):
-            payload += _block(kind, view[start:end], where, position)
+            blocks.append(_block(kind, view[start:end], where, position))
+            size += len(blocks[-1])
         elif kind == 0xFF:
             if bytes(view[position:end]) != STREAM_IDENTIFIER:
                 _damaged(where, position, "this is no Snappy stream identifier")
         elif kind < SKIPPABLE_CHUNK:
             _damaged(where, position, f"unknown chunk type 0x{kind:02x}, which must not be skipped")
         position = end
-    return payload
+    return b"".join(blocks)
 
 
 def _block(kind: int, data: memoryview, where: str, position: int) -> bytes | memoryview:

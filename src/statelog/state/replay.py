@@ -263,7 +263,10 @@ def snapshots_ahead(
     Returns:
         Each snapshot with its key groups in *key_group_range*, and which of them are older.
     """
+    lowest = _lowest(key_group_range, version_of)
     for snapshot in handle.materialized:
+        if snapshot.checkpoint_id <= lowest:
+            continue
         wanted = snapshot.key_group_range.intersection(key_group_range)
         old = [kg for kg in wanted if version_of(kg) < snapshot.checkpoint_id]
         if old:
@@ -281,14 +284,21 @@ def logs_ahead(
     Raises:
         InvariantError: They are not in the order of checkpoints.
     """
-    last = -1
+    last, lowest = -1, _lowest(key_group_range, version_of)
     for log in handle.log:
         check(log.checkpoint_id >= last, "log handles are not in the order of checkpoints")
         last = log.checkpoint_id
+        if last <= lowest:
+            continue
         wanted = log.key_group_range.intersection(key_group_range)
         old = {kg for kg in wanted if version_of(kg) < log.checkpoint_id}
         if old:
             yield log, wanted, old
+
+
+def _lowest(key_group_range: KeyGroupRange, version_of: Callable[[int], int]) -> int:
+    """Return a checkpoint that all key groups have reached: a log is long, and most of it is old."""
+    return min(map(version_of, key_group_range))
 
 
 def changes_of(

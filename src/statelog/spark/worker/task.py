@@ -24,7 +24,7 @@ from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.inline import InlineStateChangeUploader
 from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
-from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
 from statelog.model import KeyGroupRange
@@ -278,8 +278,8 @@ def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.
 def _load(
     worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
-    # Read as a whole: the task most likely needs the change sets inside.
-    stored = read_checkpoint(worker.store, worker.paths, spec.restore_id, whole=True)
+    # The whole object: the task most likely needs the change sets inside.
+    stored = fetch_checkpoint(worker.store, worker.paths, spec.restore_id)
     return worker.store, stored.record.checkpoint.for_range(key_group_range)
 
 

@@ -45,6 +45,7 @@ class CellColumn:
         self._pending = np.full(capacity, _UNCHANGED, np.int64)
         self._written: list[RowNumbers] = []
         self.is_timers = state.descriptor.kind is StateKind.TIMER
+        self._compact_at = _SPARE_ROWS
         self.first_ms = np.full(capacity if self.is_timers else 0, NEVER_MS, np.int64)
 
     @property
@@ -147,6 +148,7 @@ class CellColumn:
 
     def remove(self, slots: npt.NDArray[np.bool_] | RowNumbers) -> None:
         """Remove committed cells."""
+        self._compact_at = 0
         self._rows[slots] = ABSENT
         if self.is_timers:
             self.first_ms[slots] = NEVER_MS
@@ -168,7 +170,10 @@ class CellColumn:
         Args:
             spare: How many there may be beside as many as are used.
         """
+        if spare is None and self.heap.count <= self._compact_at:
+            return
         used = np.flatnonzero(self._rows >= 0)
         if self.heap.count > 2 * len(used) + (_SPARE_ROWS if spare is None else spare):
             self.heap.keep(self._rows[used])
             self._rows[used] = np.arange(len(used))
+        self._compact_at = 2 * len(used) + _SPARE_ROWS

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.slots.column_chunks import ColumnChunks, taken
+from statelog.state.slots.column_chunks import taken
+from statelog.state.slots.entry_heap import EntryHeap
 
 
 class KeyColumns:
@@ -29,15 +30,15 @@ class KeyColumns:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self._chunks = ColumnChunks(schema.types)
+        self._keys = EntryHeap(list(schema))
 
     def __len__(self) -> int:
-        return len(self._chunks)
+        return self._keys.count
 
     @property
     def nbytes(self) -> int:
         """Size of the columns in bytes."""
-        return self._chunks.nbytes
+        return self._keys.nbytes
 
     def append(self, columns: Sequence[pa.Array], rows: RowNumbers) -> None:
         """
@@ -46,26 +47,22 @@ class KeyColumns:
         Raises:
             pyarrow.ArrowException: A column does not fit the type of its field.
         """
-        self._chunks.append(taken(columns, rows))
+        some = taken(columns, rows)
+        self._keys.append(
+            [
+                column if column.type == field.type else column.cast(field.type)
+                for column, field in zip(some, self.schema, strict=True)
+            ]
+        )
 
     def take(self, rows: RowNumbers) -> list[pa.Array]:
         """Return the key columns of these rows, in their order."""
-        return self._chunks.take(rows)
+        return self._keys.take(rows)
 
     def equal(self, rows: RowNumbers, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
         """Return whether each of *rows* is the key at the same place of *columns*."""
-        parts = self._chunks.parts(rows)
-        if len(parts) == 1:
-            chunk, start, _ = parts[0]
-            return self._same(taken(chunk, rows - start), columns)
-        result = np.empty(len(rows), np.bool_)
-        for chunk, start, places in parts:
-            result[places] = self._same(taken(chunk, rows[places] - start), taken(columns, places))
-        return result
-
-    def _same(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        result = np.ones(len(left[0]), np.bool_)
-        for at, (one, other) in enumerate(zip(left, right, strict=True)):
+        result = np.ones(len(rows), np.bool_)
+        for at, (one, other) in enumerate(zip(self.take(rows), columns, strict=True)):
             same = _equal(one, other)
             if same is None:
                 codec = KeyCodec(pa.schema([self.schema.field(at)]))

@@ -236,9 +236,10 @@ class SlotTable:
             return
         column = self.columns[state_id]
         change = (positions >= 0).astype(np.int64) - (column.committed(slots) >= 0)
-        key_groups = self.index.key_groups(slots)
-        self._reserve_counts(int(key_groups.max()))
-        np.add.at(self._counts, key_groups, change)
+        changed = np.flatnonzero(change)
+        key_groups = self.index.key_groups(slots[changed])
+        self._reserve_counts(int(key_groups.max(initial=0)))
+        np.add.at(self._counts, key_groups, change[changed])
         column.fold(slots, positions)
         self._folded += len(slots)
 
