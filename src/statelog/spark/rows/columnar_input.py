@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import InvariantError
+from statelog.spark.rows.hash_order import hash_order
 from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.key_order import row_codes, stable_order
 from statelog.spark.rows.layout import InputLayout
@@ -55,18 +56,23 @@ class ColumnarInput:
             self._keys = Keys(self._codec.schema, keys, key_groups, starts, starts + 1)
             self._rows = rows
             return
-        codes = row_codes(columns, self._codec)
-        counts = np.bincount(codes)
-        order = stable_order(codes, len(counts))
-        ends = np.cumsum(counts)
-        starts = ends - counts
+        by_hash = hash_order(columns, self._codec.schema)
+        if by_hash is None:
+            codes = row_codes(columns, self._codec)
+            counts = np.bincount(codes)
+            order = stable_order(codes, len(counts))
+            ends = np.cumsum(counts)
+            starts = ends - counts
+        else:
+            order, starts, ends, _ = by_hash
         firsts = order[starts]
         taken = pa.array(firsts)
         keys = [
             column.take(taken).cast(field.type)
             for column, field in zip(columns, self._codec.schema, strict=True)
         ]
-        self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends)
+        hashes = None if by_hash is None else by_hash.hashes
+        self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends, hashes)
         self._rows = rows.take(pa.array(order))
 
     def keyed(self) -> tuple[Keys, pa.Table] | None:

@@ -28,6 +28,7 @@ class Keys:
         key_groups: The key group of each key.
         starts: For each key the number of its first row.
         ends: For each key the number behind its last row.
+        hashes: The hash of each key, where it is known already.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Keys:
         key_groups: npt.NDArray[np.int32],
         starts: RowNumbers,
         ends: RowNumbers,
+        hashes: Hashes | None = None,
     ) -> None:
         self.schema = schema
         self.columns = list(columns)
         self.key_groups = key_groups
         self.starts = starts
         self.ends = ends
+        self._hashes = hashes
         self.slots: RowNumbers | None = None
         """Where the state of the keys is, once it was looked up; -1 for a key without any."""
         self.origin: tuple[Keys, RowNumbers] | None = None
@@ -67,10 +70,12 @@ class Keys:
         """The number of rows of each key."""
         return self.ends - self.starts
 
-    @cached_property
+    @property
     def hashes(self) -> Hashes:
         """The 64-bit hash of each key, the one that its key group is made of."""
-        return hash_columns(self.columns, self.schema)
+        if self._hashes is None:
+            self._hashes = hash_columns(self.columns, self.schema)
+        return self._hashes
 
     def row_keys(self) -> RowNumbers:
         """Return for each row the number of its key."""
@@ -101,9 +106,8 @@ class Keys:
             self.key_groups[at],
             self.starts[at],
             self.ends[at],
+            None if self._hashes is None else self._hashes[at],
         )
-        if "hashes" in self.__dict__:
-            some.__dict__["hashes"] = self.hashes[at]
         if self.slots is not None:
             some.slots = self.slots[at]
         if self.origin is not None:
