@@ -83,7 +83,10 @@ class ColumnarInput:
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows."""
-        return [] if self._keys is None else np.unique(self._keys.key_groups).tolist()
+        if self._keys is None:
+            return []
+        present: list[int] = np.flatnonzero(np.bincount(self._keys.key_groups)).tolist()
+        return present
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
         """Refuse: the keys of a columnar input are columns."""

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
+from statelog.model.state_change import INT32_MAX
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
 from statelog.state.encoding.values import KeyCodec, tuple_factory
@@ -132,10 +133,8 @@ class OperatorCodec:
         Raises:
             pyarrow.ArrowException: A value does not fit its type.
         """
-        groups: list[int] = []
-        changes: list[bytes] = []
+        parts: list[ChangeBatch] = []
         for state_id, codec in enumerate(self.states):
-            header = _HEADER.pack(DELTAS, state_id)
             operations = Operations([], [], [], [])
             bounds: list[tuple[int, int, int]] = []
             for key_group in sorted(overlays):
@@ -149,12 +148,8 @@ class OperatorCodec:
             if not bounds:
                 continue
             # One conversion for all key groups, then a slice for each: far fewer Arrow calls.
-            batch = codec.batch(operations)
-            for key_group, start, end in bounds:
-                message = batch.slice(start, end - start).serialize()
-                groups.append(key_group)
-                changes.append(header + message.to_pybytes())
-        return ChangeBatch(np.asarray(groups, np.int32), pa.array(changes, pa.binary()))
+            parts.append(_encoded(state_id, codec.batch(operations), bounds))
+        return joined(parts)
 
     def encode_operations(
         self, state_id: int, key_groups: npt.NDArray[np.int32], operations: pa.RecordBatch
@@ -167,15 +162,11 @@ class OperatorCodec:
             key_groups: The key group of each operation, ascending.
             operations: In the columns of the variable's `StateCodec`.
         """
-        header = _HEADER.pack(DELTAS, state_id)
         bounds = [0, *(np.flatnonzero(np.diff(key_groups)) + 1).tolist(), len(key_groups)]
-        parts = [(start, end) for start, end in pairwise(bounds) if end > start]
-        changes = [
-            header + operations.slice(start, end - start).serialize().to_pybytes()
-            for start, end in parts
+        parts = [
+            (int(key_groups[start]), start, end) for start, end in pairwise(bounds) if end > start
         ]
-        groups = np.asarray([key_groups[start] for start, _ in parts], np.int32)
-        return ChangeBatch(groups, pa.array(changes, pa.binary()))
+        return _encoded(state_id, operations, parts)
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
         """
@@ -190,6 +181,49 @@ class OperatorCodec:
             CorruptionError: A change cannot be read.
         """
         return self.present_reader().decode(key_groups, values)
+
+
+def _encoded(
+    state_id: int, operations: pa.RecordBatch, bounds: Sequence[tuple[int, int, int]]
+) -> ChangeBatch:
+    """
+    Return the changes of one variable.
+
+    Args:
+        state_id: The variable.
+        operations: The operations of all key groups, one group after another.
+        bounds: Key group, first row and end of each change.
+    """
+    header = _HEADER.pack(DELTAS, state_id)
+    pieces: list[bytes | pa.Buffer] = []
+    ends, size = [0], 0
+    for _, start, end in bounds:
+        message = operations.slice(start, end - start).serialize()
+        pieces += (header, message)
+        size += len(header) + message.size
+        ends.append(size)
+    wide = size > INT32_MAX
+    offsets = np.array(ends, np.int64 if wide else np.int32)
+    # One copy of all bytes; an array made of single values would be three.
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
+    kind = pa.large_binary() if wide else pa.binary()
+    values = pa.Array.from_buffers(kind, len(bounds), buffers)
+    return ChangeBatch(np.array([one for one, _, _ in bounds], np.int32), values)
+
+
+def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
+    """Return some changes one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return ChangeBatch(np.empty(0, np.int32), pa.array([], pa.binary()))
+    kinds = {part.values.type for part in parts}
+    arrays = [part.values for part in parts]
+    if len(kinds) > 1 or sum(part.size_bytes for part in parts) > INT32_MAX:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    return ChangeBatch(
+        np.concatenate([part.key_groups for part in parts]), pa.concat_arrays(arrays)
+    )
 
 
 @dataclass(frozen=True, slots=True)

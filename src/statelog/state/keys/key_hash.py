@@ -24,7 +24,7 @@ from statelog.state.keys.key_groups import SEED, value_hasher
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 _Words: TypeAlias = npt.NDArray[Any]
 
-_BLOCK: Final = 65_536
+_BLOCK: Final = 16_384
 _LONG_DIGITS: Final = 18
 _U64: Final = np.uint64
 _P1: Final = _U64(0x9E3779B185EBCA87)

@@ -67,8 +67,10 @@ class CellColumn:
     def positions(self, slots: RowNumbers) -> RowNumbers:
         """Return the positions of cells with what is pending; `ABSENT` for no cell or no slot."""
         safe = np.maximum(slots, 0)
-        pending = self._pending[safe]
-        found = np.where(pending == _UNCHANGED, self._rows[safe], pending)
+        found = self._rows[safe]
+        if self._written:
+            pending = self._pending[safe]
+            found = np.where(pending == _UNCHANGED, found, pending)
         found[slots < 0] = ABSENT
         return found
 

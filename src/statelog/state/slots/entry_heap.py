@@ -34,8 +34,8 @@ class _Store(Protocol):
     def append(self, column: pa.Array) -> None:
         """Append values."""
 
-    def take(self, positions: RowNumbers) -> pa.Array:
-        """Return values by position; a null for a negative one."""
+    def take(self, positions: RowNumbers, present: npt.NDArray[np.bool_] | None) -> pa.Array:
+        """Return values by position, where one is *present* (None: everywhere); else nulls."""
 
     def keep(self, positions: RowNumbers) -> None:
         """Keep only the values at these positions, in this order."""
@@ -69,11 +69,14 @@ class EntryHeap:
 
     def take(self, positions: RowNumbers) -> list[pa.Array]:
         """Return the columns of entries; nulls for a negative position."""
-        return [store.take(positions) for store in self._stores]
+        present = positions >= 0
+        if present.all():
+            return [store.take(positions, None) for store in self._stores]
+        return [store.take(positions, present) for store in self._stores]
 
     def take_column(self, at: int, positions: RowNumbers) -> pa.Array:
         """Return one column of entries; nulls for a negative position."""
-        return self._stores[at].take(positions)
+        return self._stores[at].take(positions, positions >= 0)
 
     def keep(self, positions: RowNumbers) -> None:
         """Keep only the entries at these positions; they are at 0, 1, ... then."""
@@ -130,16 +133,16 @@ class _FixedWidth:
         start = column.offset * self._dtype.itemsize
         return np.frombuffer(data, self._dtype, len(column), start)
 
-    def take(self, positions: RowNumbers) -> pa.Array:
-        safe = np.maximum(positions, 0)
-        valid = positions >= 0
+    def take(self, positions: RowNumbers, present: npt.NDArray[np.bool_] | None) -> pa.Array:
+        safe = positions if present is None else np.maximum(positions, 0)
+        valid = present
         if self._valid is not None:
-            valid &= self._valid[safe]
+            valid = self._valid[safe] if present is None else present & self._valid[safe]
         bitmap = None
-        if not valid.all():
+        if valid is not None and not valid.all():
             bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
         return pa.Array.from_buffers(
-            self._kind, len(positions), [bitmap, self._buffer(self._values[safe])]
+            self._kind, len(positions), [bitmap, self._buffer(self._values.take(safe))]
         )
 
     def _buffer(self, values: npt.NDArray[np.generic]) -> pa.Buffer:
@@ -178,7 +181,7 @@ class _Chunks:
     def append(self, column: pa.Array) -> None:
         self._chunks.append([column])
 
-    def take(self, positions: RowNumbers) -> pa.Array:
+    def take(self, positions: RowNumbers, _present: npt.NDArray[np.bool_] | None) -> pa.Array:
         (column,) = self._chunks.take(positions)
         return column
 

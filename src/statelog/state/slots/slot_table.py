@@ -19,7 +19,7 @@ from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import contiguous
 from statelog.state.columnar.sorted_run import RowLayout, group_order, one_batch
-from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.changes import OperatorCodec, joined
 from statelog.state.heap.expiry import CLOCK_STEP_MS
 from statelog.state.heap.memory import BLOCK
 from statelog.state.keys.key_hash import Hashes, hash_columns
@@ -164,12 +164,7 @@ class SlotTable:
             slots, positions = slots[order], positions[order]
             operations = column.operations(self.index.keys(slots), positions)
             parts.append(self.codec.encode_operations(state_id, key_groups[order], operations))
-        if not parts:
-            return ChangeBatch(np.empty(0, np.int32), pa.array([], pa.binary()))
-        return ChangeBatch(
-            np.concatenate([part.key_groups for part in parts]),
-            pa.concat_arrays([part.values for part in parts]),
-        )
+        return joined(parts)
 
     def writes(self) -> Writes:
         """Return what is pending."""
