@@ -90,6 +90,26 @@ def test_a_set_reads_back_as_it_was_appended(
     assert list(iterate_change_set(payload, len(b"before"))) == list(decoded.batch)
 
 
+@given(
+    sizes=st.dictionaries(
+        st.integers(-1, 40), st.sampled_from([0, 1, 5000, 9000, 30_000]), min_size=1, max_size=30
+    ),
+    cuts=st.lists(st.integers(0, 30), max_size=2),
+    wide=st.booleans(),
+)
+def test_large_changes_of_one_key_group_each_read_back(
+    sizes: dict[int, int], cuts: list[int], wide: bool
+) -> None:
+    each = [
+        sl.StateChange(key_group, bytes([at]) * size)
+        for at, (key_group, size) in enumerate(sorted(sizes.items()))
+    ]
+    encoded = encode_change_set(batches_of(each, cuts, wide))
+    decoded = decode_change_set(b"".join(encoded.buffers), 0, size_bytes=encoded.size_bytes)
+    assert canonical(each) == canonical(decoded.batch)
+    assert encoded.groups == group_index(decoded.batch)
+
+
 @pytest.mark.parametrize("repeats", [1, 500])
 @pytest.mark.parametrize("lengths", [(0, 20), (20, 0), (0, 0), (0, 7), (20, 20), (20, 24)])
 def test_batches_of_one_length_each_need_not_have_the_same(

@@ -28,6 +28,8 @@ from statelog.model.state_change import INT32_MAX, ChangeRows
 _SMALL_GROUP_BYTES: Final = 4096
 """Below this average, a step for each group costs more than one more pass over the values."""
 
+_LONE_HEADER_SIZE: Final = GROUP.size + INT_SIZE
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedChangeSet:
@@ -89,6 +91,8 @@ def encode_change_set(
         if length and length % INT_SIZE == 0:
             return _encode_small_rows(arrays, order, length, present, starts)
         return _encode_small_groups(_in_order(arrays, order), present, starts)
+    if order is None and len(present) == len(key_groups):
+        return _encode_lone_changes(arrays, present)
     if length:
         body = _scattered(arrays, order, length)
         bounds = (starts * (INT_SIZE + length)).tolist()
@@ -107,6 +111,28 @@ def encode_change_set(
         pieces.append(body[start:end])
     size_bytes = INT_SIZE + len(headers) + bounds[-1]
     return _finish(pieces, size_bytes, GroupIndex.of(present, counts, np.diff(bounds) + GROUP.size))
+
+
+def _encode_lone_changes(
+    arrays: Sequence[pa.Array], present: npt.NDArray[np.int32]
+) -> EncodedChangeSet:
+    """
+    Encode groups of one change each, in order: every value is copied once, to its place.
+
+    Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.
+    """
+    lengths = np.concatenate([_lengths(values)[0] for values in arrays])
+    words = np.stack([np.ones_like(lengths), present, lengths], axis=1).astype(">i4").tobytes()
+    pieces: list[Buffer] = [INT.pack(len(present))]
+    at = 0
+    for values in arrays:
+        data = _data(values).data
+        for start, end in itertools.pairwise(_lengths(values)[1].tolist()):
+            pieces += (words[at : at + _LONE_HEADER_SIZE], data[start:end])
+            at += _LONE_HEADER_SIZE
+    whole = b"".join(pieces)
+    sizes = lengths + _LONE_HEADER_SIZE
+    return _finish([whole], len(whole), GroupIndex.of(present, np.ones_like(lengths), sizes))
 
 
 def _encode_small_groups(
