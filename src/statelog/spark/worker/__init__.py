@@ -4,7 +4,6 @@ One task of one micro-batch, in a Python worker.
     protocol        what the driver sends (`TaskSpec`) and what the task answers (`TaskAck`)
     task_entry      the functions that Spark calls with a partition
     task            catch up, read the input, run the processor, append the changes, acknowledge
-    read_ahead      the rows are read while the state is brought forward
     task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
     output_parts    the output rows as record batches; task_log: the changes into the changelog

@@ -7,6 +7,7 @@ costs nothing while the load is even.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -35,14 +36,23 @@ class RowCounter:
         self._rows = np.zeros(key_groups.end + 1, np.int64)
         self._key_positions = key_positions
         self._keys: Counter[tuple[int, str]] = Counter()
+        self.waited_ms = 0.0
 
     def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
         Yield *batches* unchanged and count them.
 
         The first column is the key group.
+
+        `waited_ms` sums the time spent waiting for them.
         """
-        for batch in batches:
+        iterator = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(iterator, None)
+            self.waited_ms += (time.perf_counter() - start) * 1e3
+            if batch is None:
+                return
             if batch.num_rows:
                 groups = batch.column(0).to_numpy(zero_copy_only=False)
                 counts = np.bincount(groups, minlength=len(self._rows))[: len(self._rows)]

@@ -37,18 +37,16 @@ from statelog.spark.rows.late_rows import LateCount
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
-from statelog.spark.worker.read_ahead import read_during
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.recording import acknowledge_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
 from statelog.spark.worker.run import TaskRun, new_run, new_state
 from statelog.spark.worker.spill import SpillFile
-from statelog.spark.worker.stopwatch import Stopwatch, TimedInput
+from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_log import TaskLog, files_only
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.replay import CatchUp
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_location
 
@@ -158,15 +156,11 @@ def _run(
     key_group_range = spec.ranges[partition]
     attempt = context.attemptNumber() if context is not None else 0
     ack = TaskAck(partition, key_group_range, attempt=attempt)
-    waited = TimedInput(batches)
-    ack.caught_up, batches = read_during(
-        lambda: _catch_up(worker, spec, key_group_range),
-        waited,
-        spec.rows.row_format.cost,
-        spec.rows.input_bytes,
+    ack.caught_up = worker.state.catch_up(
+        key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
     )
+    worker.state.expire_incrementally(key_group_range, spec.context.now_ms)
     watch.lap("catch_up")
-    watch.move("catch_up", "input", waited.waited_ms)
     late = LateCount()
     if spec.rows.is_read and spec.rows.late is not None:
         batches = spec.rows.late.without_late(batches, late)
@@ -178,7 +172,7 @@ def _run(
     ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
     ack.late_rows = late.rows
     watch.lap("input")
-    watch.milliseconds["wait"] = waited.waited_ms
+    watch.milliseconds["wait"] = counter.waited_ms
     output = _output(worker, spec, file)
     run = new_run(spec.context, worker.state, key_group_range, output, recorder)
     with replayable_failure(worker.store, worker.paths, recorder, spec):
@@ -201,15 +195,6 @@ def _run(
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output.batches() if isinstance(output, DirectOutput) else iter(())
-
-
-def _catch_up(worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange) -> CatchUp:
-    """Bring the worker's state to the checkpoint that the task starts from."""
-    done = worker.state.catch_up(
-        key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
-    )
-    worker.state.expire_incrementally(key_group_range, spec.context.now_ms)
-    return done
 
 
 def _recorder(worker: _Worker, spec: TaskSpec) -> TaskRecorder | None:

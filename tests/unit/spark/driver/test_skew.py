@@ -14,7 +14,6 @@ from statelog.spark.driver.skew import (
 )
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.row_counter import RowCounter
-from statelog.spark.worker.stopwatch import TimedInput
 
 RANGE = KeyGroupRange(10, 19)
 
@@ -78,12 +77,12 @@ def test_the_wait_for_the_input_is_measured_and_nothing_else() -> None:
             time.sleep(0.03)
             yield batch([(13, "key")])
 
-    waited = TimedInput(slow())
+    counter = RowCounter(RANGE, (1,))
     began = time.perf_counter()
-    for _ in waited:
+    for _ in counter.through(slow()):
         time.sleep(0.03)
     took_ms = (time.perf_counter() - began) * 1e3
-    assert 60 <= waited.waited_ms <= took_ms - 60
+    assert 60 <= counter.waited_ms <= took_ms - 60
 
 
 def test_a_share_at_the_bound_is_worth_a_warning() -> None:
