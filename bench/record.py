@@ -84,13 +84,10 @@ def task_spec(location: str, flavour: str, rate: float) -> TaskSpec:
     """Return the instructions of a task over all key groups, from an empty state."""
     columns = parse_ddl(OUTPUT)
     processor, row_format = {
-        "rows": lambda: (RunningTotal(), SparkRowFormat()),
-        "pandas": lambda: (
-            RunningTotalInPandas(),
-            PandasRowFormat(PandasSettings.defaults(), columns),
-        ),
-        "columns": lambda: (RunningTotalInColumns(), ColumnarFormat()),
-    }[flavour]()
+        "rows": (RunningTotal(), SparkRowFormat()),
+        "pandas": (RunningTotalInPandas(), PandasRowFormat(PandasSettings.defaults(), columns)),
+        "columns": (RunningTotalInColumns(), ColumnarFormat()),
+    }[flavour]
     key = pa.schema([("key", pa.int64())])
     schema = operator_schema(processor, "bench", key, parse_ddl, time_mode="none")
     record = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +17,10 @@ import pyarrow.compute as pc
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import Buffer
 from statelog.format.change_rows import decode_rows
-from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
+from statelog.format.change_set_layout import GROUP, INT, INT_SIZE, LONE_CHANGE
 from statelog.format.group_index import GroupIndex
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.model.state_change import INT32_MAX
-
-_LONE_CHANGE: Final = struct.Struct(">iii")
-"""A group of one change: count, key group and length, before the bytes."""
+from statelog.model.state_change import INT32_MAX, joined_values
 
 
 def _check_columns(batches: Sequence[ChangeBatch]) -> None:
@@ -100,7 +96,7 @@ def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
         counts.append(count)
         parts.append(values)
     column = np.repeat(np.asarray(key_groups, np.int32), np.asarray(counts, np.int64))
-    return DecodedChangeSet(ChangeBatch(column, _concat(parts)), position)
+    return DecodedChangeSet(ChangeBatch(column, joined_values(parts)), position)
 
 
 def group_index(batch: ChangeBatch) -> GroupIndex:
@@ -172,10 +168,10 @@ def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | No
     key_groups, ends, parts = [], [0], []
     position, size = offset + INT_SIZE, 0
     for _ in range(num_groups):
-        start = position + _LONE_CHANGE.size
+        start = position + LONE_CHANGE.size
         if start > limit:
             return None
-        count, key_group, length = _LONE_CHANGE.unpack_from(view, position)
+        count, key_group, length = LONE_CHANGE.unpack_from(view, position)
         position = start + length
         if count != 1 or key_group < METADATA_KEY_GROUP or length < 0 or position > limit:
             return None
@@ -189,14 +185,6 @@ def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | No
     buffers = [None, offsets, pa.py_buffer(b"".join(parts))]
     values = pa.Array.from_buffers(pa.binary(), len(parts), buffers)
     return DecodedChangeSet(ChangeBatch(np.array(key_groups, np.int32), values), position)
-
-
-def _concat(parts: list[pa.Array]) -> pa.Array:
-    if len(parts) == 1:
-        return parts[0]
-    if sum(part.nbytes for part in parts) > INT32_MAX:
-        parts = [part.cast(pa.large_binary()) for part in parts]
-    return pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
 
 
 def _decode_group(view: memoryview, start: int, count: int, where: str) -> tuple[pa.Array, int]:

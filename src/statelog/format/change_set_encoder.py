@@ -20,15 +20,13 @@ from statelog.errors import InvariantError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_rows import encode_rows
 from statelog.format.change_set_decoder import _check_columns
-from statelog.format.change_set_layout import GROUP, INT, INT_SIZE
+from statelog.format.change_set_layout import GROUP, INT, INT_SIZE, LONE_CHANGE
 from statelog.format.group_index import GroupIndex
 from statelog.model import ChangeBatch, StateChangeSet
-from statelog.model.state_change import INT32_MAX, ChangeRows
+from statelog.model.state_change import INT32_MAX, ChangeRows, joined_values
 
 _SMALL_GROUP_BYTES: Final = 4096
 """Below this average, a step for each group costs more than one more pass over the values."""
-
-_LONE_HEADER_SIZE: Final = GROUP.size + INT_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def encode_change_set(
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     _check_columns(batches)
     batches = [batch for batch in batches if len(batch)]
-    value_bytes = sum(_value_bytes(batch.values) for batch in batches)
+    value_bytes = sum(batch.size_bytes for batch in batches)
     if isinstance(change_set, StateChangeSet) and value_bytes != change_set.size_bytes:
         raise InvariantError(
             f"set {change_set.sqn.value} of writer {change_set.log_id} declares "
@@ -121,18 +119,17 @@ def _encode_lone_changes(
 
     Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.
     """
-    lengths = np.concatenate([_lengths(values)[0] for values in arrays])
-    words = np.stack([np.ones_like(lengths), present, lengths], axis=1).astype(">i4").tobytes()
+    key_groups = iter(present.tolist())
     pieces: list[Buffer] = [INT.pack(len(present))]
-    at = 0
+    lengths = []
     for values in arrays:
         data = _data(values).data
         for start, end in itertools.pairwise(_lengths(values)[1].tolist()):
-            pieces += (words[at : at + _LONE_HEADER_SIZE], data[start:end])
-            at += _LONE_HEADER_SIZE
+            pieces += (LONE_CHANGE.pack(1, next(key_groups), end - start), data[start:end])
+            lengths.append(end - start)
     whole = b"".join(pieces)
-    sizes = lengths + _LONE_HEADER_SIZE
-    return _finish([whole], len(whole), GroupIndex.of(present, np.ones_like(lengths), sizes))
+    sizes = np.array(lengths, np.int64) + LONE_CHANGE.size
+    return _finish([whole], len(whole), GroupIndex.of(present, np.ones_like(sizes), sizes))
 
 
 def _encode_small_groups(
@@ -218,11 +215,6 @@ def _offsets(values: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
     return offsets[values.offset : values.offset + len(values) + 1]
 
 
-def _value_bytes(values: pa.Array) -> int:
-    offsets = _offsets(values)
-    return int(offsets[-1]) - int(offsets[0])
-
-
 def _data(values: pa.Array) -> npt.NDArray[np.uint8]:
     """Return the bytes of all values, one after another."""
     offsets = _offsets(values)
@@ -250,10 +242,7 @@ def _common_length(arrays: Sequence[pa.Array]) -> int:
 
 def _in_order(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None) -> pa.Array:
     """Return all values as one array, in *order*."""
-    wide = any(pa.types.is_large_binary(array.type) for array in arrays)
-    if wide or sum(_value_bytes(array) for array in arrays) > INT32_MAX:
-        arrays = [array.cast(pa.large_binary()) for array in arrays]
-    values = arrays[0] if len(arrays) == 1 else pa.concat_arrays(list(arrays))
+    values = joined_values(arrays)
     return values if order is None else values.take(pa.array(order))
 
 

@@ -19,4 +19,6 @@ from typing import Final
 
 INT: Final = struct.Struct(">i")
 GROUP: Final = struct.Struct(">ii")
+LONE_CHANGE: Final = struct.Struct(">iii")
+"""A group of one change: count, key group and length, before the bytes."""
 INT_SIZE: Final = INT.size

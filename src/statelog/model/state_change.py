@@ -8,7 +8,7 @@ Source: Flink, StateChange and StateChangeSet (row-wise there).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -174,6 +174,22 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
             f"a change of {len(value):,} bytes is longer than {INT32_MAX:,} bytes; split the value"
         )
     return key_group, value
+
+
+def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
+    """
+    Return the values of some arrays one after another.
+
+    The result is `large_binary` where one of them is, or where 32-bit offsets are too small.
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    if not arrays:
+        return pa.array([], pa.binary())
+    is_large = any(pa.types.is_large_binary(array.type) for array in arrays)
+    if is_large or sum(map(value_bytes, arrays)) > INT32_MAX:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    return pa.concat_arrays(list(arrays))
 
 
 def value_bytes(values: pa.Array) -> int:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from statelog.errors import InvariantError
 from statelog.spark.rows.hash_order import hash_order
 from statelog.spark.rows.interface import RowLike
-from statelog.spark.rows.key_order import row_codes, stable_order
+from statelog.spark.rows.key_order import rows_by_key
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
@@ -56,22 +56,14 @@ class ColumnarInput:
             self._keys = Keys(self._codec.schema, keys, key_groups, starts, starts + 1)
             self._rows = rows
             return
-        by_hash = hash_order(columns, self._codec.schema)
-        if by_hash is None:
-            codes = row_codes(columns, self._codec)
-            counts = np.bincount(codes)
-            order = stable_order(codes, len(counts))
-            ends = np.cumsum(counts)
-            starts = ends - counts
-        else:
-            order, starts, ends, _ = by_hash
+        by_key = hash_order(columns, self._codec.schema) or rows_by_key(columns, self._codec)
+        order, starts, ends, hashes = by_key
         firsts = order[starts]
         taken = pa.array(firsts)
         keys = [
             column.take(taken).cast(field.type)
             for column, field in zip(columns, self._codec.schema, strict=True)
         ]
-        hashes = None if by_hash is None else by_hash.hashes
         self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends, hashes)
         self._rows = rows.take(pa.array(order))
 

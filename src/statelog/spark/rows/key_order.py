@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from statelog.state.encoding.python_values import to_python
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
+from statelog.state.keys.key_hash import Hashes
 
 RowNumbers = npt.NDArray[np.int64]
 KeyGroups = npt.NDArray[np.int32]
@@ -128,14 +130,12 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
         key_columns: The columns of the key.
         codec: The operator's key.
     """
-    codes = row_codes(key_columns, codec)
-    counts = np.bincount(codes)
-    by_code = stable_order(codes, len(counts))
-    starts = np.cumsum(counts) - counts
-    firsts = by_code[starts]
+    by_key = rows_by_key(key_columns, codec)
+    starts = by_key.starts
+    firsts = by_key.rows[starts]
     groups = key_groups[firsts]
     keys = stable_order(groups, int(groups.max()) + 1)
-    sizes = counts[keys]
+    sizes = (by_key.ends - starts)[keys]
     ends = np.cumsum(sizes)
     # The rows of a key stay together: only the start of each run of rows changes.
     moves = np.repeat(starts[keys] - (ends - sizes), sizes)
@@ -145,11 +145,29 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     order = np.argsort(keys[first_keys])
     spans = zip(first_keys[order].tolist(), end_keys[order].tolist(), strict=True)
     return KeyOrder(
-        rows=by_code[moves + np.arange(len(codes))],
+        rows=by_key.rows[moves + np.arange(len(moves))],
         firsts=firsts[keys],
         bounds=[0, *ends.tolist()],
         ranges=dict(zip(numbers[order].tolist(), spans, strict=True)),
     )
+
+
+class RowsByKey(NamedTuple):
+    """Row numbers, those of a key together in the order of arrival, and where each key begins and ends."""
+
+    rows: RowNumbers
+    starts: RowNumbers
+    ends: RowNumbers
+    hashes: Hashes | None = None
+    """The hash of each key, where it is known."""
+
+
+def rows_by_key(columns: Sequence[pa.Array], codec: KeyCodec) -> RowsByKey:
+    """Return the rows by key; keys are in the order of their first rows."""
+    codes = row_codes(columns, codec)
+    counts = np.bincount(codes)
+    ends = np.cumsum(counts)
+    return RowsByKey(stable_order(codes, len(counts)), ends - counts, ends)
 
 
 def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
-from statelog.model.state_change import INT32_MAX
+from statelog.model.state_change import INT32_MAX, joined_values
 from statelog.state.encoding.converters import StructFactory
 from statelog.state.encoding.deltas import StateCodec, WrittenStateCodec
 from statelog.state.encoding.values import KeyCodec, tuple_factory
@@ -217,13 +217,8 @@ def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
         return parts[0]
     if not parts:
         return ChangeBatch(np.empty(0, np.int32), pa.array([], pa.binary()))
-    kinds = {part.values.type for part in parts}
-    arrays = [part.values for part in parts]
-    if len(kinds) > 1 or sum(part.size_bytes for part in parts) > INT32_MAX:
-        arrays = [array.cast(pa.large_binary()) for array in arrays]
-    return ChangeBatch(
-        np.concatenate([part.key_groups for part in parts]), pa.concat_arrays(arrays)
-    )
+    key_groups = np.concatenate([part.key_groups for part in parts])
+    return ChangeBatch(key_groups, joined_values([part.values for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)

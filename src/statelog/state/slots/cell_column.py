@@ -172,10 +172,12 @@ class CellColumn:
         Args:
             spare: How many there may be beside as many as are used.
         """
-        if spare is None and self.heap.count <= self._compact_at:
-            return
+        if spare is None:
+            if self.heap.count <= self._compact_at:
+                return
+            spare = _SPARE_ROWS
         used = np.flatnonzero(self._rows >= 0)
-        if self.heap.count > 2 * len(used) + (_SPARE_ROWS if spare is None else spare):
+        if self.heap.count > 2 * len(used) + spare:
             self.heap.keep(self._rows[used])
             self._rows[used] = np.arange(len(used))
         self._compact_at = 2 * len(used) + _SPARE_ROWS

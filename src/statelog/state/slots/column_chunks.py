@@ -46,17 +46,8 @@ class ColumnChunks:
         return sum(column.get_total_buffer_size() for chunk in self._chunks for column in chunk)
 
     def append(self, columns: Sequence[pa.Array]) -> None:
-        """
-        Append rows.
-
-        Raises:
-            pyarrow.ArrowException: A column does not fit the type of its place.
-        """
-        # Arrow joins columns of equal types only, and NOT NULL inside of a type is part of it.
-        chunk = [
-            column if column.type == kind else column.cast(kind)
-            for column, kind in zip(columns, self._types, strict=True)
-        ]
+        """Append rows, in columns of these types."""
+        chunk = list(columns)
         if not len(chunk[0]):
             return
         end = len(self) + len(chunk[0])

@@ -60,29 +60,43 @@ class EntryHeap:
         return sum(store.nbytes for store in self._stores)
 
     def append(self, columns: Sequence[pa.Array]) -> RowNumbers:
-        """Append entries and return their positions."""
+        """
+        Append entries and return their positions.
+
+        Raises:
+            pyarrow.ArrowException: A column does not fit the type of its field.
+        """
         length = len(columns[0])
-        for store, column in zip(self._stores, columns, strict=True):
+        # Arrow joins columns of equal types only, and NOT NULL inside of a type is part of it.
+        typed = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(columns, self.fields, strict=True)
+        ]
+        for store, column in zip(self._stores, typed, strict=True):
             store.append(column)
         self.count += length
         return np.arange(self.count - length, self.count)
 
     def take(self, positions: RowNumbers) -> list[pa.Array]:
         """Return the columns of entries; nulls for a negative position."""
-        present = positions >= 0
-        if present.all():
-            return [store.take(positions, None) for store in self._stores]
+        present = _present(positions)
         return [store.take(positions, present) for store in self._stores]
 
     def take_column(self, at: int, positions: RowNumbers) -> pa.Array:
         """Return one column of entries; nulls for a negative position."""
-        return self._stores[at].take(positions, positions >= 0)
+        return self._stores[at].take(positions, _present(positions))
 
     def keep(self, positions: RowNumbers) -> None:
         """Keep only the entries at these positions; they are at 0, 1, ... then."""
         for store in self._stores:
             store.keep(positions)
         self.count = len(positions)
+
+
+def _present(positions: RowNumbers) -> npt.NDArray[np.bool_] | None:
+    """Return which positions are of entries; None for all of them."""
+    present = positions >= 0
+    return None if present.all() else present
 
 
 def _store_of(kind: pa.DataType) -> _Store:

@@ -47,13 +47,7 @@ class KeyColumns:
         Raises:
             pyarrow.ArrowException: A column does not fit the type of its field.
         """
-        some = taken(columns, rows)
-        self._keys.append(
-            [
-                column if column.type == field.type else column.cast(field.type)
-                for column, field in zip(some, self.schema, strict=True)
-            ]
-        )
+        self._keys.append(taken(columns, rows))
 
     def take(self, rows: RowNumbers) -> list[pa.Array]:
         """Return the key columns of these rows, in their order."""
