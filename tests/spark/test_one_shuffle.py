@@ -5,14 +5,20 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from tests.spark import processors
+from tests.spark.processors import TOTALS, Totals
+from tests.spark.streams import workers_get_by_value
 
 from statelog.model import KeyGroupRange
+from statelog.spark import aggregate, count, transform_with_state
 from statelog.spark.driver.one_shuffle import PreAggregator
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+workers_get_by_value(processors.__name__)
 
 GROUPS = KeyGroupRange(128, 255)
 COUNT = PreAggregation(
@@ -138,3 +144,32 @@ def test_a_join_below_the_aggregation(session: "SparkSession") -> None:
     names = session.range(37).selectExpr("id AS key", "id * 2 AS twice")
     joined = rows(session).join(names, "key").selectExpr("key", "name", "twice AS value")
     check(shuffled(joined, 2), joined, 2)
+
+
+@pytest.mark.parametrize("aggregated", [True, False])
+def test_the_shuffle_begins_before_the_sink_is_called(
+    spark: "SparkSession", tmp_path: Path, *, aggregated: bool
+) -> None:
+    rows(spark).write.parquet(str(tmp_path / "in"))
+    events = spark.readStream.schema(rows(spark).schema).parquet(str(tmp_path / "in"))
+    begun: list[list[int]] = []
+
+    def sink(frame: "DataFrame", batch_id: int) -> None:
+        context = spark.sparkContext
+        # Jobs of the query's own group, which end with the query.
+        group = context.getLocalProperty("spark.jobGroup.id")
+        begun.append(context.statusTracker().getJobIdsForGroup(group))
+        assert frame.count() == 37
+
+    grouped = events.selectExpr("key", "value AS amount").groupBy("key")
+    if aggregated:
+        stream = aggregate(grouped, n=count(), tasks=2, delivery="direct")
+    else:
+        stream = transform_with_state(
+            grouped, Totals(), TOTALS, "Update", "None", tasks=2, delivery="direct"
+        )
+    writer = stream.writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(tmp_path / "to")).start()
+    query.processAllAvailable()
+    query.stop()
+    assert [1] == [len(jobs) for jobs in begun]

@@ -1,8 +1,10 @@
 """A Python job made of the parts of an earlier one does what `mapInArrow` does, with few calls."""
 
 import datetime as dt
+import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,10 +17,11 @@ from pyspark.sql.types import StructType
 from tests.spark.streams import workers_get_by_value
 
 from statelog.spark.driver.arrow_frame import frame_of_few_rows
+from statelog.spark.driver.own_workers import OwnWorkers
 from statelog.spark.driver.python_job import PythonJobs
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 workers_get_by_value(__name__)
 
@@ -54,14 +57,14 @@ def test_each_job_has_its_own_function_and_input(
         rows = (
             spark.range(number, number + 2).withColumn("a.b", fn.lit(1)).withColumn("`", fn.lit(2))
         )
-        found = jobs.frame(rows.coalesce(1), partial(add, number), "three").toArrow()
+        found = jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=2).toArrow()
         assert found.column("n").to_pylist() == [2 * number, 2 * number + 1]
         assert set(found.column("names").to_pylist()) == {"id,a.b,`"}
-    other = jobs.frame(spark.range(2), partial(add, 5), "one").toArrow()
+    other = jobs.frame(spark.range(2), partial(add, 5), "one", tasks=2).toArrow()
     assert set(other.column("names").to_pylist()) == {"id"}
     rows = spark.range(3)
     assert jobs._templates["one"] is not None
-    assert calls_of(lambda: jobs.frame(rows, partial(add, 5), "one"), monkeypatch) <= 8
+    assert calls_of(lambda: jobs.frame(rows, partial(add, 5), "one", tasks=1), monkeypatch) <= 8
     plain = calls_of(lambda: rows.mapInArrow(partial(add, 5), "n long, names string"), monkeypatch)
     assert plain > 16
 
@@ -69,31 +72,31 @@ def test_each_job_has_its_own_function_and_input(
 @pytest.mark.spark
 def test_broadcasts_of_the_function_reach_the_workers(spark: "SparkSession") -> None:
     jobs = PythonJobs("n long, names string")
-    assert jobs.frame(spark.range(1), partial(add, 1), "id").count() == 1
+    assert jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2).count() == 1
     sent = spark.sparkContext.broadcast([7])
 
     def with_broadcast(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return add(sent.value[0], batches)
 
     for function, expected in ((with_broadcast, 7), (partial(add, 2), 2), (with_broadcast, 7)):
-        assert jobs.frame(spark.range(1), function, "id").toArrow().column("n").to_pylist() == [
-            expected
-        ]
+        assert jobs.frame(spark.range(1), function, "id", tasks=2).toArrow().column(
+            "n"
+        ).to_pylist() == [expected]
     first = PythonJobs("n long, names string")
     for _ in range(2):
-        assert first.frame(spark.range(1), with_broadcast, "id").first()["n"] == 7
+        assert first.frame(spark.range(1), with_broadcast, "id", tasks=2).first()["n"] == 7
 
 
 @pytest.mark.spark
 def test_a_long_function_and_a_changed_environment_are_sent_anew(spark: "SparkSession") -> None:
     jobs = PythonJobs("n long, names string")
-    jobs.frame(spark.range(1), partial(add, 1), "id")
+    jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2)
     text = "x" * (2 << 20)
 
     def long_one(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return add(len(text), batches)
 
-    assert jobs.frame(spark.range(1), long_one, "id").first()["n"] == 2 << 20
+    assert jobs.frame(spark.range(1), long_one, "id", tasks=2).first()["n"] == 2 << 20
 
     def of_environment(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import os
@@ -103,9 +106,103 @@ def test_a_long_function_and_a_changed_environment_are_sent_anew(spark: "SparkSe
     environment = spark.sparkContext.environment
     try:
         environment["STATELOG_TEST_NUMBER"] = "3"
-        assert jobs.frame(spark.range(1), of_environment, "id").first()["n"] == 3
+        assert jobs.frame(spark.range(1), of_environment, "id", tasks=2).first()["n"] == 3
     finally:
         del environment["STATELOG_TEST_NUMBER"]
+
+
+def where(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give for each row its number, the task's and the process."""
+    import os
+
+    from pyspark import TaskContext
+
+    task = str(TaskContext.get().partitionId())
+    for batch in batches:
+        names = pa.array([f"{task} {os.getpid()}"] * batch.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([batch.column(0), names], ["n", "names"])
+
+
+@pytest.mark.spark
+def test_each_task_gets_the_same_worker_each_time(spark: "SparkSession") -> None:
+    jobs = PythonJobs("n long, names string")
+    found: dict[str, set[str]] = {}
+    for number in range(12):
+        tasks = 1 + number % 2
+        rows = spark.range(0, 10, 1, tasks)
+        if number % 4 == 3:  # a shuffle, as before the tasks of a query
+            rows = spark.range(0, 10, 1, 3).repartition(2, "id")
+        table = jobs.frame(rows, where, "id", tasks=tasks).toArrow()
+        assert sorted(table.column("n").to_pylist()) == list(range(10))
+        for name in table.column("names").to_pylist():
+            task, worker = name.split()
+            found.setdefault(task, set()).add(worker)
+    assert {task: len(workers) for task, workers in found.items()} == {"0": 1, "1": 1}
+    assert not found["0"] & found["1"]
+
+
+@pytest.mark.spark
+def test_the_frame_keeps_its_size_and_takes_further_steps(spark: "SparkSession") -> None:
+    def size(frame: Any) -> int:
+        return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+    jobs = PythonJobs("n long, names string")
+    frame = jobs.frame(spark.range(0, 10, 1, 2), where, "id", tasks=2)
+    # Spark joins by broadcast what is small.
+    assert size(frame) == size(spark.range(0, 10, 1, 2).mapInArrow(where, "n long, names string"))
+    other = spark.range(5).withColumnRenamed("id", "n")
+    assert frame.join(other, "n").groupBy("n").count().orderBy("n").collect() == [
+        (n, 1) for n in range(5)
+    ]
+    assert frame.limit(3).count() == 3
+    assert sorted(row.n for row in frame.persist().collect()) == list(range(10))
+    frame.unpersist()
+
+
+@pytest.mark.spark
+def test_tasks_share_workers_beside_other_queries(spark: "SparkSession", tmp_path: Path) -> None:
+    own = OwnWorkers(spark, spark.sparkContext._jvm.java.util.HashMap())
+    assert [len(own.environments(tasks)) for tasks in (1, 2, 3)] == [1, 2, 0]
+    found: list[list[int]] = []
+
+    def look(frame: "DataFrame", batch: int) -> None:
+        there = OwnWorkers(frame.sparkSession, spark.sparkContext._jvm.java.util.HashMap())
+        found.append([len(there.environments(tasks)) for tasks in (1, 2)])
+
+    queries = []
+    for number in range(2):
+        rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        location = str(tmp_path / f"query-{number}")
+        writer = rate.writeStream.foreachBatch(look).option("checkpointLocation", location)
+        queries.append(writer.start())
+        until = time.monotonic() + 60
+        while len(found) < 10 * (number + 1) and time.monotonic() < until:
+            time.sleep(0.1)
+    for query in queries:
+        query.stop()
+    assert [1, 2] in found  # one query on two cores
+    assert [1, 0] in found
+    assert len(own.environments(2)) == 2
+
+
+@pytest.mark.spark
+def test_more_tasks_than_have_workers_of_their_own_share_them(spark: "SparkSession") -> None:
+    jobs = PythonJobs("n long, names string")
+    for tasks in (2, 7):
+        rows = spark.range(0, 100, 1, tasks)
+        table = jobs.frame(rows, where, "id", tasks=tasks).toArrow()
+        assert sorted(table.column("n").to_pylist()) == list(range(100))
+        assert {name.split()[0] for name in table.column("names").to_pylist()} == set(
+            map(str, range(tasks))
+        )
+
+
+@pytest.mark.spark
+def test_a_frame_with_another_number_of_partitions_is_one_job(spark: "SparkSession") -> None:
+    jobs = PythonJobs("n long, names string")
+    table = jobs.frame(spark.range(0, 100, 1, 3), where, "id", tasks=2).toArrow()
+    assert sorted(table.column("n").to_pylist()) == list(range(100))
+    assert {name.split()[0] for name in table.column("names").to_pylist()} == {"0", "1", "2"}
 
 
 @pytest.mark.spark
@@ -117,9 +214,9 @@ def test_errors_are_those_of_mapinarrow(spark: "SparkSession") -> None:
     jobs = PythonJobs("n long, names string")
     for _ in range(2):
         with pytest.raises(PythonException, match="not today"):
-            jobs.frame(spark.range(1), fails, "id").collect()
+            jobs.frame(spark.range(1), fails, "id", tasks=2).collect()
     with pytest.raises(Exception, match=r"(?i)parse|type"):
-        PythonJobs("no schema at all").frame(spark.range(1), partial(add, 1), "id")
+        PythonJobs("no schema at all").frame(spark.range(1), partial(add, 1), "id", tasks=2)
 
 
 @pytest.mark.spark

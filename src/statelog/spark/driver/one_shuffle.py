@@ -23,6 +23,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
+from statelog.spark.driver.plan_copies import PlanCopies
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.session import is_connect, with_setting
@@ -103,8 +104,7 @@ class _Steps:
         first, *others = (column.expr(text) for text in aggregation.results())
         self._first, self._others = first, to_seq(others)
         self._with_key_group = to_seq(aggregation.with_key_group(groups))
-        self._array = jvm.java.lang.reflect.Array
-        self._object = jvm.java.lang.Class.forName("java.lang.Object")
+        self._copies = PlanCopies(jvm)
         partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
         task = _over_positions(frame, aggregation.keys, aggregation.task(groups, tasks))
         self._partitioning = partitioning(to_seq([task]), tasks)
@@ -122,7 +122,11 @@ class _Steps:
         by = exchange.outputPartitioning().expressions()
         if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
             return None
-        plan = self._copy(exchange, self._partitioning)
+        arguments = self._copies.arguments(exchange)
+        arguments[0] = self._partitioning
+        plan = shuffle = exchange.makeCopy(arguments)
+        # It runs while the driver plans what reads it, and the sink plans what it does with that.
+        shuffle.submitShuffleJob()
         while path:
             above = path.pop()
             plan = above.withNewChildren(above.children().updated(0, plan))
@@ -130,15 +134,6 @@ class _Steps:
             plan.execute(), grouped.schema(), False
         )
         return DataFrame(rows.selectExpr(self._with_key_group), frame.sparkSession)
-
-    def _copy(self, exchange: JavaObject, partitioning: JavaObject) -> JavaObject:
-        """Return a copy of a shuffle; how many arguments it has differs by version."""
-        count = exchange.productArity()
-        arguments = self._array.newInstance(self._object, count)
-        arguments[0] = partitioning
-        for at in range(1, count):
-            arguments[at] = exchange.productElement(at)
-        return exchange.makeCopy(arguments)
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:

@@ -5,7 +5,7 @@ Make the frame of a Python job with few calls to the JVM.
 micro-batch: types, settings, the environment of the workers, the columns of the input.  So they are
 made once for a query, and a micro-batch only makes its function, and the frame.  Where PySpark does
 more than that (broadcasts, a profiler), and where an API differs, `mapInArrow` itself is called.
-Source: pyspark/sql/udf.py, pyspark/sql/pandas/map_ops.py.
+Source: pyspark/sql/udf.py, pyspark/sql/pandas/map_ops.py; PythonWorkerFactory (Spark).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
+from statelog.spark.driver.own_workers import OwnWorkers
 from statelog.spark.query.session import is_connect
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
@@ -38,7 +39,9 @@ class _Template:
 
     Args:
         function_class: The JVM's class of a Python function.
-        surroundings: Its arguments behind the bytes of the function.
+        variables: The environment of the workers that all tasks share.
+        own_workers: Gives each task workers of its own.
+        surroundings: The arguments of that class behind the function's bytes and the environment.
         job: The JVM's user-defined function, of which copies with another function are made.
         rest: The arguments of `copy` behind the function.
         name, returns: Its name and what it returns.
@@ -48,6 +51,8 @@ class _Template:
     """
 
     function_class: JavaObject
+    variables: JavaObject
+    own_workers: OwnWorkers
     surroundings: tuple[JavaObject, ...]
     job: JavaObject
     rest: tuple[JavaObject, ...]
@@ -72,7 +77,9 @@ class PythonJobs:
         self._output = output
         self._templates: dict[Hashable, _Template | None] = {}
 
-    def frame(self, rows: DataFrame, function: ArrowFunction, columns: Hashable) -> DataFrame:
+    def frame(
+        self, rows: DataFrame, function: ArrowFunction, columns: Hashable, *, tasks: int
+    ) -> DataFrame:
         """
         Return what `rows.mapInArrow(function, output)` returns.
 
@@ -80,13 +87,14 @@ class PythonJobs:
             rows: The input.
             function: Called with the batches of a partition.
             columns: The same for all inputs that have the same columns.
+            tasks: Number of partitions of the input.
         """
         if not is_connect(rows):
             known = columns in self._templates
             try:
                 if not known:
                     self._templates[columns] = _template(rows, function, self._output)
-                made = _made(rows, function, self._templates[columns])
+                made = _made(rows, function, self._templates[columns], tasks)
                 if made is not None:
                     return made
             except (Py4JError, PySparkException, AttributeError, TypeError):
@@ -117,8 +125,9 @@ def _template(
     names = [col(f"`{name.replace('`', '``')}`") for name in rows.columns]
     return _Template(
         function_class=jvm.SimplePythonFunction,
+        variables=first.envVars(),
+        own_workers=OwnWorkers(rows.sparkSession, first.envVars()),
         surroundings=(
-            first.envVars(),
             first.pythonIncludes(),
             first.pythonExec(),
             first.pythonVer(),
@@ -135,7 +144,9 @@ def _template(
     )
 
 
-def _made(rows: DataFrame, function: ArrowFunction, template: _Template | None) -> DataFrame | None:
+def _made(
+    rows: DataFrame, function: ArrowFunction, template: _Template | None, tasks: int
+) -> DataFrame | None:
     """Return the frame of a job; None if it has to be made by `mapInArrow`."""
     if template is None or template.environment != _environment(rows):
         return None
@@ -146,6 +157,19 @@ def _made(rows: DataFrame, function: ArrowFunction, template: _Template | None) 
     context._pickled_broadcast_vars.clear()
     if broadcasts or len(command) > template.most_bytes:
         return None
-    of_batch = template.function_class(bytearray(command), *template.surroundings)
-    column = template.job.copy(template.name, of_batch, *template.rest).apply(template.columns)
-    return DataFrame(rows._jdf.mapInArrow(column, False, None), rows.sparkSession)
+
+    def function_in(variables: JavaObject) -> JavaObject:
+        return template.function_class(bytearray(command), variables, *template.surroundings)
+
+    def job_of(function: JavaObject) -> DataFrame:
+        udf = template.job.copy(template.name, function, *template.rest)
+        mapped = rows._jdf.mapInArrow(udf.apply(template.columns), False, None)
+        return DataFrame(mapped, rows.sparkSession)
+
+    own = [function_in(one) for one in template.own_workers.environments(tasks)]
+    if own:
+        job = job_of(own[0])
+        made = job if tasks == 1 else template.own_workers.frame(job, own)
+        if made is not None:
+            return made
+    return job_of(function_in(template.variables))

@@ -36,7 +36,9 @@ class TaskRunner:
             spec: The instructions for the tasks.
         """
         columns = columns_of(spec)
-        frame = self._python.frame(rows, partial(staged_task, spec), columns)
+        frame = self._python.frame(
+            rows, partial(staged_task, spec), columns, tasks=len(spec.ranges)
+        )
         with self._batches.not_measured(rows, columns):
             return one_per_task(pickle.loads(data) for data in _collected(frame))
 

@@ -62,7 +62,7 @@ class DirectDelivery:
         answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
         task, columns = partial(direct_task, spec, answers), columns_of(spec)
         try:
-            output = self._python.frame(partitioned, task, columns)
+            output = self._python.frame(partitioned, task, columns, tasks=len(spec.ranges))
             with self._batches.not_measured(partitioned, columns):
                 self._sink(output, spec.context.batch_id)
                 fail_point("after-sink")

@@ -1,0 +1,113 @@
+"""
+Give each task of a Python job Python workers of its own.
+
+Spark gives a task the worker that has been idle for longest.  As soon as there are two, tasks change
+workers from one micro-batch to the next, and a worker has missed what another one did.  But Spark
+shares workers only among functions of the same environment.  With the number of the task as one
+variable more, a task gets the same worker each time, unless other queries of the session run beside it.
+Nothing relies on it: a worker that missed something catches up.
+
+A job has one function for all tasks, so a job of several tasks is put together from the partitions of
+several: the plan is made once, copied with the function of each task, and of each copy one partition
+is taken.  The shuffle below begins at once, while the sink plans what it does with the rows.
+Source: PythonWorkerFactory, MapInArrowExec and PythonUDF (Spark).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from statelog.spark.driver.plan_copies import PlanCopies
+from statelog.spark.query.session import with_setting
+from statelog.spark.rows.jvm import JavaObject, jvm_of
+
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+_JOB: Final = "MapInArrow"
+_SHUFFLE: Final = "Exchange"
+_TASK: Final = "STATELOG_TASK"
+"""The variable in the environment of the workers that a task has for itself."""
+
+_MOST_TASKS: Final = 8
+"""Bounds the time to make the copies: some milliseconds for each."""
+
+
+class OwnWorkers:
+    """
+    Makes the functions and the frames of jobs whose tasks have workers of their own.
+
+    There would be many idle workers where each task may run on any of several hosts, or beside the
+    tasks of many queries.  So all tasks have them in local mode only, while the cores are enough for the
+    tasks of all queries at once; else only a single task has them.
+
+    Args:
+        session: The session.
+        environment: The environment of its workers, a map of the JVM.
+    """
+
+    def __init__(self, session: SparkSession, environment: JavaObject) -> None:
+        context: Any = session.sparkContext
+        jvm = jvm_of(session)
+        self._cores = context.defaultParallelism if context._jsc.isLocal() else 1
+        self._queries = session._jsparkSession.sharedState().activeStreamingQueries()
+        most = min(self._cores, _MOST_TASKS)
+        self._environments: list[JavaObject] = []
+        for task in range(most):
+            own = jvm.java.util.HashMap(environment)
+            own.put(_TASK, str(task))
+            self._environments.append(own)
+        # A set of Scala is also a function: whether a number is in it.
+        self._only = [jvm.PythonUtils.toSeq([task]).toSet() for task in range(most)]
+        self._chosen = jvm.org.apache.spark.rdd.PartitionPruningRDD.create
+        self._copies = PlanCopies(jvm)
+        self._plans = getattr(getattr(jvm.org.apache.spark.sql.execution, "LogicalRDD$"), "MODULE$")
+        self._flags = [False]
+        with contextlib.suppress(Py4JError):  # newer versions have one more
+            self._flags.append(getattr(self._plans, "fromDataset$default$4")())
+        self._of_plan = jvm.org.apache.spark.sql.classic.Dataset.ofRows
+
+    def environments(self, tasks: int) -> list[JavaObject]:
+        """Return the environment of each task's workers; none if the tasks have to share workers."""
+        if tasks > len(self._environments):
+            return []
+        if tasks > 1 and tasks * self._queries.size() > self._cores:
+            return []
+        return self._environments[:tasks]
+
+    def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame | None:
+        """
+        Return the frame of a job whose tasks have functions of their own.
+
+        Args:
+            job: What `mapInArrow` returned.
+            functions: For each task the JVM's Python function.
+
+        Returns:
+            The frame, or None if the job has another plan, or more or fewer tasks.
+        """
+        session, execution = job.sparkSession, job._jdf.queryExecution()
+        # Adaptive execution would run the shuffle here, and wait for it.
+        with with_setting(session, _ADAPTIVE, "false"):
+            plan = execution.executedPlan()
+        if plan.nodeName() != _JOB:
+            return None
+        below = plan.child()
+        if below.nodeName() == _SHUFFLE:
+            below.submitShuffleJob()
+        if below.execute().getNumPartitions() != len(functions):
+            return None
+        rows: JavaObject | None = None
+        udf = plan.func()
+        of_plan, of_udf = self._copies.arguments(plan), self._copies.arguments(udf)
+        for function, only in zip(functions, self._only, strict=False):
+            of_udf[1] = function
+            of_plan[0] = udf.makeCopy(of_udf)
+            part = self._chosen(plan.makeCopy(of_plan).execute(), only)
+            rows = part if rows is None else rows.union(part)
+        # With what Spark knows of the job, such as its size, by which it chooses how to join.
+        made = self._plans.fromDataset(rows, job._jdf, *self._flags)
+        return DataFrame(self._of_plan(session._jsparkSession, made), session)
