@@ -57,7 +57,7 @@ def test_each_job_has_its_own_function_and_input(
         rows = (
             spark.range(number, number + 2).withColumn("a.b", fn.lit(1)).withColumn("`", fn.lit(2))
         )
-        found = jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=2).toArrow()
+        found = jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=1).toArrow()
         assert found.column("n").to_pylist() == [2 * number, 2 * number + 1]
         assert set(found.column("names").to_pylist()) == {"id,a.b,`"}
     other = jobs.frame(spark.range(2), partial(add, 5), "one", tasks=2).toArrow()

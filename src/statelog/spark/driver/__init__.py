@@ -6,7 +6,9 @@ The driver's side: each micro-batch makes one checkpoint.
     state_location, restart        claim and restore the state; check that the sources fit it
     engine                         trigger, run the operators, commit, deliver
     operator_run, staged_rows      the tasks of one operator; its rows as the input of the next
+    one_shuffle, plans             for `aggregate`: Spark aggregates the rows first; Spark's plans
     python_job, arrow_frame        the frames of its jobs and rows, with few calls to the JVM
+    own_workers                    a task finds the worker again that has its state
     arrow_batches                  the Arrow batches in which tasks get their rows
     task_runner, delivery          the acknowledgements of the tasks; the output rows to the sink
     recordings                     what tasks recorded, committed with the micro-batch

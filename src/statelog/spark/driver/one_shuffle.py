@@ -23,16 +23,14 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.plan_copies import PlanCopies
+from statelog.spark.driver.plans import SHUFFLE, PlanCopies, executed_plan
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.pre_aggregation import PreAggregation
-from statelog.spark.query.session import is_connect, with_setting
+from statelog.spark.query.session import is_connect
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _log = logging.getLogger("statelog.spark")
 
-_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
-_EXCHANGE: Final = "Exchange"
 _BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
 _ABOVE: Final = _BELOW | {
     "HashAggregate",
@@ -111,9 +109,8 @@ class _Steps:
 
     def apply(self, frame: DataFrame) -> DataFrame | None:
         """Return the results, shuffled to their tasks only; None if that cannot be."""
-        with with_setting(frame.sparkSession, _ADAPTIVE, "false"):
-            grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
-            path = _down_to_shuffle(grouped.queryExecution().executedPlan())
+        grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
+        path = _down_to_shuffle(executed_plan(frame.sparkSession, grouped))
         if path is None:
             return None
         exchange = path.pop()
@@ -169,7 +166,7 @@ def _down_to_shuffle(node: JavaObject) -> list[JavaObject] | None:
         node = node.children().head()
         path.append(node)
         name = _name(node)
-    if name != _EXCHANGE or not final:
+    if name != SHUFFLE or not final:
         return None
     below = node.children().head()
     while (name := _name(below)) in _BELOW:

@@ -22,13 +22,10 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.spark.driver.plan_copies import PlanCopies
-from statelog.spark.query.session import with_setting
+from statelog.spark.driver.plans import SHUFFLE, PlanCopies, executed_plan
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
-_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 _JOB: Final = "MapInArrow"
-_SHUFFLE: Final = "Exchange"
 _TASK: Final = "STATELOG_TASK"
 """The variable in the environment of the workers that a task has for itself."""
 
@@ -89,14 +86,11 @@ class OwnWorkers:
         Returns:
             The frame, or None if the job has another plan, or more or fewer tasks.
         """
-        session, execution = job.sparkSession, job._jdf.queryExecution()
-        # Adaptive execution would run the shuffle here, and wait for it.
-        with with_setting(session, _ADAPTIVE, "false"):
-            plan = execution.executedPlan()
+        plan = executed_plan(job.sparkSession, job._jdf)
         if plan.nodeName() != _JOB:
             return None
         below = plan.child()
-        if below.nodeName() == _SHUFFLE:
+        if below.nodeName() == SHUFFLE:
             below.submitShuffleJob()
         if below.execute().getNumPartitions() != len(functions):
             return None
@@ -110,4 +104,5 @@ class OwnWorkers:
             rows = part if rows is None else rows.union(part)
         # With what Spark knows of the job, such as its size, by which it chooses how to join.
         made = self._plans.fromDataset(rows, job._jdf, *self._flags)
+        session = job.sparkSession
         return DataFrame(self._of_plan(session._jsparkSession, made), session)

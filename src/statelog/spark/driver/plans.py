@@ -1,8 +1,29 @@
-"""Copy nodes of Spark's plans, with another argument each."""
+"""Read Spark's physical plans, and copy their nodes."""
 
 from __future__ import annotations
 
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from statelog.spark.query.session import with_setting
 from statelog.spark.rows.jvm import JavaObject
+
+SHUFFLE: Final = "Exchange"
+"""The name of the node of a shuffle."""
+
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+
+
+def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
+    """
+    Return the plan of a frame of the JVM, without adaptive execution.
+
+    That would hide the shuffle, decide on the number of partitions, and run the shuffle, and wait for it,
+    where the rows are asked for as an RDD.
+    """
+    with with_setting(session, _ADAPTIVE, "false"):
+        return frame.queryExecution().executedPlan()
 
 
 class PlanCopies:
