@@ -69,14 +69,10 @@ def main() -> int:
         measured, not_measured = (Spread.of(times) for times in zip(*counted, strict=True))
         ratio = Spread.of([one / other for one, other in counted])
         print(
-            f"{name:8} measured {_said(measured, 0)} ms, not measured {_said(not_measured, 0)} ms, "
-            f"ratio {_said(ratio, 2)}"
+            f"{name:8} measured {measured.said()} ms, not measured {not_measured.said()} ms, "
+            f"ratio {ratio.said(2)}"
         )
     return 0
-
-
-def _said(spread: Spread, digits: int) -> str:
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ class Spread:
             low, high = ordered[0], ordered[-1]
         return cls(statistics.median(ordered), low, high, len(ordered))
 
+    def said(self, digits: int = 0) -> str:
+        """Return median and quartiles for people."""
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
+
     @property
     def relative(self) -> float:
         """Half the distance of the quartiles, as a part of the median."""

@@ -1,5 +1,8 @@
 """Processors that several tests run, and the plain models that say what is right."""
 
+import contextlib
+import os
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -44,6 +47,25 @@ class TotalsModel:
             total, count = self.totals[key]
             self.totals[key] = total + amount, count + 1
         return sorted(((key, *self.totals[key]) for key in {key for key, _ in rows}), key=repr)
+
+
+class PromptTotals(Totals):
+    """Yields how many of its worker's connections to Spark send and acknowledge at once, instead of rows."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(key=row.key, total=row.total, rows=len(prompt_connections()))
+
+
+def prompt_connections() -> set[int]:
+    """Return the connections of this process over TCP, by inode, that neither wait nor let wait."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            options = socket.TCP_NODELAY, socket.TCP_QUICKACK
+            if all(one.getsockopt(socket.IPPROTO_TCP, option) for option in options):
+                found.add(os.fstat(one.fileno()).st_ino)
+    return found
 
 
 class SlowTotals(Totals):

@@ -94,6 +94,20 @@ def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> 
     assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only has TCP_QUICKACK")
+@pytest.mark.parametrize("delivery", ["staged", "direct"])
+def test_a_task_neither_waits_for_its_connection_nor_lets_spark_wait(
+    job: Job, delivery: str
+) -> None:
+    for _ in range(2):
+        job.source.add([(1, 1), (2, 2)])
+    job.run(delivery=delivery, tasks=2, processor=processors.PromptTotals())
+    assert [in_order(rows) for rows in job.take()] == [
+        [(1, 1, 1), (2, 2, 1)],
+        [(1, 2, 1), (2, 4, 1)],
+    ]
+
+
 def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
     from pyspark.accumulators import _accumulatorRegistry
 

@@ -20,6 +20,7 @@ from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.batch_task import batch_task
+from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.protocol import BatchContext, BatchFrameSpec, TaskRows
 
@@ -63,4 +64,4 @@ def _reporting_task(
     spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     with reported_to_driver(""):
-        yield from batch_task(spec, batches)
+        yield from batch_task(spec, without_delay(batches))

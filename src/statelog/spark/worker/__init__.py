@@ -4,6 +4,7 @@ One task of one micro-batch, in a Python worker.
     protocol        what the driver sends (`TaskSpec`) and what the task answers (`TaskAck`)
     task_entry      the functions that Spark calls with a partition
     task            catch up, read the input, run the processor, append the changes, acknowledge
+    connection      the rows come without the delays of TCP
     task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
     output_parts    the output rows as record batches; task_log: the changes into the changelog
@@ -11,6 +12,6 @@ One task of one micro-batch, in a Python worker.
     replayable      the command that replays a key that failed
     batch_task      a task over a batch frame, whose state is discarded
 
-Other packages use `protocol`, `task_entry`, `batch_task`, `processor_run`, `handle`, `failures` and
-`stopwatch`.
+Other packages use `protocol`, `task_entry`, `batch_task`, `connection`, `processor_run`, `handle`,
+`failures` and `stopwatch`.
 """

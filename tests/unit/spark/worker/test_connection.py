@@ -1,0 +1,112 @@
+"""The connection between Spark and a worker while the worker takes its rows."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pytest
+
+from statelog.spark.worker import connection
+from statelog.spark.worker.connection import without_delay
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only has TCP_QUICKACK")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield both ends of a connection: as a worker has it, and as Spark has it."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ours = stack.enter_context(socket.create_connection(listening.getsockname()))
+        theirs, _ = listening.accept()
+        stack.enter_context(theirs)
+        yield ours, theirs
+
+
+def option(one: socket.socket, name: int) -> int:
+    return one.getsockopt(socket.IPPROTO_TCP, name)
+
+
+def late(one: socket.socket) -> None:
+    """Let a socket acknowledge late, as Linux does on its own after some traffic."""
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+
+
+def batch(value: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"a": [value]})
+
+
+def test_each_batch_is_acknowledged_at_once(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, _ = pair
+    during = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for value in range(3):
+            during.append(option(ours, socket.TCP_QUICKACK))
+            late(ours)
+            yield batch(value)
+        during.append(option(ours, socket.TCP_QUICKACK))
+
+    late(ours)
+    assert option(ours, socket.TCP_QUICKACK) == 0
+    assert [one.column(0)[0].as_py() for one in without_delay(batches())] == [0, 1, 2]
+    assert during == [1, 1, 1, 1]
+
+
+def test_what_the_task_sends_is_not_held_back(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, _ = pair
+    assert option(ours, socket.TCP_NODELAY) == 0
+    assert list(without_delay([])) == []
+    assert option(ours, socket.TCP_NODELAY) != 0
+
+
+def test_the_connection_stays_open_and_nothing_else_does(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    before = len(os.listdir("/dev/fd"))
+    assert len(list(without_delay([batch(1), batch(2)]))) == 2
+    assert len(os.listdir("/dev/fd")) == before
+    ours.sendall(b"x")
+    assert theirs.recv(1) == b"x"
+
+
+def test_a_task_that_stops_reading_closes_what_it_opened() -> None:
+    before = len(os.listdir("/dev/fd"))
+    taken = without_delay([batch(1), batch(2)])
+    next(taken)
+    taken.close()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_other_sockets_are_left_alone() -> None:
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        for one in socket.socketpair():
+            stack.enter_context(one)
+        assert list(without_delay([batch(1)])) == [batch(1)]
+        assert option(listening, socket.TCP_NODELAY) == 0
+
+
+def test_where_the_system_lacks_the_option_the_batches_are_unchanged(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, _ = pair
+    monkeypatch.setattr(connection, "_ACKNOWLEDGE", None)
+    assert list(without_delay([batch(1)])) == [batch(1)]
+    assert option(ours, socket.TCP_NODELAY) == 0
+
+
+def test_an_error_of_the_input_is_the_tasks_error() -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield batch(1)
+        raise OSError("the connection broke")
+
+    with pytest.raises(OSError, match="the connection broke"):
+        list(without_delay(broken()))
