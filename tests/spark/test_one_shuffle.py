@@ -11,6 +11,7 @@ from tests.spark.streams import workers_get_by_value
 
 from statelog.model import KeyGroupRange
 from statelog.spark import aggregate, count, transform_with_state
+from statelog.spark.driver import one_shuffle as one_shuffle_module
 from statelog.spark.driver.one_shuffle import PreAggregator
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
@@ -129,6 +130,52 @@ def test_a_micro_batch_of_a_query_has_one_shuffle(spark: "SparkSession", tmp_pat
     query = stream.writeStream.foreachBatch(batch).trigger(availableNow=True).start()
     assert query.awaitTermination(300)
     assert [True] == found
+
+
+def test_spark_plans_the_aggregation_once_for_all_micro_batches(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = spark.newSession()
+    parts = [rows(session).where(f"value % 3 = {at}") for at in range(3)]
+    for part in parts:
+        part.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+    planned: list[object] = []
+    plan = one_shuffle_module.executed_plan
+    monkeypatch.setattr(
+        one_shuffle_module,
+        "executed_plan",
+        lambda *of: planned.append(of) or plan(*of),  # type: ignore[func-returns-value]
+    )
+    aggregator = PreAggregator(COUNT, GROUPS)
+
+    def batch(frame: "DataFrame", batch_id: int) -> None:
+        check(aggregator.partitioned(frame, 2), frame, 2)
+
+    stream = session.readStream.schema(parts[0].schema).option("maxFilesPerTrigger", 1)
+    writer = stream.parquet(str(tmp_path / "in")).writeStream.foreachBatch(batch)
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(300)
+    assert len(query.recentProgress) == 3
+    assert len(planned) == 1
+
+
+def test_other_columns_are_planned_anew(session: "SparkSession") -> None:
+    aggregator = PreAggregator(COUNT, GROUPS)
+    first = as_one_rdd(rows(session))
+    wider = as_one_rdd(rows(session).selectExpr("'x' AS other", "value", "name", "key"))
+    for frame in (first, first, wider, wider, as_one_rdd(rows(session).where("key < 30"))):
+        check(aggregator.partitioned(frame, 2), frame, 2)
+
+
+def as_one_rdd(frame: "DataFrame") -> "DataFrame":
+    """Return the frame as `foreachBatch` gives it."""
+    from pyspark.sql import DataFrame
+
+    session = frame.sparkSession
+    made = session._jsparkSession.internalCreateDataFrame(  # type: ignore[attr-defined]
+        frame._jdf.queryExecution().toRdd(), frame._jdf.schema(), False
+    )
+    return DataFrame(made, session)
 
 
 def test_a_shuffle_of_the_user_stays_where_it_is(session: "SparkSession") -> None:

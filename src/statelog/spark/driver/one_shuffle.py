@@ -6,6 +6,9 @@ hash of all grouping columns, final results.  A second shuffle would then bring 
 Here the shuffle has another partitioning: by a value, computed from the key, whose hash is the number
 of the key's task.  Rows of one key go to one partition, so the final results are the same.
 
+Spark makes the plan once for a query.  To plan an aggregation takes it longer than to copy a plan with
+the rows of another micro-batch.
+
 Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off while
 this plan is made: it would hide the shuffle, and decide on the number of partitions.
 
@@ -23,7 +26,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.plans import SHUFFLE, PlanCopies, executed_plan
+from statelog.spark.driver.plans import SHUFFLE, KeptPlan, PlanCopies, executed_plan
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.session import is_connect
@@ -90,7 +93,12 @@ class PreAggregator:
 
 
 class _Steps:
-    """The steps of one aggregation, with its columns made in the JVM once: each takes many calls."""
+    """
+    The steps of one aggregation for one number of tasks.
+
+    Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
+    have the same columns and are as little partitioned.
+    """
 
     def __init__(
         self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange, tasks: int
@@ -106,31 +114,40 @@ class _Steps:
         partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
         task = _over_positions(frame, aggregation.keys, aggregation.task(groups, tasks))
         self._partitioning = partitioning(to_seq([task]), tasks)
+        self._kept: KeptPlan | None = None
+        self._schema: JavaObject | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame | None:
         """Return the results, shuffled to their tasks only; None if that cannot be."""
+        plan = None if self._kept is None else self._kept.over(frame)
+        if plan is None:
+            plan = self._planned(frame)
+            if plan is None:
+                return None
+            self._kept = KeptPlan.of(plan, frame, self._copies)
+        _shuffle_of(plan).submitShuffleJob()
+        # It runs while the driver plans what reads it, and the sink plans what it does with that.
+        rows = frame.sparkSession._jsparkSession.internalCreateDataFrame(
+            plan.execute(), self._schema, False
+        )
+        return DataFrame(rows, frame.sparkSession)
+
+    def _planned(self, frame: DataFrame) -> JavaObject | None:
+        """Return Spark's plan of the results, with the shuffle by task; None if it has another form."""
         grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
-        path = _down_to_shuffle(executed_plan(frame.sparkSession, grouped))
-        if path is None:
+        results = grouped.selectExpr(self._with_key_group)
+        plan = executed_plan(frame.sparkSession, results)
+        shuffle = _shuffle_of_aggregation(plan)
+        if shuffle is None:
             return None
-        exchange = path.pop()
         # The partial results begin with the keys: `_partitioning` finds them by position.
-        partials = exchange.children().head().output()
-        by = exchange.outputPartitioning().expressions()
+        partials = shuffle.children().head().output()
+        by = shuffle.outputPartitioning().expressions()
         if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
             return None
-        arguments = self._copies.arguments(exchange)
-        arguments[0] = self._partitioning
-        plan = shuffle = exchange.makeCopy(arguments)
-        # It runs while the driver plans what reads it, and the sink plans what it does with that.
-        shuffle.submitShuffleJob()
-        while path:
-            above = path.pop()
-            plan = above.withNewChildren(above.children().updated(0, plan))
-        rows = frame.sparkSession._jsparkSession.internalCreateDataFrame(
-            plan.execute(), grouped.schema(), False
-        )
-        return DataFrame(rows.selectExpr(self._with_key_group), frame.sparkSession)
+        self._schema = results.schema()
+        to_tasks = self._copies.with_argument(shuffle, 0, self._partitioning)
+        return self._copies.with_node(plan, shuffle, to_tasks)
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
@@ -153,18 +170,16 @@ def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObj
     return expressions.BindReferences.bindReference(value, columns, False)
 
 
-def _down_to_shuffle(node: JavaObject) -> list[JavaObject] | None:
+def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
     """
-    Return the nodes from the root of a plan to the shuffle of its aggregation.
+    Return the shuffle of a plan's aggregation.
 
-    None if there is another node in between, or no shuffle by hash that follows partial results.
+    None if there is another node above it, or no shuffle by hash that follows partial results.
     """
-    path, name = [node], _name(node)
-    final = ""
+    node, name, final = plan, _name(plan), ""
     while name in _ABOVE:
         final = name if name.endswith("Aggregate") else final
         node = node.children().head()
-        path.append(node)
         name = _name(node)
     if name != SHUFFLE or not final:
         return None
@@ -173,7 +188,14 @@ def _down_to_shuffle(node: JavaObject) -> list[JavaObject] | None:
         below = below.children().head()
     # A shuffle of the user's own, below an aggregation that needs none, stays as it is.
     is_by_hash = node.outputPartitioning().getClass().getSimpleName() == "HashPartitioning"
-    return path if name == final and is_by_hash else None
+    return node if name == final and is_by_hash else None
+
+
+def _shuffle_of(node: JavaObject) -> JavaObject:
+    """Return the shuffle of a plan that has one, below the final results."""
+    while node.nodeName() != SHUFFLE:
+        node = node.children().head()
+    return node
 
 
 def _name(node: JavaObject) -> str:
