@@ -18,8 +18,14 @@ TASK_WORK_MS = 150.0
 """Work that pays for one more task: the cost of a shuffle and a second Python task, measured with
 `bench/pipeline.py` on two cores."""
 
-PARTIAL_WORK_MS = 40.0
-"""The same where Spark aggregates first: the shuffle is there with one task too."""
+PARTIAL_WORK_MS = 20.0
+"""The same where Spark aggregates first: the shuffle is there with one task too, and Spark's own work
+on the results is shared as well.  Measured with `bench/peers.py` on two cores: one task and two took
+the same time at 300,000 events, with some 18 ms of work."""
+
+_FEWER_BELOW = 0.75
+"""Part of the work that has paid for a number of tasks, below which there are fewer: tasks that get
+other keys replay what they missed, so the number must not go to and fro with the noise."""
 
 _ROW_MS = 0.004
 """Cost of a row before the first measurement: a running total per key, rows included."""
@@ -82,7 +88,8 @@ class TaskCount:
     """
     Chooses the number of tasks of each micro-batch.
 
-    The most expensive of the last three micro-batches counts.  A burst is under-provisioned for at
+    The most expensive of the last three micro-batches counts, and there are fewer tasks only where the
+    work is clearly less.  A burst is under-provisioned for at
     most one micro-batch, and not at all where the size of the input is known.
 
     Args:
@@ -108,7 +115,10 @@ class TaskCount:
         if rows is None:
             return self._bounds.most
         least = max(self._bounds.least, 2) if self._shuffled else self._bounds.least
-        wanted = math.floor(rows * self._row_ms() / self._task_work_ms) + 1
+        paid = rows * self._row_ms() / self._task_work_ms
+        wanted = math.floor(paid) + 1
+        if self._last and wanted < self._last[-1].tasks:
+            wanted = min(math.floor(paid / _FEWER_BELOW) + 1, self._last[-1].tasks)
         return min(max(wanted, least), self._bounds.most)
 
     def ran(self, cost: BatchCost) -> None:

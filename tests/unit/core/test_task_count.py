@@ -39,8 +39,8 @@ def test_between_them_tasks_are_as_many_as_the_work_pays_for() -> None:
 
 def test_less_work_pays_for_a_task_where_there_is_a_shuffle_already() -> None:
     rows = int(1.5 * TASK_WORK_MS / ROW_MS)
-    for work_ms, tasks in ((TASK_WORK_MS, 2), (PARTIAL_WORK_MS, 6)):
-        count = TaskCount(TaskBounds(1, 8), work_ms)
+    for work_ms, tasks in ((TASK_WORK_MS, 2), (PARTIAL_WORK_MS, 12)):
+        count = TaskCount(TaskBounds(1, 16), work_ms)
         count.ran(cost(1, 10_000))
         assert tasks == count.choose(rows * BYTES_PER_ROW)
 
@@ -50,6 +50,16 @@ def test_without_a_known_size_one_batch_at_most_has_too_few_tasks() -> None:
     assert [8, 1, 1, 1, 8, 8, 8, 8, 1] == run(
         count, [SMALL, SMALL, SMALL, LARGE, LARGE, SMALL, SMALL, SMALL, SMALL], sized=False
     )
+
+
+@pytest.mark.parametrize("boundary", [1, 3])
+def test_noise_does_not_change_the_number_of_tasks_to_and_fro(boundary: int) -> None:
+    around = [int(boundary * part * TASK_WORK_MS / ROW_MS) for part in (0.9, 1.1, 0.8, 1.05)]
+    count = TaskCount(TaskBounds(1, 8))
+    count.ran(cost(boundary, 10_000))
+    assert set(run(count, around * 5, sized=True)[1:]) == {boundary + 1}
+    less = int(boundary * 0.7 * TASK_WORK_MS / ROW_MS)
+    assert boundary + 1 > run(count, [less] * 4, sized=True)[-1]
 
 
 def test_a_dear_processor_gets_more_tasks_for_the_same_rows() -> None:
