@@ -15,6 +15,7 @@ The first ten micro-batches are left out.  The JVM's heap after a collection is 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -51,14 +52,18 @@ def stream(spark: SparkSession, way: str) -> Any:
 def stored(folder: Path, part: str) -> tuple[int, int]:
     """Return number and bytes of the files of the state location, or of the rest of a folder."""
     files = size = 0
-    for path in folder.rglob("*"):
-        own = path.relative_to(folder).parts[0] == "statelog"
-        if own == (part == "state"):
+    for root, _, names in os.walk(
+        folder
+    ):  # which, unlike `rglob`, leaves out what is deleted meanwhile
+        below = Path(root).relative_to(folder).parts[:1]
+        if (below == ("statelog",)) != (part == "state"):
+            continue
+        for name in names:
             try:
-                size += path.stat().st_size
+                size += (Path(root) / name).stat().st_size
             except OSError:
                 continue  # deleted meanwhile
-            files += path.is_file()
+            files += 1
     return files, size
 
 
