@@ -15,9 +15,10 @@ import argparse
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import pyarrow as pa
-from bench.harness.figures import Spread
+from bench.harness.pairs import compared
 from bench.harness.query_run import noop
 from bench.harness.session import session
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +30,6 @@ COLUMNS = {
     "numbers": ("id AS key", "rand(1) AS value"),
     "text": ("lpad(id, 12, 'k') AS key", "rand(1) AS value"),
 }
-WARM = 3
 
 
 def take(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -53,21 +53,18 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in COLUMNS}
     with session() as (spark, _):
-        frames = {}
+        cases = {}
         for name, columns in COLUMNS.items():
-            frames[name] = spark.range(0, arguments.rows, 1, 2).selectExpr(*columns).persist()
-            frames[name].count()
-        for _ in range(WARM + arguments.rounds):
-            for name, frame in frames.items():
-                measured = milliseconds(spark, frame, is_measured=True)
-                pairs[name].append((measured, milliseconds(spark, frame, is_measured=False)))
+            frame = spark.range(0, arguments.rows, 1, 2).selectExpr(*columns).persist()
+            frame.count()
+            cases[name] = (
+                partial(milliseconds, spark, frame, is_measured=True),
+                partial(milliseconds, spark, frame, is_measured=False),
+            )
+        found = compared(cases, arguments.rounds)
     print(f"{arguments.rows:,} rows, {arguments.rounds} rounds: medians (quartiles)")
-    for name, both in pairs.items():
-        counted = both[WARM:]
-        measured, not_measured = (Spread.of(times) for times in zip(*counted, strict=True))
-        ratio = Spread.of([one / other for one, other in counted])
+    for name, (measured, not_measured, ratio) in found.items():
         print(
             f"{name:8} measured {measured.said()} ms, not measured {not_measured.said()} ms, "
             f"ratio {ratio.said(2)}"

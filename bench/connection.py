@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import pyarrow as pa
-from bench.harness.figures import Spread
+from bench.harness.pairs import compared
 from bench.harness.query_run import noop
 from bench.harness.session import session
 from pyspark.sql import DataFrame
@@ -24,7 +25,6 @@ from pyspark.sql import DataFrame
 from statelog.spark.worker.connection import without_delay
 
 ROWS = (50, 10_000, 70_000, 500_000)
-WARM = 3
 Batches = Iterable[pa.RecordBatch]
 
 
@@ -50,25 +50,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
-    pairs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in ROWS}
     with session() as (spark, _):
-        frames = {}
+        cases = {}
         for rows in ROWS:
-            frames[rows] = spark.range(0, 2 * rows, 1, 2).selectExpr("id", "rand(1) AS value")
-            frames[rows].persist().count()
-        for _ in range(WARM + arguments.rounds):
-            for rows, frame in frames.items():
-                late = milliseconds(frame, at_once=False)
-                pairs[rows].append((late, milliseconds(frame, at_once=True)))
+            frame = spark.range(0, 2 * rows, 1, 2).selectExpr("id", "rand(1) AS value").persist()
+            frame.count()
+            cases[f"{rows:>9,} rows a task"] = (
+                partial(milliseconds, frame, at_once=False),
+                partial(milliseconds, frame, at_once=True),
+            )
+        found = compared(cases, arguments.rounds)
     print(f"two tasks, {arguments.rounds} rounds: medians (quartiles)")
-    for rows, both in pairs.items():
-        counted = both[WARM:]
-        late, at_once = (Spread.of(times) for times in zip(*counted, strict=True))
-        ratio = Spread.of([one / other for one, other in counted])
-        print(
-            f"{rows:>9,} rows a task: {late.said()} ms, at once {at_once.said()} ms, "
-            f"ratio {ratio.said(2)}"
-        )
+    for name, (late, at_once, ratio) in found.items():
+        print(f"{name}: {late.said()} ms, at once {at_once.said()} ms, ratio {ratio.said(2)}")
     return 0
 
 

@@ -52,9 +52,8 @@ def stream(spark: SparkSession, way: str) -> Any:
 def stored(folder: Path, part: str) -> tuple[int, int]:
     """Return number and bytes of the files of the state location, or of the rest of a folder."""
     files = size = 0
-    for root, _, names in os.walk(
-        folder
-    ):  # which, unlike `rglob`, leaves out what is deleted meanwhile
+    # Unlike `rglob`, it leaves out folders that are deleted meanwhile.
+    for root, _, names in os.walk(folder):
         below = Path(root).relative_to(folder).parts[:1]
         if (below == ("statelog",)) != (part == "state"):
             continue

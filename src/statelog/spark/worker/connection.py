@@ -63,9 +63,8 @@ def _connections() -> Iterator[socket.socket]:
     """Yield a socket for each connection of this process to its own host; the caller closes it."""
     seen = set[int]()
     for name in os.listdir(_OPEN_FILES):
-        with contextlib.suppress(
-            OSError
-        ):  # closed meanwhile, as the folder itself, or not connected
+        # It may be closed meanwhile, as the folder itself is.
+        with contextlib.suppress(OSError):
             found = os.fstat(int(name))
             if not stat.S_ISSOCK(found.st_mode) or found.st_ino in seen:
                 continue
