@@ -14,6 +14,8 @@ def connected(url: str) -> Iterator[SparkSession]:
         # As SparkSession.builder does, which refuses a second kind of session in one process.
         patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
         session = SparkSession.builder.remote(url).create()
+        # Spark's own transformWithState asks for it, and finds the first session of all, closed or not.
+        patch.setattr(SparkSession, "_default_session", session)
         try:
             yield session
         finally:

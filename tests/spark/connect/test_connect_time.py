@@ -29,6 +29,7 @@ workers_get_by_value(__name__)
 workers_get_by_value("tests.spark.test_time")
 workers_get_by_value("tests.spark.test_time_idle")
 
+IN_PARTS = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -145,5 +146,30 @@ def test_processing_time_timers_fire_without_data_and_idle_batches_leave_no_trac
     finally:
         query.stop()
     source.add([(1, 0)])
+    job.run()  # only ends the micro-batch that was stopped, if there is one
     job.run()
     assert [row["kind"] for rows in job.sink.batches() for row in rows].count("set") == 3
+
+
+def test_available_now_takes_all_rows_after_a_stop_in_mid_batch_with_sparks_setting(
+    remote: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = BatchSource(remote, tmp_path / "in", INPUT)
+    options = {"timeMode": "ProcessingTime", "tasks": 2}
+    job = ConnectJob(source, tmp_path, ["key"], Alarm(), ALARMS, options)
+    source.add([(1, 10**9)])
+    job.run()
+    assert IN_PARTS in caplog.text
+    checkpoint = tmp_path / "query"
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink()
+    source.add([(2, 10**9)])
+    source.add([(3, 10**9)])
+    caplog.clear()
+    remote.conf.set(IN_PARTS, "true")
+    try:
+        job.run()
+    finally:
+        remote.conf.unset(IN_PARTS)
+    assert [[row["key"] for row in rows] for rows in job.sink.batches()] == [[1], [2], [3]]
+    assert IN_PARTS not in caplog.text

@@ -39,6 +39,7 @@ _ATTEMPTS: Final = 3
 _NO_ANSWER: Final = "Python worker failed to connect back"
 _NO_MODULE: Final = "No module named 'statelog"
 _OF_CLASSIC: Final = '"noDataBatches"'
+_IN_PARTS: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 class ConnectStreamWriter(StatefulStreamWriter):
@@ -91,6 +92,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         has_source = has_no_data_source(settings.no_data_batches, query.operators, files)
         if has_source:
             _check_source(files)
+            self._warn_of_one_batch()
         engine = ConnectEngine.of(
             QueryStart(
                 query=query,
@@ -109,6 +111,17 @@ class ConnectStreamWriter(StatefulStreamWriter):
         writer = writer.foreachBatch(engine).option("checkpointLocation", checkpoint)
         # PySpark's two classes of a query have no common base.
         return cast("StreamingQuery", ConnectQuery(_started(writer)))
+
+    def _warn_of_one_batch(self) -> None:
+        """Say what Spark does with `Trigger.AvailableNow` where a source cannot be read in parts."""
+        if self._trigger.get("availableNow") and self._spark.conf.get(_IN_PARTS, "false") != "true":
+            _log.warning(
+                "trigger(availableNow=True) of a query with timers takes all new rows in one "
+                "micro-batch, and after a stop in mid-batch only those of this micro-batch. If all "
+                "sources of the query are Spark's own, set %s to true for the usual behaviour; or "
+                "noDataBatches=False, if the timers may wait for the next rows",
+                _IN_PARTS,
+            )
 
     def _connect_sink(self, file_output: FileOutput) -> Sink:
         return sink_of(
