@@ -1,15 +1,17 @@
 """
 Measure how the time of a micro-batch changes with one size, all others fixed.
 
-Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `value-size` (bytes of a value), `tasks`
-(in local-cluster, one core each).  The number of micro-batches is in `many_batches.py`.
+Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `budget` (MiB of `memoryBudget`, with 20
+million keys), `value-size` (bytes of a value), `tasks` (in local-cluster, one core each).  The number of micro-batches
+is in `many_batches.py`.
 
 Ways: statelog with the row processor, with columns, and with `aggregate`, as far as this version has them; and
 Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink `noop`, local[2].
 
-Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` the state is loaded
-first, in micro-batches of 500,000 keys, which are not measured; then come micro-batches of 100,000 events over all keys,
-with equal chances.  Each number of tasks has a Spark application of its own.
+Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` and `budget` the state is
+loaded first, in 20 micro-batches or more of up to 500,000 keys, which are not measured; then come micro-batches of 100,000 events over all keys,
+with equal chances.  The points of `keys`, `budget` and `tasks` have a Spark application each, so that workers have the
+memory of one query only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from bench.harness.processes import MemorySampler
+from bench.harness.processes import WorkerMemory
 from bench.harness.query_run import Bounds, file_stream, noop, run_query, set_age
 from bench.harness.results import ROOT, Results, Run, in_turns
 from bench.harness.session import session
@@ -42,17 +44,23 @@ from statelog.spark import transform_with_state
 SIZES = {
     "batch-size": (50, 1_000, 10_000, 100_000, 500_000, 1_000_000, 2_000_000),
     "keys": (10_000, 100_000, 1_000_000, 5_000_000, 20_000_000),
+    "budget": (128, 256, 512, 1024, 4096),
     "value-size": (16, 100, 1_000, 10_000),
     "tasks": (1, 2, 4),
 }
 TINY = {
     "batch-size": (50, 1_000),
     "keys": (1_000, 5_000),
+    "budget": (64, 128),
     "value-size": (16, 1_000),
     "tasks": (1, 2),
 }
 WAYS = ("statelog-direct", "statelog-columns-direct", "statelog-aggregate-direct")
+_APART = ("keys", "budget", "tasks")
+"""Curves of which each point has an application of its own."""
 _LOADED_AT_ONCE = 500_000
+_FEWEST_LOADS = 20
+_MANY_KEYS = 20_000_000
 
 
 class LastValue(StatefulProcessor):
@@ -97,29 +105,30 @@ class Curves:
 
     def keys(self, way: str, keys: int) -> Run:
         """Measure micro-batches over a state of so many keys."""
-        data, events = self._work / f"keys-{keys}", self._events()
-        loads = write_loaded_input(data, keys, events)
-        place, sampler = self._place(), MemorySampler()
-        frame = self._keyed(way, data, place)
+        return self._loaded(way, keys, 1024)
+
+    def budget(self, way: str, mib: int) -> Run:
+        """Measure micro-batches over a state of many keys, with a memory budget of so many MiB."""
+        return self._loaded(way, TINY["keys"][-1] if self._options.quick else _MANY_KEYS, mib)
+
+    def _loaded(self, way: str, keys: int, budget_mib: int) -> Run:
+        data, place = self._work / f"keys-{keys}", self._place()
+        loads = write_loaded_input(data, keys, self._events())
+        local = place / "local"
+        frame = self._keyed(way, data, local, budget_mib)
+        memory = WorkerMemory(local)
         try:
             run_ = run_query(
                 frame.writeStream.foreachBatch(noop), place, Bounds(600, loads + 2, 900)
             )
         finally:
-            memory = sampler.peak()
-            sampler.close()
-        local = [one for one in (place / "local").rglob("*") if one.is_file()]
-        shutil.rmtree(place / "local", ignore_errors=True)
+            memory.close()
+        shutil.rmtree(local, ignore_errors=True)
         for name in ("milliseconds", "events"):
             run_[name] = run_[name][loads - 1 :]  # the first micro-batch is left out already
-        return run_ | {
-            "memory_mib": memory,
-            "local_mib": round(sum(one.stat().st_size for one in local) / 2**20),
-            "said": f"{run_['milliseconds']} ms",
-        }
+        return run_ | {"memory_mib": memory.take(), "said": f"{run_['milliseconds']} ms"}
 
-    def _keyed(self, way: str, data: Path, place: Path) -> Any:
-        settings = {"memoryBudget": "1 gb", "localDirectory": str(place / "local"), "tasks": 2}
+    def _keyed(self, way: str, data: Path, local: Path, budget_mib: int) -> Any:
         grouped = file_stream(self._spark, data, "key long, value double", 1).groupBy("key")
         if way == "statelog-direct":
             processor: Any = RunningTotal()
@@ -128,7 +137,15 @@ class Curves:
 
             processor = RunningTotalInColumns()
         return transform_with_state(
-            grouped, processor, OUTPUT, "Update", "None", delivery="direct", **settings
+            grouped,
+            processor,
+            OUTPUT,
+            "Update",
+            "None",
+            delivery="direct",
+            memoryBudget=f"{budget_mib} mb",
+            localDirectory=str(local),
+            tasks=2,
         )
 
     def value_size(self, way: str, size: int) -> Run:
@@ -148,8 +165,17 @@ class Curves:
         return run_query(frame.writeStream.foreachBatch(noop), self._place(), self._bounds)
 
     def tasks(self, way: str, tasks: int) -> Run:
-        """Measure one number of tasks in an application of its own, with as many executors."""
-        return run_apart(way, tasks, self._events())
+        """Measure one number of tasks, with as many executors."""
+        data = self._work / "tasks"
+        write_files(data, zipf_events(), 16, self._events() // 2)
+        grouped = file_stream(self._spark, data, "key long, value double").groupBy("key")
+        if way == "statelog-direct":
+            frame = transform_with_state(
+                grouped, RunningTotal(), OUTPUT, "Update", "None", delivery="direct", tasks=tasks
+            )
+        else:
+            frame = PEERS[way].frame(grouped, lambda report: None)
+        return run_query(frame.writeStream.foreachBatch(noop), self._place(), Bounds(60))
 
     def _events(self) -> int:
         return 2_000 if self._options.quick else 100_000
@@ -165,9 +191,9 @@ def write_loaded_input(folder: Path, keys: int, events: int) -> int:
     Write files that touch each key once, and then files of random events, one per micro-batch.
 
     Returns:
-        The number of micro-batches that load the keys, at least two.
+        The number of micro-batches that load the keys; enough for the JVM to be warm.
     """
-    loads = max(2, -(-keys // _LOADED_AT_ONCE))
+    loads = max(_FEWEST_LOADS, -(-keys // _LOADED_AT_ONCE))
     if folder.exists():
         return loads
     folder.mkdir(parents=True)
@@ -181,59 +207,62 @@ def write_loaded_input(folder: Path, keys: int, events: int) -> int:
     return loads
 
 
-def run_apart(way: str, tasks: int, events: int) -> Run:
-    """Run this module in a process of its own, because it has another master."""
-    command = [sys.executable, "-m", "bench.curves", "--one", f"{way},{tasks},{events}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+def run_apart(curve: str, way: str, size: int, options: argparse.Namespace) -> Run:
+    """Run this module in a process of its own: it has another master, or new workers."""
+    command = [sys.executable, "-m", "bench.curves", "--one", f"{curve},{way},{size}"]
+    command += ["--seconds", str(options.seconds), *(["--quick"] if options.quick else [])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             found = json.loads(line)
             if isinstance(found, dict):
                 return found
-    raise RuntimeError(f"tasks {tasks}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    raise RuntimeError(f"{curve} {size}: exit code {done.returncode}\n{done.stderr[-2000:]}")
 
 
-def one_number_of_tasks(text: str) -> Run:
-    """Measure one number of tasks in this process."""
-    way, tasks, events = text.split(",")
-    master = f"local-cluster[{tasks},1,1024]"
-    with session(master=master, settings={"spark.driver.memory": "2g"}) as (spark, work):
-        write_files(work / "input", zipf_events(), 16, int(events) // 2)
-        grouped = file_stream(spark, work / "input", "key long, value double").groupBy("key")
-        peer = PEERS[way]
-        if way == "statelog-direct":
-            frame = transform_with_state(
-                grouped,
-                RunningTotal(),
-                OUTPUT,
-                "Update",
-                "None",
-                delivery="direct",
-                tasks=int(tasks),
-            )
-        else:
-            frame = peer.frame(grouped, lambda report: None)
-        return run_query(frame.writeStream.foreachBatch(noop), work / "query", Bounds(60))
+def one_point(options: argparse.Namespace) -> Run:
+    """Measure one point in this process."""
+    curve, way, size = options.one.split(",")
+    more: dict[str, Any] = {}
+    if curve == "tasks":
+        more = {
+            "master": f"local-cluster[{size},1,1024]",
+            "settings": {"spark.driver.memory": "2g"},
+        }
+    with session(**more) as (spark, work):
+        measured: Run = measure_of(Curves(spark, work, options), curve)(way, int(size))
+    return measured
+
+
+def measure_of(curves: Curves, curve: str) -> Callable[[str, int], Run]:
+    """Return the method that measures a point of a curve."""
+    found: Callable[[str, int], Run] = getattr(curves, curve.replace("-", "_"))
+    return found
 
 
 def points(
-    curves: Curves, chosen: list[str], options: argparse.Namespace
+    curves: Curves | None, chosen: list[str], options: argparse.Namespace
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the facts of each point, with what measures it."""
+    """Yield the name and the facts of each point, with what measures it: *curves*, or another process."""
     for curve in chosen:
         ways = [way for way in WAYS if not PEERS[way].missing]
         if curve == "batch-size":
             ways.append("spark-agg-rocksdb")
         if curve == "value-size":
             ways = ways[:1]
-        if curve == "keys":
+        if curve in ("keys", "budget"):
             ways = [way for way in ways if "aggregate" not in way]
+        if curve == "budget":
+            ways = ways[-1:]
         if curve == "tasks":
             ways = ways[:2]
         for way in options.ways.split(",") if options.ways else ways:
             sizes = (TINY if options.quick else SIZES)[curve]
             for size in map(int, options.sizes.split(",")) if options.sizes else sizes:
-                measure = partial(getattr(curves, curve.replace("-", "_")), way, size)
+                if curves is None:
+                    measure = partial(run_apart, curve, way, size, options)
+                else:
+                    measure = partial(measure_of(curves, curve), way, size)
                 facts = {"curve": curve, "way": way, "title": PEERS[way].title, "size": size}
                 yield f"{curve}/{way}/{size}", {"measure": measure, "facts": facts}
 
@@ -251,18 +280,19 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one_number_of_tasks(options.one)))
+        print(json.dumps(one_point(options)))
         return 0
     chosen = options.curves.split(",")
     if options.json is None or set(chosen) - set(SIZES):
         parser.error(f"--json is needed, and curves of: {', '.join(SIZES)}")
     results = Results(options.json, "curves", {"quick": options.quick}, resume=options.resume)
-    with session() as (spark, work):
-        curves = Curves(spark, work, options)
-        made = dict(points(curves, [one for one in chosen if one != "tasks"], options))
-        failed = measure_points(results, made)
-    if "tasks" in chosen:
-        failed += measure_points(results, dict(points(curves, ["tasks"], options)))
+    failed = []
+    if here := [one for one in chosen if one not in _APART]:
+        with session() as (spark, work):
+            curves = Curves(spark, work, options)
+            failed += measure_points(results, dict(points(curves, here, options)))
+    apart = [one for one in chosen if one in _APART]
+    failed += measure_points(results, dict(points(None, apart, options)))
     return 1 if failed else 0
 
 

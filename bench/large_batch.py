@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from harness.processes import WorkerMemory
 from pipeline import machine, noop
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
-from restart import MemoryWatch
 
 from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state
@@ -89,7 +89,7 @@ def run(session: SparkSession, work: Path, name: str, arguments: Any) -> dict[st
         localDirectory=str(place / "local"),
         onProgress=progress.append,
     )
-    watch = MemoryWatch()
+    watch = WorkerMemory()
     start = time.perf_counter()
     writer: Any = stream.writeStream.foreachBatch(noop)
     query = (

@@ -25,7 +25,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from harness.processes import descendants
+from harness.processes import WorkerMemory
 from pipeline import ROCKSDB, machine, noop
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import count, sum
@@ -67,40 +66,6 @@ class RunningTotal(StatefulProcessor):
         pass
 
 
-class MemoryWatch:
-    """Samples the largest anonymous and file-backed memory of any Python worker."""
-
-    def __init__(self) -> None:
-        self.peak = {"RssAnon": 0, "RssFile": 0}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def take(self) -> dict[str, int]:
-        """Return the peaks in MiB since the last call."""
-        peak, self.peak = self.peak, {"RssAnon": 0, "RssFile": 0}
-        return {name: kib // 1024 for name, kib in peak.items()}
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.1):
-            for process in descendants(os.getpid()):
-                try:
-                    command = Path(f"/proc/{process}/cmdline").read_bytes()
-                    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-                except OSError:
-                    continue
-                if b"pyspark" not in command or b"java" in command.split(b"\0")[0]:
-                    continue
-                for line in status.splitlines():
-                    name, _, rest = line.partition(":")
-                    if name in self.peak:
-                        self.peak[name] = max(self.peak[name], int(rest.split()[0]))
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
 class Bench:
     """The state of both, and the input they share."""
 
@@ -108,7 +73,7 @@ class Bench:
         self.session = session
         self.work = work
         self.arguments = arguments
-        self.watch = MemoryWatch()
+        self.watch = WorkerMemory()
         self.progress: list[Any] = []
         self._files = 0
         self._keys = np.random.default_rng(1).permutation(arguments.keys).astype(np.int64)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 KINDS = ("jvm", "driver", "workers")
+_WORKER_KINDS = ("RssAnon", "RssFile", "local")
 
 
 def resident_mib() -> dict[str, float]:
@@ -50,32 +52,63 @@ def descendants(root: int) -> Iterator[int]:
             waiting.append(child)
 
 
-class MemorySampler:
+class WorkerMemory:
     """
-    Samples the memory in a thread, until it is closed.
+    Samples the memory of the Python workers in a thread, until it is closed; Linux only.
+
+    `RssAnon` and `RssFile` are the largest of any worker, anonymous and of files.  `local` is the size of
+    the state files that all workers together have mapped; these have no names, so a listing of the folder
+    does not show them.
 
     Args:
-        seconds: Between two samples.
+        folder: Where the workers have such files.
     """
 
-    def __init__(self, seconds: float = 0.5) -> None:
-        self._peak = dict.fromkeys(KINDS, 0.0)
-        self._seconds = seconds
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._peak = dict.fromkeys(_WORKER_KINDS, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def peak(self) -> dict[str, float]:
-        """Return the highest sizes since the last call, in MiB."""
-        found, self._peak = self._peak, dict.fromkeys(KINDS, 0.0)
-        return found
+    def take(self) -> dict[str, int]:
+        """Return the peaks in MiB since the last call."""
+        peak, self._peak = self._peak, dict.fromkeys(_WORKER_KINDS, 0)
+        return {name: kib // 1024 for name, kib in peak.items()}
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._seconds):
-            for kind, mib in resident_mib().items():
-                self._peak[kind] = max(self._peak[kind], mib)
+        while not self._stop.wait(0.1):
+            mapped: dict[str, int] = {}
+            for process in descendants(os.getpid()):
+                # It may end meanwhile.
+                with contextlib.suppress(OSError, ValueError):
+                    self._look(Path(f"/proc/{process}"), mapped)
+            self._peak["local"] = max(self._peak["local"], sum(mapped.values()) // 1024)
+
+    def _look(self, process: Path, mapped: dict[str, int]) -> None:
+        command = (process / "cmdline").read_bytes()
+        if b"pyspark" not in command or b"java" in command.split(b"\0")[0]:
+            return
+        for line in (process / "status").read_text(encoding="utf-8").splitlines():
+            name, _, rest = line.partition(":")
+            if name in self._peak:
+                self._peak[name] = max(self._peak[name], int(rest.split()[0]))
+        if self._folder is not None:
+            mapped.update(_mapped_files(process, self._folder))
 
     def close(self) -> None:
         """Stop sampling."""
         self._stop.set()
         self._thread.join()
+
+
+def _mapped_files(process: Path, folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield each file of a folder that a process has mapped, by device and inode, and how many bytes."""
+    sizes: dict[str, int] = {}
+    for line in (process / "maps").read_text(encoding="utf-8").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(str(folder)):
+            start, end = (int(one, 16) for one in fields[0].split("-"))
+            file = f"{fields[3]} {fields[4]}"
+            sizes[file] = sizes.get(file, 0) + end - start
+    yield from sizes.items()

@@ -87,10 +87,10 @@ def folder(tmp_path: Path) -> Path:
     for name in ("queries", "variety"):
         write(tmp_path / f"{name}.json", document(name, jobs))
     points = {}
-    for curve in ("batch-size", "keys", "value-size", "tasks"):
+    for curve in ("batch-size", "keys", "budget", "value-size", "tasks"):
         for at in (1, 10, 100):
             facts = {"curve": curve, "way": "statelog-direct", "size": at, "title": "rows"}
-            more = {"memory_mib": {"workers": 300.0}, "local_mib": 12}
+            more = {"memory_mib": {"RssAnon": 300, "RssFile": 20, "local": 12}}
             points[f"{curve}/{at}"] = batches(50 + at, **more) | facts
     write(tmp_path / "curves.json", document("curves", points))
     many = {"floor": growing(400, 90), "statelog": growing(400, 110)}

@@ -23,8 +23,14 @@ from bench.harness.plots import Axis, Curve, colour_of, curves
 _SHOWN = {
     "batch-size": ("Events per second by events of a micro-batch", "events of a micro-batch"),
     "keys": ("Events per second by keys in the state", "keys in the state"),
+    "budget": ("Events per second by memory budget, 20 million keys", "memoryBudget, MiB"),
     "value-size": ("Events per second by bytes of a value", "bytes of a value"),
     "tasks": ("Events per second by number of tasks", "tasks"),
+}
+_WITH_MEMORY = ("keys", "budget")
+_MEMORY = {
+    "anonymous memory of the largest worker, MiB": "RssAnon",
+    "state on local disk, MiB": "local",
 }
 WARM_UP, HUNDRED, EVERY = 10, 100, 10
 """As in bench/many_batches.py, which needs Spark to be imported."""
@@ -48,8 +54,8 @@ def curve(name: str, source: Source) -> str:
     title, x_label = _SHOWN[name]
     sizes = sorted({part["size"] for points in found.values() for part in points})
     heads = [x_label, *(points[0]["title"] for points in found.values())]
-    if name == "keys":
-        heads += ["largest worker, MiB", "local disk, MiB"]
+    if name in _WITH_MEMORY:
+        heads += [f"{points[0]['title']}: {what}" for points in found.values() for what in _MEMORY]
     rows = []
     for size in sizes:
         at = {
@@ -57,10 +63,8 @@ def curve(name: str, source: Source) -> str:
             for way, points in found.items()
         }
         row = [f"{size:,}", *(_cell(part) for part in at.values())]
-        if name == "keys":
-            first = next(part for part in at.values() if part)
-            last = first["runs"][-1]
-            row += [number(last["memory_mib"]["workers"]), number(last["local_mib"])]
+        if name in _WITH_MEMORY:
+            row += [cell for part in at.values() for cell in _memory_cells(part)]
         rows.append(row)
     lines = [
         Curve(
@@ -83,6 +87,13 @@ def _cell(part: Part | None) -> str:
     if part is None:
         return ""
     return f"{number(rate(part).median)} /s, {number(milliseconds(part).median)} ms"
+
+
+def _memory_cells(part: Part | None) -> list[str]:
+    if part is None:
+        return ["" for _ in _MEMORY]
+    memory = part["runs"][-1]["memory_mib"]
+    return [number(memory[kind]) for kind in _MEMORY.values()]
 
 
 def _said(points: Sequence[tuple[float, float]]) -> str:

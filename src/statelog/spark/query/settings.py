@@ -191,7 +191,8 @@ class QuerySettings:
         "memoryBudget",
         parse_size,
         "bytes, at least 64 MiB",
-        "Memory of a Python worker. State beyond it is stored on the host's local disk.",
+        "Memory that state and rows take in a Python worker. State beyond it is stored on the "
+        "host's local disk.",
         default=DEFAULT_BUDGET,
     )
     state_backend: str = setting(

@@ -4,6 +4,7 @@ One task of one micro-batch, in a Python worker.
     protocol        what the driver sends (`TaskSpec`) and what the task answers (`TaskAck`)
     task_entry      the functions that Spark calls with a partition
     task            catch up, read the input, run the processor, append the changes, acknowledge
+    kept_states     what the process keeps between tasks: the state, its store and its changelog
     connection      the rows come without the delays of TCP
     task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`

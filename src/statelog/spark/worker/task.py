@@ -1,5 +1,5 @@
 """
-Run one task of one micro-batch in a Python worker.
+Run one task of one micro-batch in a Python kept.
 
 A task owns a range of key groups.  It brings the worker's cached state forward to the last committed
 checkpoint, runs the user's processor over its keys, appends the deltas to the changelog, and
@@ -15,97 +15,37 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.checkpoint.history import fetch_checkpoint
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.runtime.fail_points import fail_point
-from statelog.runtime.ids import RandomIds
 from statelog.spark.rows.event_time_check import check_event_times
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.late_rows import LateCount
-from statelog.spark.rows.types import make_row
+from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
 from statelog.spark.worker.output_parts import DirectOutput, OutputFiles, StagedOutputParts
 from statelog.spark.worker.protocol import TaskAck, TaskRows, TaskSpec
 from statelog.spark.worker.recorder import TaskRecorder
 from statelog.spark.worker.recording import acknowledge_recording
 from statelog.spark.worker.replayable import replayable_failure
 from statelog.spark.worker.row_counter import RowCounter
-from statelog.spark.worker.run import TaskRun, new_run, new_state
+from statelog.spark.worker.run import TaskRun, new_run
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
-from statelog.spark.worker.task_log import TaskLog, files_only
-from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import CachedStore, LocationPaths, ObjectStore, open_location
+from statelog.spark.worker.task_log import TaskLog
+from statelog.store import ObjectStore
 
-_CACHED_BYTES = 64 * 1024 * 1024
-_FREEZE_ENTRIES = 100_000
-_FREEZE_GROWTH = 1.5
 _ERROR_MAX = 2000
 
 
-class _Worker:
-    """The state and the store that this process keeps between tasks."""
-
-    def __init__(self, spec: TaskSpec, codec: OperatorCodec) -> None:
-        task_state = spec.state
-        self.run = task_state.epoch, task_state.run_id
-        self.store = CachedStore(
-            open_location(
-                task_state.location, options=dict(task_state.store_options), fsync=task_state.fsync
-            ),
-            _CACHED_BYTES,
-        )
-        self.paths = LocationPaths()
-        self.ids = RandomIds()
-        backend = task_state.backend
-        processor = spec.context.processor
-        self.state = new_state(processor, codec, backend, _name_of(spec), self.ids)
-        self.budget_bytes = backend.budget_bytes
-        self.frozen_entries: int | None = None
-        uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
-        self.storage = FsStateChangelogStorage(
-            self.store,
-            job_id="",
-            scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(spec.inline_bytes, uploader, ids=self.ids)
-            ),
-        )
-
-    @cached_property
-    def large_storage(self) -> FsStateChangelogStorage:
-        """The storage for the changes of a task with much input."""
-        return files_only(self.store, self.paths, self.ids, self.budget_bytes)
-
-
-_workers: dict[str, _Worker] = {}
-
-
-def _worker(spec: TaskSpec) -> _Worker:
-    worker = _workers.get(_name_of(spec))
-    # A new run of the query may start from an older checkpoint: begin without cache.
-    if worker is None or worker.run != (spec.state.epoch, spec.state.run_id):
-        codec = OperatorCodec(OperatorStateSchema.from_json(spec.state.schema), make_row)
-        worker = _workers[_name_of(spec)] = _Worker(spec, codec)
-    return worker
-
-
-def _name_of(spec: TaskSpec) -> str:
-    """Return the name of an operator's state on this host."""
-    state = spec.state
-    return f"{state.location}#{state.operator}" if state.operator else state.location
+_states = KeptStates()
 
 
 def run_task(
@@ -151,15 +91,15 @@ def _run(
     if partition >= len(spec.ranges):
         raise changed_partitions()
     watch = Stopwatch()
-    worker = _worker(spec)
-    objects, object_bytes = worker.store.objects_put, worker.store.bytes_put
+    kept = _states.of(spec)
+    objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
     key_group_range = spec.ranges[partition]
     attempt = context.attemptNumber() if context is not None else 0
     ack = TaskAck(partition, key_group_range, attempt=attempt)
-    ack.caught_up = worker.state.catch_up(
-        key_group_range, spec.base_id, spec.committed, lambda: _load(worker, spec, key_group_range)
+    ack.caught_up = kept.state.catch_up(
+        key_group_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_group_range)
     )
-    worker.state.expire_incrementally(key_group_range, spec.context.now_ms)
+    kept.state.expire_incrementally(key_group_range, spec.context.now_ms)
     watch.lap("catch_up")
     late = LateCount()
     if spec.rows.is_read and spec.rows.late is not None:
@@ -167,43 +107,41 @@ def _run(
     counter = RowCounter(key_group_range, spec.rows.layout.key_positions)
     read = spec.rows.is_read and spec.rows.initial is None
     counted = counter.through(batches) if read else _input_of(spec, batches)
-    recorder = _recorder(worker, spec)
-    rows = TaskInput(_input_rows(spec), worker.state.codec.key, key_group_range, counted, file)
+    recorder = _recorder(kept, spec)
+    rows = TaskInput(_input_rows(spec), kept.state.codec.key, key_group_range, counted, file)
     ack.rows, ack.top_groups, ack.top_keys = rows.row_count, counter.groups(), counter.keys()
     ack.late_rows = late.rows
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
-    output = _output(worker, spec, file)
-    run = new_run(spec.context, worker.state, key_group_range, output, recorder)
-    with replayable_failure(worker.store, worker.paths, recorder, spec):
-        _process(worker, spec, rows, run, ack, watch)
+    output = _output(kept, spec, file)
+    run = new_run(spec.context, kept.state, key_group_range, output, recorder)
+    with replayable_failure(kept.store, kept.paths, recorder, spec):
+        _process(kept, spec, rows, run, ack, watch)
     if isinstance(output, StagedOutputParts):
         ack.output = output.staged()
         watch.lap("stage")
     ack.output_rows = output.row_count
     if recorder is not None:
-        acknowledge_recording(
-            OutputFiles(worker.store, worker.paths, worker.ids), recorder, spec, ack
-        )
+        acknowledge_recording(OutputFiles(kept.store, kept.paths, kept.ids), recorder, spec, ack)
         watch.lap("record")
-    ack.group_entries = worker.state.entry_counts(key_group_range)
+    ack.group_entries = kept.state.entry_counts(key_group_range)
     ack.entries = sum(ack.group_entries)
-    ack.objects = worker.store.objects_put - objects
-    ack.object_bytes = worker.store.bytes_put - object_bytes
-    _freeze(worker)
+    ack.objects = kept.store.objects_put - objects
+    ack.object_bytes = kept.store.bytes_put - object_bytes
+    freeze(kept)
     ack.milliseconds = watch.milliseconds
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output.batches() if isinstance(output, DirectOutput) else iter(())
 
 
-def _recorder(worker: _Worker, spec: TaskSpec) -> TaskRecorder | None:
+def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
     if spec.record is None:
         return None
     starts, ends = [one.start for one in spec.ranges], [one.end for one in spec.ranges]
     groups = KeyGroupRange(min(starts), max(ends))
     output = spec.rows.row_format.output(spec.rows.output, spec.context.batch_id)
-    return TaskRecorder(spec.record, worker.state.codec, groups, output)
+    return TaskRecorder(spec.record, kept.state.codec, groups, output)
 
 
 def _input_rows(spec: TaskSpec) -> TaskRows:
@@ -212,7 +150,7 @@ def _input_rows(spec: TaskSpec) -> TaskRows:
     return rows if spec.record is None else replace(rows, row_format=KeepingFormat(rows.row_format))
 
 
-def _output(worker: _Worker, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:
+def _output(kept: KeptState, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:
     def check(batch: pa.RecordBatch) -> None:
         if rows.event_time_output is not None:
             check_event_times(batch, rows.event_time_output, context.watermark_ms, context.batch_id)
@@ -221,12 +159,12 @@ def _output(worker: _Worker, spec: TaskSpec, file: SpillFile) -> StagedOutputPar
     output = rows.row_format.output(rows.output, context.batch_id)
     if not spec.staged:
         return DirectOutput(output, check, rows.output, file)
-    files = OutputFiles(worker.store, worker.paths, worker.ids)
+    files = OutputFiles(kept.store, kept.paths, kept.ids)
     return StagedOutputParts(output, check, rows.output, files, spec.inline_bytes)
 
 
 def _process(
-    worker: _Worker,
+    kept: KeptState,
     spec: TaskSpec,
     rows: TaskInput,
     run: TaskRun,
@@ -238,10 +176,10 @@ def _process(
     in_parts = rows.is_large and run.in_parts(rows.file)
     if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
         # This micro-batch's changes are never in memory together: the snapshot is without them.
-        _snapshot(worker, spec, spec.base_id, run, ack)
+        _snapshot(kept, spec, spec.base_id, run, ack)
         watch.lap("snapshot")
-    storage = worker.large_storage if in_parts else worker.storage
-    log = TaskLog(storage, worker.state.codec, ack.key_group_range, spec.checkpoint_id)
+    storage = kept.large_storage if in_parts else kept.storage
+    log = TaskLog(storage, kept.state.codec, ack.key_group_range, spec.checkpoint_id)
     with contextlib.closing(log):
         for part in rows.parts():
             watch.lap("input")
@@ -263,7 +201,7 @@ def _process(
     fail_point("between-uploads")
     watch.lap("append")
     if ack.partition in spec.snapshots and not in_parts:
-        _snapshot(worker, spec, spec.checkpoint_id, run, ack)
+        _snapshot(kept, spec, spec.checkpoint_id, run, ack)
         watch.lap("snapshot")
 
 
@@ -276,15 +214,15 @@ def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.
 
 
 def _load(
-    worker: _Worker, spec: TaskSpec, key_group_range: KeyGroupRange
+    kept: KeptState, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
     # The whole object: the task most likely needs the change sets inside.
-    stored = fetch_checkpoint(worker.store, worker.paths, spec.restore_id)
-    return worker.store, stored.record.checkpoint.for_range(key_group_range)
+    stored = fetch_checkpoint(kept.store, kept.paths, spec.restore_id)
+    return kept.store, stored.record.checkpoint.for_range(key_group_range)
 
 
 def _snapshot(
-    worker: _Worker,
+    kept: KeptState,
     spec: TaskSpec,
     checkpoint_id: int,
     run: TaskRun,
@@ -298,13 +236,13 @@ def _snapshot(
     try:
         fail_point("before-snapshot")
         key_group_range = spec.snapshots[ack.partition]
-        ack.snapshot = _write_snapshot(worker, spec, key_group_range, checkpoint_id, run)
+        ack.snapshot = _write_snapshot(kept, spec, key_group_range, checkpoint_id, run)
     except Exception as error:
         ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
 
 
 def _write_snapshot(
-    worker: _Worker,
+    kept: KeptState,
     spec: TaskSpec,
     key_group_range: KeyGroupRange,
     checkpoint_id: int,
@@ -313,7 +251,7 @@ def _write_snapshot(
     # Always a file: inside the handle it would be part of every later checkpoint.
     data = run.snapshot(key_group_range)
     factory = FsCheckpointStreamFactory.for_checkpoint(
-        worker.store, spec.checkpoint_id, paths=worker.paths, threshold_bytes=0
+        kept.store, spec.checkpoint_id, paths=kept.paths, threshold_bytes=0
     )
     with factory.create_task_owned_state_stream() as stream:
         stream.write(data)
@@ -321,24 +259,5 @@ def _write_snapshot(
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
     snapshot = MaterializedHandle(key_group_range, checkpoint_id, handle)
-    worker.state.end_snapshot(snapshot)
+    kept.state.end_snapshot(snapshot)
     return snapshot
-
-
-def _freeze(worker: _Worker) -> None:
-    """
-    Exclude what lives long from garbage collection: the modules, and state that has grown much.
-
-    PySpark's daemon runs a full collection after every task.  A pass over the modules takes as long
-    as a small task, one over a large state longer than any.  The collector never visits state in
-    columns.
-    """
-    entries, frozen = worker.state.object_count(), worker.frozen_entries
-    if frozen is not None:
-        worker.frozen_entries = frozen = min(frozen, entries)
-        if entries <= max(_FREEZE_ENTRIES, frozen * _FREEZE_GROWTH):
-            return
-    gc.unfreeze()  # or cycles that were frozen and have no user any more would stay for ever
-    gc.collect()
-    gc.freeze()
-    worker.frozen_entries = entries

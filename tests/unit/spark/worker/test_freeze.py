@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from statelog.spark.worker.task import _freeze
+from statelog.spark.worker.kept_states import freeze
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ class Worker:
         self.entries = entries
         made: list[object] = [object()]
         made.append(made)
-        _freeze(self)  # type: ignore[arg-type]
+        freeze(self)  # type: ignore[arg-type]
         return not any(one is made for one in gc.get_objects())
 
 

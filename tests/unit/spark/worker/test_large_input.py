@@ -41,6 +41,7 @@ from statelog.spark.rows.types import arrow_schema, make_row
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.batch_task import batch_task
+from statelog.spark.worker.kept_states import KeptStates
 from statelog.spark.worker.output_parts import OutputParts
 from statelog.spark.worker.protocol import (
     BatchContext,
@@ -158,7 +159,7 @@ class Query:
     ) -> list[dict[str, Any]]:
         """Run one micro-batch and return its output rows; *forget* starts a new worker."""
         if forget:
-            task_module._workers.clear()
+            task_module._states = KeptStates()
         monkeypatch.setattr(task_module, "_load", lambda *_: (self.store, self.restored()))
         number = len(self.acks)
         last = self.acks[-1].log if self.acks else None
@@ -203,9 +204,9 @@ class Query:
 
 @pytest.fixture(autouse=True)
 def no_workers() -> Iterator[None]:
-    task_module._workers.clear()
+    task_module._states = KeptStates()
     yield
-    task_module._workers.clear()
+    task_module._states = KeptStates()
 
 
 def by_key(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -370,7 +371,7 @@ def test_state_in_columns_is_read_in_parts_and_stays_in_columns(
             forget = number in (2, 4)
             outputs.append(query.run(batches, monkeypatch, forget=forget, now_ms=1000 + number))
             if bound < sys.maxsize and number in (2, 4):
-                (worker,) = task_module._workers.values()
+                (worker,) = task_module._states._by_name.values()
                 assert worker.state.is_columnar
                 # What timers needed has been moved; what rows needed is in columns again.
                 assert worker.state.object_count() < 1_500
@@ -595,6 +596,7 @@ import sys, threading, time
 from pathlib import Path
 from tests.unit.spark.worker.test_large_input import Counting, counting, numbers, GROUPS
 from statelog.spark.worker import task
+from statelog.spark.worker.kept_states import KeptStates
 from statelog.state.backend import StateBackendConfig
 
 def anonymous():
@@ -617,7 +619,7 @@ query.run(part[:10], Patch)
 before = anonymous()
 peak = [before]
 threading.Thread(target=watch, daemon=True).start()
-task.run_task.__globals__["_workers"].clear()
+task._states = KeptStates()
 query.acks.clear()
 import pyarrow as pa
 def fresh():

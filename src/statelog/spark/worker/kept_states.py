@@ -1,0 +1,148 @@
+"""
+The states that a worker process keeps between tasks, with what their tasks need.
+
+Workers serve all queries of an application, one after the other or at once, and live as long as any of
+them has tasks for them.  So a state that no task has asked for in a while is forgotten: its query has
+ended, most likely, and if not, the next task restores it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload.inline import InlineStateChangeUploader
+from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
+from statelog.changelog.upload.uploader import StateChangeFsUploader
+from statelog.runtime.ids import RandomIds
+from statelog.spark.rows.types import make_row
+from statelog.spark.worker.protocol import TaskSpec
+from statelog.spark.worker.run import new_state
+from statelog.spark.worker.task_log import files_only
+from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.schema.descriptors import OperatorStateSchema
+from statelog.store import CachedStore, LocationPaths, open_location
+
+KEPT_S: Final = 600.0
+"""Seconds without a task after which a state is forgotten, longer than most triggers."""
+
+_CACHED_BYTES: Final = 64 * 1024 * 1024
+_FREEZE_ENTRIES: Final = 100_000
+_FREEZE_GROWTH: Final = 1.5
+
+
+class KeptState:
+    """
+    The state of an operator in this process, its store and its changelog.
+
+    Args:
+        spec: The instructions of the first task.
+    """
+
+    def __init__(self, spec: TaskSpec) -> None:
+        task_state = spec.state
+        self.run = _run_of(spec)
+        self.store = CachedStore(
+            open_location(
+                task_state.location, options=dict(task_state.store_options), fsync=task_state.fsync
+            ),
+            _CACHED_BYTES,
+        )
+        self.paths = LocationPaths()
+        self.ids = RandomIds()
+        codec = OperatorCodec(OperatorStateSchema.from_json(task_state.schema), make_row)
+        backend = task_state.backend
+        self.state = new_state(spec.context.processor, codec, backend, _name_of(spec), self.ids)
+        self.budget_bytes = backend.budget_bytes
+        self.frozen_entries: int | None = None
+        self.used_s = 0.0
+        uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
+        self.storage = FsStateChangelogStorage(
+            self.store,
+            job_id="",
+            scheduler=DirectStateChangeUploadScheduler(
+                InlineStateChangeUploader(spec.inline_bytes, uploader, ids=self.ids)
+            ),
+        )
+
+    @cached_property
+    def large_storage(self) -> FsStateChangelogStorage:
+        """The storage for the changes of a task with much input."""
+        return files_only(self.store, self.paths, self.ids, self.budget_bytes)
+
+
+class KeptStates:
+    """
+    All states of this process.
+
+    Args:
+        clock: Returns seconds, which never go back.
+
+    Thread: one at a time; Spark runs one task in a Python worker.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_name: dict[str, KeptState] = {}
+
+    def of(self, spec: TaskSpec) -> KeptState:
+        """Return the state of a task, and forget states without a task for `KEPT_S`."""
+        name, now_s = _name_of(spec), self._clock()
+        old = [
+            one
+            for one, kept in self._by_name.items()
+            # A new run of the query may start from an older checkpoint: begin without cache.
+            if (kept.run != _run_of(spec) if one == name else kept.used_s < now_s - KEPT_S)
+        ]
+        if old:
+            self._forget(old)
+        kept = self._by_name.get(name)
+        if kept is None:
+            kept = self._by_name[name] = KeptState(spec)
+        kept.used_s = now_s
+        return kept
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Forget states, and free their memory before a task takes more."""
+        for name in names:
+            del self._by_name[name]
+        gc.unfreeze()  # a task that froze its modules froze its own objects, too
+        gc.collect()
+        for kept in self._by_name.values():
+            kept.frozen_entries = None
+        pa.default_memory_pool().release_unused()
+
+
+def freeze(kept: KeptState) -> None:
+    """
+    Exclude what lives long from garbage collection: the modules, and state that has grown much.
+
+    PySpark's daemon runs a full collection after every task.  A pass over the modules takes as long
+    as a small task, one over a large state longer than any.  The collector never visits state in
+    columns.
+    """
+    entries, frozen = kept.state.object_count(), kept.frozen_entries
+    if frozen is not None:
+        kept.frozen_entries = frozen = min(frozen, entries)
+        if entries <= max(_FREEZE_ENTRIES, frozen * _FREEZE_GROWTH):
+            return
+    gc.unfreeze()  # or cycles that were frozen and have no user any more would stay for ever
+    gc.collect()
+    gc.freeze()
+    kept.frozen_entries = entries
+
+
+def _run_of(spec: TaskSpec) -> tuple[int, str]:
+    return spec.state.epoch, spec.state.run_id
+
+
+def _name_of(spec: TaskSpec) -> str:
+    """Return the name of an operator's state on this host."""
+    state = spec.state
+    return f"{state.location}#{state.operator}" if state.operator else state.location
