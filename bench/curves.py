@@ -9,9 +9,9 @@ Ways: statelog with the row processor, with columns, and with `aggregate`, as fa
 Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink `noop`, local[2].
 
 Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` and `budget` the state is
-loaded first, in 20 micro-batches or more of up to 500,000 keys, which are not measured; then come micro-batches of 100,000 events over all keys,
-with equal chances.  The points of `keys`, `budget` and `tasks` have a Spark application each, so that workers have the
-memory of one query only.
+loaded first, in 20 micro-batches or more of up to 500,000 keys, which are not measured; then come micro-batches of
+100,000 events over all keys, with equal chances.  The points of `keys`, `budget` and `tasks` have a Spark application
+each, so that workers have the memory of one query only.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Curves:
         loads = write_loaded_input(data, keys, self._events())
         local = place / "local"
         frame = self._keyed(way, data, local, budget_mib)
-        memory = WorkerMemory(local)
+        memory = WorkerMemory(local, seconds=0.5)  # seldom, as micro-batches are timed
         try:
             run_ = run_query(
                 frame.writeStream.foreachBatch(noop), place, Bounds(600, loads + 2, 900)

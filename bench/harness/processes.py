@@ -21,18 +21,26 @@ def resident_mib() -> dict[str, float]:
     found = dict.fromkeys(KINDS, 0.0)
     for process in (os.getpid(), *descendants(os.getpid())):
         try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            kind = _kind_of(Path(f"/proc/{process}"))
             pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
         except (OSError, IndexError, ValueError):
             continue
         mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
         if process == os.getpid():
             found["driver"] = mib
-        elif command.split(b"\0")[0].endswith(b"java"):
+        elif kind == "jvm":
             found["jvm"] += mib
-        elif b"pyspark" in command:
+        elif kind == "workers":
             found["workers"] = max(found["workers"], mib)
     return {kind: round(mib, 1) for kind, mib in found.items()}
+
+
+def _kind_of(process: Path) -> str | None:
+    """Return the kind of a process of Spark by its command, None for any other."""
+    command = (process / "cmdline").read_bytes()
+    if command.split(b"\0")[0].endswith(b"java"):
+        return "jvm"
+    return "workers" if b"pyspark" in command else None
 
 
 def descendants(root: int) -> Iterator[int]:
@@ -62,10 +70,11 @@ class WorkerMemory:
 
     Args:
         folder: Where the workers have such files.
+        seconds: Between two samples.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, *, seconds: float = 0.1) -> None:
+        self._folder, self._seconds = folder, seconds
         self._peak = dict.fromkeys(_WORKER_KINDS, 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -77,7 +86,7 @@ class WorkerMemory:
         return {name: kib // 1024 for name, kib in peak.items()}
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(self._seconds):
             mapped: dict[str, int] = {}
             for process in descendants(os.getpid()):
                 # It may end meanwhile.
@@ -86,8 +95,7 @@ class WorkerMemory:
             self._peak["local"] = max(self._peak["local"], sum(mapped.values()) // 1024)
 
     def _look(self, process: Path, mapped: dict[str, int]) -> None:
-        command = (process / "cmdline").read_bytes()
-        if b"pyspark" not in command or b"java" in command.split(b"\0")[0]:
+        if _kind_of(process) != "workers":
             return
         for line in (process / "status").read_text(encoding="utf-8").splitlines():
             name, _, rest = line.partition(":")

@@ -35,15 +35,22 @@ def state_of(query: Query) -> "weakref.ref[object]":
     return weakref.ref(task._states._by_name[query.location].state)
 
 
+def started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> "tuple[Query, weakref.ref[object], int]":
+    """Run a first micro-batch; return the query, its state in the worker, and the counts delivered."""
+    query = counting(folder, sys.maxsize)
+    rows = query.run(numbers(500, 100), monkeypatch)
+    query.spec = changed(query.spec, processor=Counting())  # each task gets a processor of its own
+    return query, state_of(query), sum(row["n"] for row in rows)
+
+
 def test_a_state_without_tasks_is_forgotten_and_restored_if_asked_for_again(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, other = (counting(tmp_path / name, sys.maxsize) for name in ("old", "other"))
-    first = old.run(numbers(500, 100), monkeypatch)
-    forgotten, is_gone = state_of(old), []
-    old.spec = changed(old.spec, processor=Counting())  # each task gets a processor of its own
-    other.run(numbers(500, 100), monkeypatch)
-    kept = state_of(other)
+    old, forgotten, first = started(tmp_path / "old", monkeypatch)
+    other, kept, _ = started(tmp_path / "other", monkeypatch)
+    is_gone = []
     for _ in range(3):  # the other query keeps the worker busy
         clock.now_s += KEPT_S / 2 + 1
         other.run(numbers(500, 100), monkeypatch)
@@ -53,15 +60,13 @@ def test_a_state_without_tasks_is_forgotten_and_restored_if_asked_for_again(
 
     again = old.run(numbers(500, 100), monkeypatch)
     assert old.acks[-1].caught_up.replayed
-    assert sum(row["n"] for row in again) > sum(row["n"] for row in first)
+    assert sum(row["n"] for row in again) > first
 
 
 def test_a_query_that_is_alone_keeps_its_state_however_long_it_waits(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = counting(tmp_path / "only", sys.maxsize)
-    query.run(numbers(500, 100), monkeypatch)
-    state = state_of(query)
+    query, state, _ = started(tmp_path / "only", monkeypatch)
     clock.now_s += 100 * KEPT_S
     query.run(numbers(500, 100), monkeypatch)
     assert state() is state_of(query)()
@@ -71,10 +76,8 @@ def test_a_query_that_is_alone_keeps_its_state_however_long_it_waits(
 def test_a_new_run_of_a_query_begins_without_the_state_of_the_run_before(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = counting(tmp_path / "again", sys.maxsize)
-    query.run(numbers(500, 100), monkeypatch)
-    state = state_of(query)
-    query.spec = changed(query.spec, processor=Counting(), run_id="another")
+    query, state, _ = started(tmp_path / "again", monkeypatch)
+    query.spec = changed(query.spec, run_id="another")
     query.run(numbers(500, 100), monkeypatch)
     assert state() is None
     assert query.acks[-1].caught_up.replayed
