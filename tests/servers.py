@@ -98,10 +98,10 @@ def running_server(command, environment: Mapping[str, str] | None = None) -> Ite
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def free_port() -> int:
@@ -204,7 +204,7 @@ class S3Proxy:
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def count(self, method: str, part: str = "") -> int:
         return sum(each.method == method and part in each.path for each in self.exchanges)

@@ -32,7 +32,7 @@ def test_the_memory_of_a_worker_and_its_files_without_names_are_seen(tmp_path: P
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"ready\n"
         found = {"local": 0, "RssAnon": 0}
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end and not (found["local"] and found["RssAnon"] >= 64):
             time.sleep(0.05)
             found = memory.take()

@@ -13,12 +13,16 @@ from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
-from statelog.core import task_count
+from statelog.core.task_count import BatchCost
 from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
 from statelog.spark import SnapshotPolicy
+from statelog.spark.driver import operator_run
+from statelog.spark.worker.protocol import TaskAck
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
@@ -136,11 +140,16 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
     assert all(path.stat().st_mode & 0o077 == 0 for path in local.iterdir())
 
 
+def cost_by_rows(acks: "Sequence[TaskAck]", size: int | None) -> BatchCost:
+    rows = sum(ack.rows for ack in acks)
+    return BatchCost(len(acks), rows, size, work_ms=rows * 0.01, input_ms=1.0)
+
+
 def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Far from the work of either batch, on a quick machine and on a busy one.
-    monkeypatch.setattr(task_count, "TASK_WORK_MS", 50.0)
+    # How long rows take depends on the machine: here each takes the same time.
+    monkeypatch.setattr(operator_run, "batch_cost", cost_by_rows)
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     rng = random.Random(1)

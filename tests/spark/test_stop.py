@@ -72,4 +72,4 @@ def test_a_job_that_another_cancels_is_reported_as_cancelled(spark, tmp_path, by
         r"not by the query's stop\(\): Job \d+ cancelled .*[^.]\. Nothing is lost: start the query "
     )
     with pytest.raises(StreamingQueryException, match=said):
-        query.awaitTermination(10)
+        query.awaitTermination(60)

@@ -137,7 +137,7 @@ def checkpoint_of(query: StreamingQuery) -> Path:
 
 def stays(folder: Path) -> bool:
     """Return whether a folder is still there; waits for it to go."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while folder.exists() and time.monotonic() < until:
         time.sleep(0.05)
     return folder.exists()

@@ -158,7 +158,7 @@ def test_a_writer_refuses_what_is_no_number_and_goes_on(
         writer.append(1, b"kept")
         with pytest.raises(sl.UsageError, match=said):
             call(writer)
-        handle = writer.persist(0, 1).result(10).job_manager_owned
+        handle = writer.persist(0, 1).result(60).job_manager_owned
         assert handle is not None
         assert [(1, b"kept")] == list(storage.read(handle))
 
@@ -206,7 +206,7 @@ def test_a_long_duration_is_no_overflow(tmp_path: Path) -> None:
     with sl.FsStateChangelogStorage(tmp_path, options=options) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"value")
-        assert writer.persist(0).result(10).job_manager_owned is not None
+        assert writer.persist(0).result(60).job_manager_owned is not None
 
 
 # --- every public constructor and method, with every wrong value ----------------------------------

@@ -43,7 +43,7 @@ def batching(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.001)
@@ -57,7 +57,7 @@ def test_h1_a_put_that_fails_at_its_end_is_a_failure() -> None:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         with pytest.raises(sl.UploadFailedError, match="lost while closing"):
-            writer.persist(sqn(0)).result(5)
+            writer.persist(sqn(0)).result(60)
         assert 3 == storage.scheduler._metrics.snapshot()["number_of_upload_failures"]  # type: ignore[attr-defined]
 
 
@@ -67,7 +67,7 @@ def test_h2_a_retry_after_an_error_helps() -> None:
     with batching(store) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        handle = handle_of(writer.persist(sqn(0)).result(5))
+        handle = handle_of(writer.persist(sqn(0)).result(60))
         assert [b"value"] == values_of(storage.read(handle))
         assert (1, 1) == (len(store.objects), len(storage.registry))
 
@@ -160,9 +160,9 @@ def test_h5_any_kind_of_error_ends_the_upload(error: BaseException) -> None:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         with pytest.raises(sl.UploadFailedError):
-            writer.persist(sqn(0)).result(5)
+            writer.persist(sqn(0)).result(60)
         assert 0 == storage.scheduler.in_flight_bytes  # type: ignore[attr-defined]
-        again = handle_of(writer.persist(sqn(0)).result(5))
+        again = handle_of(writer.persist(sqn(0)).result(60))
         assert [b"value"] == values_of(storage.read(again))
 
 
@@ -177,7 +177,7 @@ class HangingStore(ScriptedStore):
     def put(self, path: str, data: object) -> None:
         self.hanging -= 1
         if self.hanging >= 0:
-            self.release.wait(10)
+            self.release.wait(60)
         super().put(path, data)  # type: ignore[arg-type]
 
 
@@ -191,7 +191,7 @@ def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
             writer.append(1, b"value")
             futures.append(writer.persist(sqn(0)))
         for future in futures:
-            assert [b"value"] == values_of(storage.read(handle_of(future.result(5))))
+            assert [b"value"] == values_of(storage.read(handle_of(future.result(60))))
         store.release.set()
 
 
@@ -219,7 +219,7 @@ def test_h6_a_late_loser_is_deleted_and_forgotten() -> None:
     with batching(store, hedging) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        handle = handle_of(writer.persist(sqn(0)).result(5))
+        handle = handle_of(writer.persist(sqn(0)).result(60))
         assert 1 == len(store.objects)
         store.release.set()
         wait_until(lambda: store.requests["delete"] == 1)
@@ -235,7 +235,7 @@ def test_h7_a_partial_file_is_removed() -> None:
     with batching(store) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        writer.persist(sqn(0)).result(5)
+        writer.persist(sqn(0)).result(60)
         assert 1 == len(store.objects)
 
 
@@ -246,7 +246,7 @@ def test_h7_a_failing_clean_up_does_not_hide_the_error() -> None:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         with pytest.raises(sl.UploadFailedError, match="the true reason"):
-            writer.persist(sqn(0)).result(5)
+            writer.persist(sqn(0)).result(60)
 
 
 def test_h9_an_aborted_checkpoint_takes_nothing_away() -> None:
@@ -273,7 +273,7 @@ def test_h10_an_old_failure_poisons_neither_append_nor_persist() -> None:
         wait_until(lambda: not store.put_errors)
         writer.append(1, b"5678")
         writer.append(1, b"9")
-        handle = handle_of(writer.persist(sqn(0)).result(5))
+        handle = handle_of(writer.persist(sqn(0)).result(60))
         assert [b"1234", b"5678", b"9"] == values_of(storage.read(handle))
 
 
@@ -332,7 +332,7 @@ def test_h11_sets_uploaded_before_the_checkpoint_count_as_new() -> None:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"1234")
         wait_until(lambda: len(store.objects) == 1)
-        assert 4 == handle_of(writer.persist(sqn(0)).result(5)).incremental_size_bytes
+        assert 4 == handle_of(writer.persist(sqn(0)).result(60)).incremental_size_bytes
 
 
 def test_h11_truncating_what_an_open_persist_needs_fails_it() -> None:
@@ -356,7 +356,7 @@ def test_h12_a_flipped_bit_is_found(compress: bool) -> None:
         writer = storage.create_writer("operator", ALL)
         for index in range(100):
             writer.append(1, b"value %d" % index)
-        handle = handle_of(writer.persist(sqn(0)).result(5))
+        handle = handle_of(writer.persist(sqn(0)).result(60))
         (path,) = store.objects
         whole = store.objects[path]
         for position in range(0, len(whole), 7):
@@ -376,7 +376,7 @@ def test_h12_threads_end_with_the_storage() -> None:
     with batching(ScriptedStore()) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"x")
-        writer.persist(sqn(0)).result(5)
+        writer.persist(sqn(0)).result(60)
         own = set(threading.enumerate()) - before
         assert own
     wait_until(lambda: not own & set(threading.enumerate()))

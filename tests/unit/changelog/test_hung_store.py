@@ -62,7 +62,7 @@ def in_flight(storage: sl.FsStateChangelogStorage) -> int:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until, what
         time.sleep(0.002)

@@ -85,7 +85,7 @@ class GatedStore(ScriptedStore):
 
 
 def eventually(storage: sl.FsStateChangelogStorage, name: str, expected: float) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while storage.metrics.snapshot()[name] != expected:
         assert time.monotonic() < until, f"{name} is {storage.metrics.snapshot()[name]}"
         time.sleep(0.005)

@@ -69,7 +69,7 @@ def test_a_chunked_array_is_appended_as_its_values(
         writer = storage.create_writer("op", ALL)
         writer.append_batch([1, 2], pa.chunked_array(chunks, kind))
         writer.append_batch([], pa.chunked_array([], kind))
-        handle = handle_of(writer.persist(0).result(10))
+        handle = handle_of(writer.persist(0).result(60))
         assert [(1, b"a"), (2, b"bc")] == sorted(storage.read(handle))
         assert 3 == handle.size_bytes
 
@@ -82,7 +82,7 @@ def test_values_that_are_no_binary_array_are_refused(values: Any) -> None:
         writer = storage.create_writer("op", ALL)
         with pytest.raises(sl.UsageError, match=r"array of binary|null"):
             writer.append_batch([1] if values is None or len(values) == 1 else [1, 2], values)
-        handle = handle_of(writer.persist(0).result(10))
+        handle = handle_of(writer.persist(0).result(60))
         assert [] == list(storage.read(handle))
 
 
@@ -90,9 +90,9 @@ def test_plain_integers_are_sequence_numbers() -> None:
     with sl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"one")
-        first = handle_of(writer.persist(0, 1).result(10))
+        first = handle_of(writer.persist(0, 1).result(60))
         writer.append(1, b"two")
-        second = handle_of(writer.persist(np.int64(1), 2).result(10))  # type: ignore[arg-type]
+        second = handle_of(writer.persist(np.int64(1), 2).result(60))  # type: ignore[arg-type]
         assert ([b"one"], [b"two"]) == (
             values_of(storage.read(first)),
             values_of(storage.read(second)),
@@ -135,7 +135,7 @@ def test_a_store_that_times_out_once_costs_no_delay() -> None:
     ) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"value")
-        handle = handle_of(writer.persist(0).result(10))
+        handle = handle_of(writer.persist(0).result(60))
         assert [b"value"] == values_of(storage.read(handle))
 
 

@@ -37,7 +37,7 @@ def test_what_was_appended_is_read_back(
     writer.append_batch(*columns([(7, b"two"), (5, b"three"), (0, b"")]))
     writer.append_meta(b"about")
     writer.append(5, b"four")
-    handle = handle_of(writer.persist(writer.initial_sequence_number(), 7).result(5))
+    handle = handle_of(writer.persist(writer.initial_sequence_number(), 7).result(60))
     assert [
         (-1, b"about"),
         (0, b""),
@@ -55,7 +55,7 @@ def test_the_handle_survives_json(
     storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter
 ) -> None:
     writer.append(1, b"value")
-    handle = handle_of(writer.persist(sqn(0)).result(5))
+    handle = handle_of(writer.persist(sqn(0)).result(60))
     assert [(1, b"value")] == list(
         storage.read(sl.ChangelogStateHandle.from_json(handle.to_json()))
     )
@@ -84,10 +84,10 @@ def test_sets_are_uploaded_once_however_often_they_are_persisted(
     writer: sl.FsStateChangelogWriter, store: ScriptedStore
 ) -> None:
     writer.append(1, b"a")
-    first = handle_of(writer.persist(sqn(0), 1).result(5))
+    first = handle_of(writer.persist(sqn(0), 1).result(60))
     writer.append(1, b"bb")
-    second = handle_of(writer.persist(sqn(0), 2).result(5))
-    again = handle_of(writer.persist(sqn(0), 3).result(5))
+    second = handle_of(writer.persist(sqn(0), 2).result(60))
+    again = handle_of(writer.persist(sqn(0), 3).result(60))
     assert 2 == store.requests["put"]
     assert (1, 1) == (first.size_bytes, first.incremental_size_bytes)
     assert (3, 2) == (second.size_bytes, second.incremental_size_bytes)
@@ -149,7 +149,7 @@ def test_values_must_be_bytes_and_buffers_are_copied(
     writer.append_batch(key_groups, pa.array([b"batch"], pa.large_binary()))
     buffer[:] = b"after!"
     key_groups[0] = 99
-    handle = handle_of(writer.persist(sqn(0)).result(5))
+    handle = handle_of(writer.persist(sqn(0)).result(60))
     assert [(1, b"before"), (1, b"batch")] == list(storage.read(handle))
 
 
@@ -197,7 +197,7 @@ def test_a_slice_of_columns_is_appended_as_it_looks(
 ) -> None:
     values = pa.array([b"no", b"yes", b"yes too", b"no"], pa.binary()).slice(1, 2)
     writer.append_batch(np.array([3, 3], np.uint8), values)
-    handle = handle_of(writer.persist(sqn(0)).result(5))
+    handle = handle_of(writer.persist(sqn(0)).result(60))
     assert [b"yes", b"yes too"] == values_of(storage.read(handle))
     assert 10 == handle.size_bytes
 
@@ -210,7 +210,7 @@ def test_the_threshold_uploads_without_a_checkpoint(store: ScriptedStore) -> Non
         assert 0 == store.requests["put"]
         writer.append(1, b"0")
         assert sqn(1) == writer.next_sequence_number()
-        handle = handle_of(writer.persist(sqn(0)).result(5))
+        handle = handle_of(writer.persist(sqn(0)).result(60))
         assert (1, 10) == (store.requests["put"], handle.incremental_size_bytes)
 
 
@@ -220,7 +220,7 @@ def test_a_batch_reaching_the_threshold_is_uploaded(store: ScriptedStore) -> Non
         writer = storage.create_writer("operator", ALL)
         writer.append_batch(*columns([(1, b"12345"), (2, b"67890")]))
         assert sqn(1) == writer.next_sequence_number()
-        assert 10 == handle_of(writer.persist(sqn(0)).result(5)).size_bytes
+        assert 10 == handle_of(writer.persist(sqn(0)).result(60)).size_bytes
         assert 1 == store.requests["put"]
 
 
@@ -228,11 +228,11 @@ def test_a_confirmed_file_is_never_deleted_and_others_are(
     storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter, store: ScriptedStore
 ) -> None:
     writer.append(1, b"a")
-    writer.persist(sqn(0), 1).result(5)
+    writer.persist(sqn(0), 1).result(60)
     (first,) = store.objects
     writer.confirm(sqn(0), sqn(1), 1)
     writer.append(1, b"b")
-    writer.persist(sqn(0), 2).result(5)
+    writer.persist(sqn(0), 2).result(60)
     writer.truncate(sqn(2))
     storage.close()
     assert [first] == list(store.objects)
@@ -245,13 +245,13 @@ def test_checkpoints_in_flight_may_be_confirmed_in_any_order(
     one = writer.persist(sqn(0), 1)
     writer.append(1, b"b")
     two = writer.persist(sqn(0), 2)
-    second = handle_of(two.result(5))
+    second = handle_of(two.result(60))
     writer.confirm(sqn(0), sqn(2), 2)
     writer.reset(sqn(0), sqn(1), 1)
     writer.confirm(sqn(0), sqn(1), 1)
     writer.truncate(sqn(2))
     assert [b"a", b"b"] == values_of(storage.read(second))
-    assert [b"a"] == values_of(storage.read(handle_of(one.result(5))))
+    assert [b"a"] == values_of(storage.read(handle_of(one.result(60))))
 
 
 @pytest.mark.parametrize(("from_sqn", "to_sqn"), [(1, 0), (0, 2)])

@@ -28,7 +28,7 @@ def filled(storage: sl.FsStateChangelogStorage, *values: bytes) -> list[sl.Chang
     for value in values:
         start = writer.next_sequence_number()
         writer.append(1, value)
-        handles.append(handle_of(writer.persist(start).result(5)))
+        handles.append(handle_of(writer.persist(start).result(60)))
     return handles
 
 
@@ -64,7 +64,7 @@ def test_files_nobody_uses_go_and_are_counted(tmp_path: Path) -> None:
     ) as storage:
         (handle,) = filled(storage, b"1")
         list(storage.read(handle))
-        until_s = time.monotonic() + 10
+        until_s = time.monotonic() + 60
         while "idle_removals" not in told(storage, "download_cache"):
             assert time.monotonic() < until_s
             time.sleep(0.01)
@@ -78,7 +78,7 @@ def test_what_local_copies_were_worth(tmp_path: Path) -> None:
     ) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
-        result = writer.persist(sl.SequenceNumber(0), 1).result(5)
+        result = writer.persist(sl.SequenceNumber(0), 1).result(60)
         handle, local = handle_of(result), result.task_local
         assert local is not None
         assert 1 == storage.metrics.snapshot()["local_copies_written"]

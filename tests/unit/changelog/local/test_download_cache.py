@@ -46,7 +46,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
@@ -76,7 +76,7 @@ class SlowStore(ScriptedStore):
 
     def get(self, path: str) -> memoryview:
         found = super().get(path)
-        self.released.wait(10)
+        self.released.wait(60)
         if self.get_errors:
             raise self.get_errors.pop()
         return found
@@ -110,7 +110,7 @@ def test_concurrent_openers_share_one_download(
     wait_until(lambda: slow.requests["get"] == 1)
     slow.released.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     good = [each for each in outcomes if isinstance(each, bytes)]
     assert ({store.objects["dstl/0"]}, 8 - len(errors)) == (set(good), len(good))
     assert 1 + len(errors) == slow.requests["get"], "after a failure the next one tries, alone"
@@ -270,7 +270,7 @@ def test_a_close_during_a_download_leaves_nothing(store: ScriptedStore, tmp_path
     cache.close()
     slow.released.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [store.objects["dstl/0"]] * 2 == outcomes
     assert [] == files_in(tmp_path)
     assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
@@ -284,7 +284,7 @@ def test_a_storage_reads_through_its_cache(store: ScriptedStore, tmp_path: Path)
     ) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"one")
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(5))
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(60))
         store.requests.clear()
         for _ in range(2):
             assert [b"one"] == values_of(storage.read(handle))
@@ -300,7 +300,7 @@ def test_a_store_on_local_disk_needs_no_cache(tmp_path: Path) -> None:
     ) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"one")
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(5))
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(60))
         assert [b"one"] == values_of(storage.read(handle))
         assert [] == files_in(tmp_path / "cache")
 

@@ -53,7 +53,7 @@ class Life:
         for index, writer in enumerate(self.writers):
             upto = writer.next_sequence_number().value
             start = self.rng.randint(self.lowest[index], upto)
-            result = writer.persist(sl.SequenceNumber(start), number).result(10)
+            result = writer.persist(sl.SequenceNumber(start), number).result(60)
             parts.append((start, upto, result))
         self.open[number] = parts
 
@@ -108,7 +108,7 @@ class Life:
         while self.open:
             self.abort()
         for writer in self.writers:
-            writer.persist(sl.SequenceNumber(self.lowest[self.writers.index(writer)])).result(10)
+            writer.persist(sl.SequenceNumber(self.lowest[self.writers.index(writer)])).result(60)
             self.truncate_one(writer, writer.next_sequence_number().value)
         self.look()
         self.storage.close()

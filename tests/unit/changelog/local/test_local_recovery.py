@@ -49,7 +49,7 @@ def persisted(
     for value in values:
         writer.append(1, value)
         writer.next_sequence_number()
-    return writer.persist(sqn(from_sqn), checkpoint_id).result(5)
+    return writer.persist(sqn(from_sqn), checkpoint_id).result(60)
 
 
 def local_of(result: SnapshotOfLog) -> sl.ChangelogStateHandle:
@@ -273,13 +273,13 @@ def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(
 ) -> None:
     pool = ThreadPool(1, "hanging")
     released, answered = threading.Event(), threading.Event()
-    pool.submit(lambda: released.wait(10), lambda *_: None)
+    pool.submit(lambda: released.wait(60), lambda *_: None)
     with with_backup(store, tmp_path, pool, sl.RetryPolicy.none(), 0.01) as storage:
         result = persisted(storage.create_writer("operator", ALL), b"one")
         assert result.task_local is None
         released.set()
         pool.submit(lambda: None, lambda *_: answered.set())
-        assert answered.wait(5)
+        assert answered.wait(60)
         assert [] == list(tmp_path.iterdir())
     pool.close(5)
 
@@ -287,7 +287,7 @@ def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(
 def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
     pool = ThreadPool(1, "hanging")
     released = threading.Event()
-    pool.submit(lambda: released.wait(10), lambda *_: None)
+    pool.submit(lambda: released.wait(60), lambda *_: None)
     backup = sl.LocalBackup(str(tmp_path), runtime=system_runtime(), pool=pool, patience_s=0)
     copies = [backup.start(f"{index:02}", b"content") for index in range(40)]
     assert [None] * 40 == [copy.take() for copy in copies]
@@ -323,7 +323,7 @@ class HangingStore(ScriptedStore):
     def put(self, path: str, data: object) -> None:
         if self.first:
             self.first = False
-            self.released.wait(10)
+            self.released.wait(60)
         super().put(path, data)  # type: ignore[arg-type]
 
 
@@ -507,7 +507,7 @@ def test_readers_in_threads_share_the_copies(storage: sl.FsStateChangelogStorage
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [([b"%03d" % i for i in range(50)], 0)] * 6 == outcomes
 
 

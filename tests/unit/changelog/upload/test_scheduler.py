@@ -31,7 +31,7 @@ class GatedStore(ScriptedStore):
         self.gate = threading.Event()
 
     def put(self, path: str, data: object) -> None:
-        self.gate.wait(10)
+        self.gate.wait(60)
         super().put(path, data)  # type: ignore[arg-type]
 
 
@@ -61,10 +61,10 @@ def test_waiting_ends_with_room() -> None:
     assert not scheduler.availability.wait(0.01)
     future = scheduler.availability.future
     store.gate.set()
-    waiter.join(5)
+    waiter.join(60)
     assert not waiter.is_alive()
-    assert future.result(5) is None
-    assert scheduler.availability.wait(5)
+    assert future.result(60) is None
+    assert scheduler.availability.wait(60)
     scheduler.close()
 
 
@@ -95,7 +95,7 @@ def test_waiting_ends_with_the_close() -> None:
     waiter.start()
     waiter.join(0.05)
     scheduler.close()
-    waiter.join(5)
+    waiter.join(60)
     assert (1, 1) == (len(raised), len(ended))
     assert scheduler.availability.is_available, "nobody waits at a closed scheduler"
     store.gate.set()
@@ -193,9 +193,9 @@ def test_compressed_files_are_read_set_by_set() -> None:
         for index in range(3):
             writer.append(index, b"x" * 1000)
             writer.next_sequence_number()
-        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(5))
+        handle = handle_of(writer.persist(sl.SequenceNumber(0)).result(60))
         assert 3000 == handle.size_bytes
-        tail = handle_of(writer.persist(sl.SequenceNumber(2)).result(5))
+        tail = handle_of(writer.persist(sl.SequenceNumber(2)).result(60))
         assert [(2, b"x" * 1000)] == list(storage.read(tail))
     (data,) = store.objects.values()
     assert 1 == data[0]
@@ -209,8 +209,8 @@ def test_a_lone_set_of_a_plain_file_is_fetched_alone() -> None:
         for index in range(5):
             writer.append(index, b"x" * 1000)
             writer.next_sequence_number()
-        writer.persist(sl.SequenceNumber(0)).result(5)
-        tail = handle_of(writer.persist(sl.SequenceNumber(4)).result(5))
+        writer.persist(sl.SequenceNumber(0)).result(60)
+        tail = handle_of(writer.persist(sl.SequenceNumber(4)).result(60))
         assert [(4, b"x" * 1000)] == list(storage.read(tail))
     assert (1, 0) == (store.requests["get_range"], store.requests["get"])
 
@@ -220,7 +220,7 @@ def test_a_missing_file_is_named() -> None:
     with sl.FsStateChangelogStorage(store) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"x")
-        handle = handle_of(writer.persist(sl.SequenceNumber(0), 9).result(5))
+        handle = handle_of(writer.persist(sl.SequenceNumber(0), 9).result(60))
         (path,) = store.objects
         store.objects.clear()
         with pytest.raises(sl.ObjectNotFoundError) as caught:

@@ -372,7 +372,7 @@ def test_the_thread_comes_to_each_checkpoint(followed: tuple[Calm, Replica]) -> 
         assert replica.wait_for(history.checkpoint_id, timeout=20) == history.checkpoint_id
         check(replica, history)
     status = replica.status()
-    assert status.batch_id == 0 or status.batch_id > 0
+    assert status.batch_id >= 0
     assert status.as_of_ms == history.last_ms
     assert 0 <= status.checked_s < 20
     assert 0 <= replica.lag < 20
@@ -415,7 +415,7 @@ def test_close_is_idempotent_and_ends_waits(followed: tuple[Calm, Replica]) -> N
     time.sleep(0.05)
     replica.close()
     replica.close()
-    waiting.join(10)
+    waiting.join(60)
     assert [ClosedError] == [type(one) for one in ends]
     assert "statelog-replica" not in {one.name for one in threading.enumerate()}
     for use in (
