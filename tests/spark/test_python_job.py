@@ -124,7 +124,11 @@ def where(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.spark
-def test_each_task_gets_the_same_worker_each_time(spark: "SparkSession") -> None:
+def test_each_task_gets_the_same_worker_each_time(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Workers that earlier jobs of the session left behind are those of another environment.
+    monkeypatch.setitem(spark.sparkContext.environment, "STATELOG_TEST", "same worker")
     jobs = PythonJobs("n long, names string")
     found: dict[str, set[str]] = {}
     for number in range(12):
@@ -164,10 +168,15 @@ def test_tasks_share_workers_beside_other_queries(spark: "SparkSession", tmp_pat
     own = OwnWorkers(spark, spark.sparkContext._jvm.java.util.HashMap())
     assert [len(own.environments(tasks)) for tasks in (1, 2, 3)] == [1, 2, 0]
     found: list[list[int]] = []
+    names: dict[str, set[str]] = {}
 
     def look(frame: "DataFrame", batch: int) -> None:
-        there = OwnWorkers(frame.sparkSession, spark.sparkContext._jvm.java.util.HashMap())
-        found.append([len(there.environments(tasks)) for tasks in (1, 2)])
+        session = frame.sparkSession
+        there = OwnWorkers(session, spark.sparkContext._jvm.java.util.HashMap())
+        of_one_task = there.environments(1)
+        found.append([len(of_one_task), len(there.environments(2))])
+        query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        names.setdefault(query, set()).add(of_one_task[0].get("STATELOG_TASK"))
 
     queries = []
     for number in range(2):
@@ -183,6 +192,9 @@ def test_tasks_share_workers_beside_other_queries(spark: "SparkSession", tmp_pat
     assert [1, 2] in found  # one query on two cores
     assert [1, 0] in found
     assert len(own.environments(2)) == 2
+    # Each query has its own, and neither has those of a job without a query.
+    assert sorted(map(list, names.values())) == [["0.0"], ["1.0"]]
+    assert own.environments(1)[0].get("STATELOG_TASK") == "batch.0"
 
 
 @pytest.mark.spark

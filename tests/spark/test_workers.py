@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.checkpoint import collect_garbage
@@ -106,6 +106,39 @@ def test_a_task_neither_waits_for_its_connection_nor_lets_spark_wait(
         [(1, 1, 1), (2, 2, 1)],
         [(1, 2, 1), (2, 4, 1)],
     ]
+
+
+def test_a_query_keeps_its_worker_beside_another_and_after_it(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    jobs = [
+        Job(
+            BatchSource(spark, tmp_path / f"in-{name}", INPUT),
+            tmp_path / name,
+            ["key"],
+            SlowTotals(),
+            TOTALS,
+            {"tasks": 1},
+        )
+        for name in ("one", "two")
+    ]
+    for job in jobs:
+        for _ in range(5):
+            job.source.add([(1, 1)])
+    one, two = jobs
+    query = one.start(trigger={"processingTime": "0 seconds"})
+    try:
+        two.run()  # their tasks run at the same time
+        query.processAllAvailable()
+        for _ in range(5):
+            one.source.add([(1, 1)])
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert [10, 5] == [len(job.progress) for job in jobs]
+    for job in jobs:
+        assert [0] * len(job.progress) == [each.catch_up["replayed"] for each in job.progress]
+    assert (1, 10, 10) == tuple(one.take()[-1][0])
 
 
 def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:

@@ -18,6 +18,7 @@ from statelog import errors
 from statelog.errors import ProcessorError, StatelogError, UnavailableError
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.session import is_connect
+from statelog.spark.query.writer_name import query_of
 from statelog.spark.rows.jvm import jvm_of
 from statelog.spark.worker.failures import END_OF_REPORT
 
@@ -81,7 +82,7 @@ def is_active(frame: DataFrame) -> bool:
     if is_connect(frame):
         return False
     session = frame.sparkSession
-    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    query_id = query_of(session)
     if not query_id:
         return False
     try:

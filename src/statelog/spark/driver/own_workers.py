@@ -3,9 +3,10 @@ Give each task of a Python job Python workers of its own.
 
 Spark gives a task the worker that has been idle for longest.  As soon as there are two, tasks change
 workers from one micro-batch to the next, and a worker has missed what another one did.  But Spark
-shares workers only among functions of the same environment.  With the number of the task as one
-variable more, a task gets the same worker each time, unless other queries of the session run beside it.
-Nothing relies on it: a worker that missed something catches up.
+shares workers only among functions of the same environment.  With the numbers of the query and of the
+task as one variable more, a task gets the same worker each time.  Without the query's, two queries that
+ran at the same time would leave two workers behind: the one that goes on would change between them for
+ever, and have its state in both.  Nothing relies on it: a worker that missed something catches up.
 
 A job has one function for all tasks, so a job of several tasks is put together from the partitions of
 several: the plan is made once, copied with the function of each task, and of each copy one partition
@@ -16,21 +17,62 @@ Source: PythonWorkerFactory, MapInArrowExec and PythonUDF (Spark).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.spark.driver.plans import SHUFFLE, PlanCopies, executed_plan
+from statelog.spark.query.writer_name import query_of
 from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 _JOB: Final = "MapInArrow"
 _TASK: Final = "STATELOG_TASK"
-"""The variable in the environment of the workers that a task has for itself."""
+"""The variable in the environment of the workers that a task of a query has for itself."""
 
 _MOST_TASKS: Final = 8
 """Bounds the time to make the copies: some milliseconds for each."""
+_NO_QUERY: Final = "batch"
+_SHARED: Final = "shared"
+
+
+class QueryNumbers:
+    """
+    Small numbers of the queries that run.
+
+    A query that starts again has the number that it had, unless another took it meanwhile.
+
+    Thread: any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+
+    def number(self, query: str, most: int, is_active: Callable[[str], bool]) -> int | None:
+        """
+        Return the number of a query, from 0 on; None if *most* queries that are active have one.
+
+        Args:
+            query: Its id.
+            most: How many queries have a number, at most.
+            is_active: Whether the query of an id is active.
+        """
+        with self._lock:
+            if query not in self._numbers:
+                self._numbers = {
+                    one: number for one, number in self._numbers.items() if is_active(one)
+                }
+                free = set(range(most)).difference(self._numbers.values())
+                if not free:
+                    return None
+                self._numbers[query] = min(free)
+            return self._numbers[query]
+
+
+_numbers = QueryNumbers()
 
 
 class OwnWorkers:
@@ -39,11 +81,14 @@ class OwnWorkers:
 
     There would be many idle workers where each task may run on any of several hosts, or beside the
     tasks of many queries.  So all tasks have them in local mode only, while the cores are enough for the
-    tasks of all queries at once; else only a single task has them.
+    tasks of all queries at once; else only a single task has them.  Queries beyond the number of cores
+    (on a cluster: all but one) share the workers of their single tasks.
 
     Args:
         session: The session.
         environment: The environment of its workers, a map of the JVM.
+
+    Thread: Spark's thread of the query.
     """
 
     def __init__(self, session: SparkSession, environment: JavaObject) -> None:
@@ -51,11 +96,12 @@ class OwnWorkers:
         jvm = jvm_of(session)
         self._cores = context.defaultParallelism if context._jsc.isLocal() else 1
         self._queries = session._jsparkSession.sharedState().activeStreamingQueries()
-        most = min(self._cores, _MOST_TASKS)
+        owner = self._owner(session)
+        most = 1 if owner == _SHARED else min(self._cores, _MOST_TASKS)
         self._environments: list[JavaObject] = []
         for task in range(most):
             own = jvm.java.util.HashMap(environment)
-            own.put(_TASK, str(task))
+            own.put(_TASK, f"{owner}.{task}")
             self._environments.append(own)
         # A set of Scala is also a function: whether a number is in it.
         self._only = [jvm.PythonUtils.toSeq([task]).toSet() for task in range(most)]
@@ -66,6 +112,19 @@ class OwnWorkers:
         with contextlib.suppress(Py4JError):  # newer versions have one more
             self._flags.append(getattr(self._plans, "fromDataset$default$4")())
         self._of_plan = jvm.org.apache.spark.sql.classic.Dataset.ofRows
+
+    def _owner(self, session: SparkSession) -> str:
+        """Return what tells the workers of this query from those of others."""
+        query = query_of(session)
+        if not query:
+            return _NO_QUERY
+        uuid = jvm_of(session).java.util.UUID
+
+        def is_active(other: str) -> bool:
+            return bool(self._queries.containsKey(uuid.fromString(other)))
+
+        number = _numbers.number(query, self._cores, is_active)
+        return _SHARED if number is None else str(number)
 
     def environments(self, tasks: int) -> list[JavaObject]:
         """Return the environment of each task's workers; none if the tasks have to share workers."""

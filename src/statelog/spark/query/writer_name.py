@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from statelog.spark.query.session import is_connect
 
@@ -40,6 +40,18 @@ def set_rewound(frame: DataFrame, rewound: int) -> None:
         frame.sparkSession.sparkContext.setLocalProperty(_REWOUND, str(rewound))
 
 
+def query_of(session: SparkSession) -> str:
+    """
+    Return Spark's id of the query whose micro-batch runs, "" if there is none.
+
+    Args:
+        session: A classic session.
+
+    Thread: that of the micro-batch.
+    """
+    return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
+
+
 def query_and_rewound(frame: DataFrame) -> tuple[str, str]:
     """
     Return Spark's id of the query of a micro-batch and its rewind, each "" if there is none.
@@ -48,5 +60,5 @@ def query_and_rewound(frame: DataFrame) -> tuple[str, str]:
     """
     if is_connect(frame):
         return _of_process.get(_QUERY_ID, ""), _of_process.get(_REWOUND, "")
-    context = frame.sparkSession.sparkContext
-    return context.getLocalProperty(_QUERY_ID) or "", context.getLocalProperty(_REWOUND) or ""
+    session = frame.sparkSession
+    return query_of(session), session.sparkContext.getLocalProperty(_REWOUND) or ""
