@@ -2,7 +2,7 @@
 State in columns: each key has a slot, each variable a column of cells.
 
     keys           the distinct keys of some rows
-    slot_index     keys -> slots; key_columns: the keys; column_chunks: columns that grow
+    slot_index     keys -> slots; key_columns: the keys; chunked_column: a column that grows
     entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
     cold_runs      keys beyond the memory budget; slot_rows: the rows of slots in the columns of a snapshot
     slot_table     cells of all variables; slot_state: the cache of a worker, brought forward as `KeyedState` is

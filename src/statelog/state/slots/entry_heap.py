@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.slots.column_chunks import ColumnChunks
+from statelog.state.slots.chunked_column import ChunkedColumn
 
 _FIRST_ROWS: Final = 1024
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -105,9 +105,9 @@ def _store_of(kind: pa.DataType) -> _Store:
     try:
         bits: int = kind.bit_width
     except ValueError:
-        return _Chunks(kind)
+        return ChunkedColumn(kind)
     if pa.types.is_nested(kind) or pa.types.is_dictionary(kind) or bits % 8:
-        return _Chunks(kind)
+        return ChunkedColumn(kind)
     width = bits // 8
     return _FixedWidth(kind, np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}"))
 
@@ -180,27 +180,6 @@ class _Booleans(_FixedWidth):
 
     def _buffer(self, values: npt.NDArray[np.generic]) -> pa.Buffer:
         return pa.py_buffer(np.packbits(values.astype(np.bool_), bitorder="little"))
-
-
-class _Chunks:
-    """Values of any type, as Arrow arrays."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._chunks = ColumnChunks([kind])
-
-    @property
-    def nbytes(self) -> int:
-        return self._chunks.nbytes
-
-    def append(self, column: pa.Array) -> None:
-        self._chunks.append([column])
-
-    def take(self, positions: RowNumbers, _present: npt.NDArray[np.bool_] | None) -> pa.Array:
-        (column,) = self._chunks.take(positions)
-        return column
-
-    def keep(self, positions: RowNumbers) -> None:
-        self._chunks = self._chunks.kept(positions)
 
 
 def _grown(values: npt.NDArray[_Scalar], least: int) -> npt.NDArray[_Scalar]:

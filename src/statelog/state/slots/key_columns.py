@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.kinds.kind import RowNumbers
-from statelog.state.slots.column_chunks import taken
+from statelog.state.slots.chunked_column import taken
 from statelog.state.slots.entry_heap import EntryHeap
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from statelog.model import KeyGroupRange
 from statelog.state.keys.key_groups import SEED
 from statelog.state.keys.key_hash import Hashes, is_one_to_one
-from statelog.state.slots.column_chunks import taken
+from statelog.state.slots.chunked_column import taken
 from statelog.state.slots.key_columns import KeyColumns
 
 Slots: TypeAlias = npt.NDArray[np.int64]

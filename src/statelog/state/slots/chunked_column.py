@@ -1,7 +1,7 @@
 """
-Arrow columns that only grow, read by row number.
+An Arrow column that only grows, read by row number.
 
-Appended columns are kept as chunks.  The last chunks are merged while they are of similar size, so
+What is appended is kept as chunks.  The last chunks are merged while they are of similar size, so
 that there are few of them and a row is copied only a few times.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.state.kinds.kind import RowNumbers
@@ -20,21 +21,21 @@ _CHUNK_BYTES: Final = 1 << 30
 _GROWTH: Final = 2
 """Each chunk has more than so many times the rows of the next one."""
 
-Part = tuple[list[pa.Array], int, RowNumbers]
-"""The columns of a chunk, the number of its first row, and places in the rows asked for."""
+Part = tuple[pa.Array, int, RowNumbers]
+"""A chunk, the number of its first row, and places in the rows asked for."""
 
 
-class ColumnChunks:
+class ChunkedColumn:
     """
-    Columns of one length.
+    Values of any type, as Arrow arrays.
 
     Args:
-        types: The Arrow type of each column.
+        kind: Their Arrow type.
     """
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
-        self._types = list(types)
-        self._chunks: list[list[pa.Array]] = []
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._chunks: list[pa.Array] = []
         self._ends: list[int] = []
 
     def __len__(self) -> int:
@@ -42,45 +43,38 @@ class ColumnChunks:
 
     @property
     def nbytes(self) -> int:
-        """Size of the columns in bytes."""
-        return sum(column.get_total_buffer_size() for chunk in self._chunks for column in chunk)
+        """Bytes of memory."""
+        return sum(chunk.get_total_buffer_size() for chunk in self._chunks)
 
-    def append(self, columns: Sequence[pa.Array]) -> None:
-        """Append rows, in columns of these types."""
-        chunk = list(columns)
-        if not len(chunk[0]):
+    def append(self, column: pa.Array) -> None:
+        """Append values of this type."""
+        if not len(column):
             return
-        end = len(self) + len(chunk[0])
+        chunk, end = column, len(self) + len(column)
         while self._chunks and self._is_merged_with(chunk):
-            before = self._chunks.pop()
+            chunk = pa.concat_arrays([self._chunks.pop(), chunk])
             self._ends.pop()
-            chunk = [pa.concat_arrays(pair) for pair in zip(before, chunk, strict=True)]
         self._chunks.append(chunk)
         self._ends.append(end)
 
-    def _is_merged_with(self, chunk: list[pa.Array]) -> bool:
+    def _is_merged_with(self, chunk: pa.Array) -> bool:
         before = self._chunks[-1]
-        if len(before[0]) > _GROWTH * len(chunk[0]):
-            return False
-        return all(
-            one.nbytes + other.nbytes <= _CHUNK_BYTES
-            for one, other in zip(before, chunk, strict=True)
-        )
+        is_similar = len(before) <= _GROWTH * len(chunk)
+        return is_similar and before.nbytes + chunk.nbytes <= _CHUNK_BYTES
 
-    def take(self, rows: RowNumbers) -> list[pa.Array]:
-        """Return the columns of *rows*, in their order; nulls for a negative number."""
+    def take(self, rows: RowNumbers, _present: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        """Return the values of *rows*, in their order; nulls for a negative number."""
         parts = self.parts(rows)
         if not parts:
-            return [pa.nulls(len(rows), kind) for kind in self._types]
+            return pa.nulls(len(rows), self._kind)
         if len(parts) == 1:
             chunk, start, _ = parts[0]
-            return taken(chunk, rows - start)
-        pieces = [taken(chunk, rows[places] - start) for chunk, start, places in parts]
+            return chunk.take(_numbers(rows - start))
+        pieces = [chunk.take(_numbers(rows[places] - start)) for chunk, start, places in parts]
         # Arrow's own look-up in several chunks copies all of them first.
         order = np.empty(len(rows), np.int64)
         order[np.concatenate([places for _, _, places in parts])] = np.arange(len(rows))
-        back = pa.array(order)
-        return [pa.concat_arrays(piece).take(back) for piece in zip(*pieces, strict=True)]
+        return pa.concat_arrays(pieces).take(pa.array(order))
 
     def parts(self, rows: RowNumbers) -> list[Part]:
         """Return the chunks that have some of *rows*; negative numbers are in the first one."""
@@ -96,12 +90,12 @@ class ColumnChunks:
             if bounds[at] < bounds[at + 1]
         ]
 
-    def kept(self, rows: RowNumbers) -> ColumnChunks:
-        """Return the columns of *rows* only; these stay as they are."""
-        kept = ColumnChunks(self._types)
+    def keep(self, rows: RowNumbers) -> None:
+        """Keep only the values of *rows*; they are at 0, 1, ... then."""
+        kept = ChunkedColumn(self._kind)
         for some in self._blocks(rows):
             kept.append(self.take(some))
-        return kept
+        self._chunks, self._ends = kept._chunks, kept._ends
 
     def _blocks(self, rows: RowNumbers) -> Iterator[RowNumbers]:
         """Yield rows in blocks that are of about half a chunk, so that texts fit into a column."""
@@ -113,6 +107,10 @@ class ColumnChunks:
 
 def taken(columns: Sequence[pa.Array], rows: RowNumbers) -> list[pa.Array]:
     """Return rows of columns; nulls for a negative number."""
-    missing = rows < 0
-    numbers = pa.array(rows, mask=missing if missing.any() else None)
+    numbers = _numbers(rows)
     return [column.take(numbers) for column in columns]
+
+
+def _numbers(rows: RowNumbers) -> pa.Array:
+    missing = rows < 0
+    return pa.array(rows, mask=missing if missing.any() else None)
