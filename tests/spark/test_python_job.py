@@ -127,7 +127,7 @@ def where(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def test_each_task_gets_the_same_worker_each_time(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Workers that earlier jobs of the session left behind are those of another environment.
+    # Idle workers of earlier jobs of the session have another environment.
     monkeypatch.setitem(spark.sparkContext.environment, "STATELOG_TEST", "same worker")
     jobs = PythonJobs("n long, names string")
     found: dict[str, set[str]] = {}

@@ -4,9 +4,10 @@ Give each task of a Python job Python workers of its own.
 Spark gives a task the worker that has been idle for longest.  As soon as there are two, tasks change
 workers from one micro-batch to the next, and a worker has missed what another one did.  But Spark
 shares workers only among functions of the same environment.  With the numbers of the query and of the
-task as one variable more, a task gets the same worker each time.  Without the query's, two queries that
-ran at the same time would leave two workers behind: the one that goes on would change between them for
-ever, and have its state in both.  Nothing relies on it: a worker that missed something catches up.
+task as one variable more, a task gets the same worker each time.  Without the query's number, two
+queries that run at the same time would create two workers for the same task.  After one query has ended,
+the other one would alternate between both workers, and each would keep its state.  Nothing relies on it:
+a worker that missed something catches up.
 
 A job has one function for all tasks, so a job of several tasks is put together from the partitions of
 several: the plan is made once, copied with the function of each task, and of each copy one partition
@@ -36,6 +37,7 @@ _MOST_TASKS: Final = 8
 """Bounds the time to make the copies: some milliseconds for each."""
 _NO_QUERY: Final = "batch"
 _SHARED: Final = "shared"
+"""In place of a query's number: for a job outside of queries, and for queries without a number."""
 
 
 class QueryNumbers:
