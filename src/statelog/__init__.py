@@ -53,7 +53,7 @@ from statelog.errors import (
     UsageError,
     WriterClosedError,
 )
-from statelog.format.segment import SetEntry
+from statelog.format.trailer import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,

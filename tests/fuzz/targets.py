@@ -14,8 +14,9 @@ from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.buffers import checksum
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_record import decode_record
-from statelog.format.segment import FOOTER, FORMAT_VERSION, MAGIC, parse_segment
+from statelog.format.segment import parse_segment
 from statelog.format.snappy_frames import decompress_frames
+from statelog.format.trailer import FOOTER, FORMAT_VERSION, MAGIC
 
 ALLOWED = (CorruptionError, IncompatibleFormatError)
 

@@ -29,7 +29,8 @@ from statelog.errors import (
     StoreError,
 )
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.segment import Segment, SetEntry, Trailer, parse_segment, verify_set
+from statelog.format.segment import Segment, parse_segment, verify_set
+from statelog.format.trailer import SetEntry, Trailer
 from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,

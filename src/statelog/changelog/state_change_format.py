@@ -14,7 +14,8 @@ from statelog.arguments import refused, switch, whole_number
 from statelog.errors import UsageError
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.segment import SegmentWriter, SetEntry, parse_segment
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.format.trailer import SetEntry
 from statelog.model import StateChange, StateChangeSet
 
 

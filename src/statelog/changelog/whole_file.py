@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statelog.changelog.reader import FileSource
 from statelog.format.segment import parse_segment
+from statelog.format.trailer import check_mark
 from statelog.model import ChangelogStateHandle, FileStateHandle, HandleAndOffset, KeyGroupRange
 from statelog.model.state_change import INT32_MAX
 
@@ -23,7 +24,9 @@ def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
 
     Blocks: On the store; the file is read once, to find its sets.
     """
-    segment = parse_segment(store.get(path), where=path)
+    data = store.get(path)
+    segment = parse_segment(data, where=path)
+    check_mark(data, where=path)
     stream = FileStateHandle(path, len(segment.payload))
     return ChangelogStateHandle(
         key_group_range=KeyGroupRange(0, INT32_MAX - 1),

@@ -28,6 +28,7 @@ from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundErro
 from statelog.format.buffers import Buffer, joined
 from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metadata
 from statelog.format.segment import parse_segment
+from statelog.format.trailer import check_mark
 from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
 from statelog.store import LocationPaths, ObjectStore
@@ -79,6 +80,7 @@ class CopiedObject:
         """
         if self.kind == _CHANGELOG:
             parse_segment(data, where=self.path)
+            check_mark(data, where=self.path)
         elif self.handle is not None:
             check_stream(self.handle, data, self.path)
 

@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
 from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord, decode_record
-from statelog.format.segment import FOOTER, Trailer, parse_segment, read_trailer
+from statelog.format.segment import parse_segment
+from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore
 from statelog.store.paths import parse_checkpoint_folder

@@ -8,7 +8,7 @@ compared with each other: what a checkpoint has of the log of the one before it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,6 +26,7 @@ from statelog.errors import (
 )
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import parse_segment, verify_set
+from statelog.format.trailer import check_mark, damaged
 from statelog.model import (
     OBJECTS_PROPERTY,
     CompletedCheckpoint,
@@ -214,7 +215,7 @@ class _Needs:
 def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
     """Return the result of an object that is sound; raises if it is not."""
     if need.kind in ("checkpoint", "changelog"):
-        size = _verify_changelog(store, path, need.entries)
+        size = _verify_changelog(store, path, need)
         return VerifiedObject(path, need.kind, size, len(need.entries))
     if need.kind == "snapshot":
         size = 0
@@ -280,11 +281,13 @@ def _checkpoints(
         yield _failed(path, "checkpoint", gone, (checkpoint_id,)), None
 
 
-def _verify_changelog(store: ObjectStore, path: str, entries: Iterable[HandleAndOffset]) -> int:
-    """Return the size of a changelog file that is sound and has these change sets."""
+def _verify_changelog(store: ObjectStore, path: str, need: _Need) -> int:
+    """Return the size of a changelog file that is sound and has the needed change sets."""
     data = store.get(path)
     segment = parse_segment(data, where=path)
-    for entry in sorted(entries, key=lambda one: one.offset):
+    if segment.trailer is None and need.kind == "checkpoint":
+        raise damaged(path, "it has no checkpoint record; the object was truncated, or is another")
+    for entry in sorted(need.entries, key=lambda one: one.offset):
         offset = entry.offset
         end = decode_change_set(segment.payload, offset, where=path).end
         if entry.size_bytes is not None and end - offset != entry.size_bytes:
@@ -296,6 +299,7 @@ def _verify_changelog(store: ObjectStore, path: str, entries: Iterable[HandleAnd
             )
         if entry.crc32c is not None:
             verify_set(segment.payload[offset:end], entry.crc32c, where=path, offset=offset)
+    check_mark(data, where=path)
     for offset, size_bytes in segment.set_ranges():
         decode_change_set(segment.payload, offset, size_bytes=size_bytes, where=path)
     return len(data)

@@ -14,6 +14,7 @@ from statelog.cli.output import open_file, print_json
 from statelog.errors import UsageError
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import Segment, parse_segment
+from statelog.format.trailer import check_mark
 from statelog.model import METADATA_KEY_GROUP, StateChange
 
 _OFFSETS_SHOWN = 20
@@ -57,7 +58,9 @@ def cat(
     whatever its key groups.  Every checksum of the file is verified first.
     """
     store, name = open_file(file)
-    segment = parse_segment(store.get(name), where=file)
+    data = store.get(name)
+    segment = parse_segment(data, where=file)
+    check_mark(data, where=file)
     sizes = dict(segment.set_ranges())
     offsets = _checked(segment, offset) if offset else list(sizes)
     metadata = False

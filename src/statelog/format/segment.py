@@ -6,17 +6,13 @@ A changelog file: Flink's bytes, then a trailer that Flink's reader does not rea
     file    := flag:1  payload  trailer
     flag    := 00 plain | 01 Snappy-framed
     payload := changeSet*                       (format/change_set.py), framed if flag is 01
-    trailer := section*  footer                 plain file: behind the last change set
+    trailer := index, other sections, checksum  (format/trailer.py)
+                                                plain file: behind the last change set
                                                 framed: inside one skippable chunk at the end
 
-    section := tag:4  length:u32  body
-    footer  := sections_length:u32  trailer_crc32c:u32  payload_length:u64  payload_crc32c:u32
-               version:u16  reserved:u16  "STATELOG"                             32 bytes
-
-All integers are big-endian.  `payload_length` and every offset count *uncompressed* payload bytes
-without the flag, as Flink's handles do.  The trailer's checksum covers the sections and the footer
-(with the checksum itself as zero).  A file without the footer's last eight bytes is a plain file
-of Flink: readable, but with nothing to verify beyond its structure and Snappy's checksums.
+Every offset and length counts *uncompressed* payload bytes without the flag, as Flink's handles
+do.  A file without the trailer's last eight bytes is a plain file of Flink: readable, but with
+nothing to verify beyond its structure and Snappy's checksums.
 
 The format is documented in docs/reference/formats/segment.md.
 """
@@ -29,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.errors import CorruptionError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
@@ -42,45 +38,28 @@ from statelog.format.snappy_frames import (
     decompress_frames,
     skippable_chunk,
 )
+from statelog.format.trailer import (
+    FRAMES_TAG,
+    SET_SIZE,
+    SETS_TAG,
+    SetEntry,
+    Trailer,
+    damaged,
+    pack_sets,
+    pack_trailer,
+    read_trailer,
+)
 from statelog.model import ChangeBatch, StateChangeSet
 
 PLAIN: Final = 0
 SNAPPY_FRAMED: Final = 1
-FORMAT_VERSION: Final = 1
-MAGIC: Final = b"STATELOG"
-FOOTER: Final = struct.Struct(">IIQIHH8s")
-_SECTION: Final = struct.Struct(">4sI")
-_SETS_TAG: Final = b"SETS"
-_FRAMES_TAG: Final = b"FRAM"
-_COUNT: Final = struct.Struct(">I")
-_SET: Final = struct.Struct(">QQII")
 _FRAMES: Final = struct.Struct(">II")
-_NO_GROUP_INDEX: Final = 0xFFFFFFFF
-_SKIPPABLE_HEADER_SIZE: Final = 4
 _TRAILER_REST: Final = 4096
 """Bytes reserved for the footer, the heads of the sections, and small sections."""
 _FEW_PIECES: Final = 512
 _TINY_BYTES: Final = 4096
 _PLAIN_INDEX_MAX: Final = 2**31
 """The lengths in the trailer of a plain file have 32 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetEntry:
-    """
-    A change set inside a file.
-
-    Args:
-        offset: Uncompressed payload bytes before it.
-        size_bytes: Its encoded length.
-        crc32c: Checksum over its encoded bytes.
-        groups: Its groups in file order; empty where the index leaves them out.
-    """
-
-    offset: int
-    size_bytes: int
-    crc32c: int
-    groups: GroupIndex = field(default_factory=GroupIndex)
 
 
 class SegmentWriter:
@@ -113,7 +92,7 @@ class SegmentWriter:
         """Return whether the trailer can hold one more set; an empty file always can."""
         if not self._sets:
             return True
-        index = _SET.size * (len(self._sets) + 1)
+        index = SET_SIZE * (len(self._sets) + 1)
         if self._compress:  # groups may be left out; the frames may not
             frames = 8 * ((self._size + encoded.size_bytes) // BLOCK_SIZE + 1)
             return index + frames + _TRAILER_REST <= MAX_CHUNK_LENGTH
@@ -148,14 +127,14 @@ class SegmentWriter:
         """
         extra = dict(sections or {})
         if not self._compress:
-            index = {_SETS_TAG: _pack_sets(self._sets)}
+            index = {SETS_TAG: pack_sets(self._sets)}
             return [b"\x00", *_gathered(self._payload), self._trailer({**index, **extra})]
         framed = compress_frames(b"".join(self._payload))
         frames = _FRAMES.pack(BLOCK_SIZE, len(framed.chunk_positions)) + struct.pack(
             f">{len(framed.chunk_positions)}Q", *framed.chunk_positions
         )
         for with_groups in (True, False):
-            index = {_SETS_TAG: _pack_sets(self._sets, with_groups), _FRAMES_TAG: frames}
+            index = {SETS_TAG: pack_sets(self._sets, with_groups), FRAMES_TAG: frames}
             trailer = self._trailer({**index, **extra})
             if len(trailer) <= MAX_CHUNK_LENGTH:
                 return [b"\x01", *framed.buffers, skippable_chunk(trailer)]
@@ -165,12 +144,7 @@ class SegmentWriter:
         )
 
     def _trailer(self, sections: Mapping[bytes, bytes]) -> bytes:
-        body = b"".join(
-            _SECTION.pack(tag, len(content)) + content for tag, content in sections.items()
-        )
-        fields = (self._size, self._payload_crc, FORMAT_VERSION, 0, MAGIC)
-        crc = checksum([body, FOOTER.pack(len(body), 0, *fields)])
-        return body + FOOTER.pack(len(body), crc, *fields)
+        return pack_trailer(sections, self._size, self._payload_crc)
 
 
 def _gathered(pieces: list[Buffer]) -> list[Buffer]:
@@ -182,104 +156,6 @@ def _gathered(pieces: list[Buffer]) -> list[Buffer]:
         each = list(run)
         gathered += [b"".join(each)] if tiny else each
     return gathered
-
-
-def _pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
-    pieces = [_COUNT.pack(len(sets))]
-    for entry in sets:
-        count = len(entry.groups) if with_groups else _NO_GROUP_INDEX
-        pieces.append(_SET.pack(entry.offset, entry.size_bytes, entry.crc32c, count))
-        if with_groups:
-            pieces.append(entry.groups.pack())
-    return b"".join(pieces)
-
-
-def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
-    (num_sets,) = _COUNT.unpack_from(body, 0)
-    position = _COUNT.size
-    sets = []
-    for _ in range(num_sets):
-        offset, size, crc, num_groups = _SET.unpack_from(body, position)
-        position += _SET.size
-        groups = GroupIndex()
-        if num_groups != _NO_GROUP_INDEX:
-            groups = GroupIndex.unpack(body, position, num_groups)
-            position += num_groups * GroupIndex.ENTRY_SIZE
-        sets.append(SetEntry(offset, size, crc, groups))
-    return tuple(sets)
-
-
-@dataclass(frozen=True, slots=True)
-class Trailer:
-    """
-    The trailer of a file, behind its payload.
-
-    Args:
-        payload_length: Uncompressed payload bytes.
-        payload_crc32c: Checksum over them.
-        sets: The index.
-        sections: All sections by tag.
-        start: File position of the first byte behind the payload (with framing: of the skippable
-            chunk).
-    """
-
-    payload_length: int
-    payload_crc32c: int
-    sets: tuple[SetEntry, ...]
-    sections: Mapping[bytes, bytes] = field(repr=False)
-    start: int
-
-
-def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
-    """
-    Return the trailer of a file; None without one.
-
-    Args:
-        data: The whole file, or its tail from any position at or before the trailer (then `start`
-            counts from there).
-        where: Name of the object, for messages.
-
-    Raises:
-        IncompatibleFormatError: A newer statelog wrote the file.
-        CorruptionError: The trailer is damaged.
-    """
-    view = memoryview(data)
-    if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) != MAGIC:
-        return None
-    length, crc, payload_length, payload_crc, version, reserved, _ = FOOTER.unpack(
-        view[-FOOTER.size :]
-    )
-    if version > FORMAT_VERSION:
-        raise IncompatibleFormatError(
-            f"{where or 'file'} has format version {version}; this statelog reads up to "
-            f"{FORMAT_VERSION}. Nothing is damaged: upgrade statelog",
-            path=where,
-        )
-    start = len(view) - FOOTER.size - length
-    if start < 0:
-        raise _damaged(where, "the trailer is longer than the file")
-    body = bytes(view[start : len(view) - FOOTER.size])
-    footer = FOOTER.pack(length, 0, payload_length, payload_crc, version, reserved, MAGIC)
-    if checksum([body, footer]) != crc:
-        raise _damaged(where, "the trailer's checksum does not match")
-    sections: dict[bytes, bytes] = {}
-    position = 0
-    try:
-        while position < length:
-            tag, size = _SECTION.unpack_from(body, position)
-            position += _SECTION.size
-            sections[tag] = body[position : position + size]
-            position += size
-        sets = _unpack_sets(sections[_SETS_TAG])
-    except (struct.error, KeyError, ValueError) as error:
-        raise _damaged(where, "the trailer's index cannot be read") from error
-    if _FRAMES_TAG in sections:
-        header = skippable_chunk(b"")[:1] + (length + FOOTER.size).to_bytes(3, "little")
-        start -= _SKIPPABLE_HEADER_SIZE
-        # No checksum covers these four bytes, and Flink's reader fails if they are wrong.
-        if start >= 0 and bytes(view[start : start + _SKIPPABLE_HEADER_SIZE]) != header:
-            raise _damaged(where, "the trailer's chunk header is wrong")
-    return Trailer(payload_length, payload_crc, sets, sections, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,25 +206,25 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
     """
     view = memoryview(data)
     if len(view) == 0:
-        raise _damaged(where, "the file is empty")
+        raise damaged(where, "the file is empty")
     trailer = read_trailer(view, where=where)
     end = len(view) if trailer is None else trailer.start
     flag = view[0]
     if flag not in (PLAIN, SNAPPY_FRAMED):
-        raise _damaged(where, f"flag byte 0x{flag:02x} is neither plain nor Snappy-framed")
+        raise damaged(where, f"flag byte 0x{flag:02x} is neither plain nor Snappy-framed")
     if end < 1:
-        raise _damaged(where, "the trailer overlaps the flag byte")
+        raise damaged(where, "the trailer overlaps the flag byte")
     if flag == SNAPPY_FRAMED:
         # A damaged identifier may look like a chunk to skip; Flink's reader would refuse the file.
         if bytes(view[1 : min(end, 1 + len(STREAM_IDENTIFIER))]) != STREAM_IDENTIFIER:
-            raise _damaged(where, "no Snappy stream begins at byte 1")
+            raise damaged(where, "no Snappy stream begins at byte 1")
         limit = None if trailer is None else trailer.payload_length + 1
         payload = memoryview(decompress_frames(view[1:end], where=where, max_size=limit))
     else:
         payload = view[1:end]
     if trailer is not None:
         if len(payload) != trailer.payload_length:
-            raise _damaged(
+            raise damaged(
                 where, f"{len(payload)} payload bytes instead of {trailer.payload_length}"
             )
         if checksum([payload]) != trailer.payload_crc32c:
@@ -382,8 +258,4 @@ def _damaged_payload(where: str, payload: memoryview, trailer: Trailer) -> Corru
                 path=where,
                 offset=one.offset,
             )
-    return _damaged(where, "the payload's checksum does not match")
-
-
-def _damaged(where: str, reason: str) -> CorruptionError:
-    return CorruptionError(f"damaged changelog file {where}: {reason}", path=where)
+    return damaged(where, "the payload's checksum does not match")

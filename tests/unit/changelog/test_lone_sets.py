@@ -9,7 +9,8 @@ from tests.unit.changelog.helpers import ALL
 
 from statelog.changelog.reader import read_changes
 from statelog.errors import ObjectNotFoundError
-from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.format.segment import SegmentWriter
+from statelog.format.trailer import SetEntry
 from statelog.model import ChangeBatch, ChangelogStateHandle, FileStateHandle, HandleAndOffset
 from statelog.store import open_store
 

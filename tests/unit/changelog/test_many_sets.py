@@ -18,7 +18,8 @@ import statelog as sl
 from statelog.changelog import reader
 from statelog.core.file_ownership import FileOwner
 from statelog.format import segment
-from statelog.format.segment import Segment, SetEntry, parse_segment
+from statelog.format.segment import Segment, parse_segment
+from statelog.format.trailer import SetEntry
 from statelog.runtime.driver import system_runtime
 from statelog.store.paths import LocationPaths
 

@@ -34,10 +34,15 @@ def batch_of(changes: Changes) -> ChangeBatch:
 
 
 def log_in_file(
-    store: ObjectStore, key_groups: KeyGroupRange, sets: Sequence[Changes], checkpoint_id: int = 0
+    store: ObjectStore,
+    key_groups: KeyGroupRange,
+    sets: Sequence[Changes],
+    checkpoint_id: int = 0,
+    *,
+    compress: bool = False,
 ) -> ChangelogStateHandle:
     """Write the sets into one changelog file and return the handle on them."""
-    writer = SegmentWriter()
+    writer = SegmentWriter(compress=compress)
     entries = [writer.add([batch_of(changes)]) for changes in sets]
     path = LocationPaths().changelog(f"file-{next(names)}")
     store.put(path, writer.finish())

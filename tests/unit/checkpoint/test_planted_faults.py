@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, started
+from tests.unit.checkpoint.helpers import log_in_file, log_inline, run_checkpoint, started
 from tests.unit.state.reader.histories import History
 
+from statelog.changelog.reader import read_changes
 from statelog.checkpoint.history import find_newest, read_checkpoint
 from statelog.checkpoint.verify import SoundCheckpoints, VerifiedObject, verify_location
 from statelog.format.buffers import checksum
@@ -21,7 +23,8 @@ from statelog.format.checkpoint_metadata import (
     encode_record,
     write_metadata,
 )
-from statelog.format.segment import FOOTER, SegmentWriter
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.format.trailer import FOOTER, MAGIC
 from statelog.model import (
     OBJECTS_PROPERTY,
     CompletedCheckpoint,
@@ -159,6 +162,41 @@ def test_a_bit_flip_in_any_region_is_found(tree: FaultyStore, kind: str) -> None
             offsets += findings[0].offset is not None
     if kind == "dstl/":
         assert offsets > 10, "the damaged change set is named"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_file_without_its_mark_is_read_and_found(compress: bool) -> None:
+    """It looks like a file of Flink; what handles say of its change sets is still right."""
+    store = FaultyStore()
+    one = started(store)  # type: ignore[arg-type]
+    sets = [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)] for _ in range(2)]
+    log = log_in_file(store, ALL, sets, compress=compress)  # type: ignore[arg-type]
+    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log)])
+    (path,) = names(store, "dstl/")
+    whole = store.objects[path]
+    changes = list(read_changes(store, log))  # type: ignore[arg-type]
+    for place, bit in itertools.product(range(1, 1 + len(MAGIC)), range(8)):
+        content = bytearray(whole)
+        content[-place] ^= 1 << bit
+        store.objects[path] = bytes(content)
+        assert changes == list(read_changes(store, log))  # type: ignore[arg-type]
+        assert "mark" in expect(store, store, path, "damaged").problem
+
+
+def test_metadata_without_its_trailer_is_found() -> None:
+    """Of a checkpoint that is not retained, but whose inline change sets are needed."""
+    store = FaultyStore()
+    one = started(store, retained=1)  # type: ignore[arg-type]
+    for number in range(2):
+        log = log_inline(ALL, [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)]], number)
+        run_checkpoint(one, number, [TaskStateSnapshot(ALL, log)])
+    one.clean_up()
+    path = PATHS.metadata(0)
+    assert needed(store)[path] == {1}
+    trailer = parse_segment(store.objects[path]).trailer
+    assert trailer is not None
+    store.objects[path] = store.objects[path][: trailer.start]
+    assert "truncated" in expect(store, store, path, "damaged").problem
 
 
 @pytest.mark.parametrize("kind", KINDS)

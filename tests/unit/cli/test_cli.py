@@ -20,8 +20,10 @@ from tests.unit.checkpoint.helpers import (
     started,
 )
 
+from statelog.changelog.whole_file import whole_file_handle
 from statelog.cli.main import run, verbs
 from statelog.cli.output import progress
+from statelog.errors import CorruptionError
 from statelog.format.buffers import checksum
 from statelog.format.segment import SegmentWriter
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
@@ -163,6 +165,18 @@ def test_cat_takes_several_offsets(call, tmp_path):
     assert [one["key_group"] for one in found] == [2, 0]
     text = call("cat", str(file), "--offset", "5", status=2)
     assert f"they begin at {', '.join(map(str, offsets))}" in text
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_cat_refuses_a_file_whose_mark_is_damaged(call, tmp_path, compress):
+    """It may not be taken for a file of Flink, which has no checksums."""
+    writer = SegmentWriter(compress=compress)
+    writer.add([batch_of([(3, b"value")])])
+    file = tmp_path / "log"
+    file.write_bytes(b"".join(writer.finish())[:-1] + b"?")
+    assert "not statelog's mark" in call("cat", str(file), status=1)
+    with pytest.raises(CorruptionError, match="not statelog's mark"):
+        whole_file_handle(open_store(str(tmp_path)), "log")
 
 
 def values_file(tmp_path, *values: bytes) -> str:

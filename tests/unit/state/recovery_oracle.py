@@ -31,7 +31,6 @@ from statelog.model.checkpoint import (
     live_log,
     live_snapshots,
 )
-from statelog.runtime.ids import RandomIds
 from statelog.state import keyed_state
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
@@ -46,6 +45,7 @@ from statelog.state.objects.value import ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import LocationPaths, ObjectStore
 from statelog.testing.faulty_store import FaultyStore
+from statelog.testing.simulated_runtime import SimulatedIds
 
 GROUPS = 6
 KEYS = 18
@@ -274,7 +274,7 @@ class World:
         self.mode, self.folder, self.module = mode, folder, module
         self.codec = OperatorCodec(schema_of(mode.names))
         self.store = FlakyStore()
-        self.ids = RandomIds()
+        self.ids = SimulatedIds(self.rng)
         self.storage = FsStateChangelogStorage(
             self.store,
             job_id="",

@@ -16,7 +16,7 @@ from functools import partial
 from statelog.arguments import given, refused
 from statelog.errors import UploadFailedError, UsageError
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
-from statelog.format.segment import SetEntry
+from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
 from statelog.model.upload_result import UploadResult
 from statelog.runtime.pool import Pool, call_later

@@ -22,7 +22,8 @@ from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
 from statelog.format.buffers import Buffer
-from statelog.format.segment import SegmentWriter, SetEntry
+from statelog.format.segment import SegmentWriter
+from statelog.format.trailer import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
 from statelog.model.upload_result import UploadResult

@@ -50,6 +50,7 @@ from statelog.state.objects.value import ExpiringValueState, ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.testing.simulated_runtime import SimulatedIds
 
 GROUPS = 10
 KEYS = 24
@@ -173,7 +174,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.codec = OperatorCodec(self.schema)
-        self.ids = RandomIds()
+        self.ids = SimulatedIds(self.rng)
         uploader = StateChangeFsUploader(self.store, paths=LocationPaths(), ids=self.ids)
         self.storage = FsStateChangelogStorage(
             self.store,

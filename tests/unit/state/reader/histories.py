@@ -27,7 +27,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
 from statelog.model.checkpoint import MaterializedHandle
-from statelog.runtime.ids import RandomIds
+from statelog.runtime.driver import system_runtime
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.memory import MemoryLimits
@@ -41,6 +41,7 @@ from statelog.state.schema.descriptors import (
 )
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore
+from statelog.testing.simulated_runtime import SimulatedIds
 
 GROUPS = 6
 KEYS = 15
@@ -132,7 +133,7 @@ class History:
     A location that micro-batches write to.
 
     Args:
-        seed: Decides everything.
+        seed: Decides the changes, schemas and tasks, and the names of files.
         store: Where the location is.
         retained: Checkpoints that can be read.
     """
@@ -141,7 +142,7 @@ class History:
         self.rng = random.Random(seed)
         self.store = store
         self.now_ms = START_MS
-        self.ids = RandomIds()
+        self.ids = SimulatedIds(self.rng)
         uploader = StateChangeFsUploader(store, paths=LocationPaths(), ids=self.ids)
         self.storage = FsStateChangelogStorage(
             store,
@@ -149,6 +150,7 @@ class History:
             scheduler=DirectStateChangeUploadScheduler(
                 InlineStateChangeUploader(self.rng.choice([0, 800, 10**6]), uploader, ids=self.ids)
             ),
+            runtime=replace(system_runtime(), ids=self.ids),
         )
         self.coordinator = CheckpointCoordinator(
             store,

@@ -1,0 +1,195 @@
+"""
+The trailer of a changelog file: an index of its change sets, other sections, and their checksum.
+
+::
+
+    trailer := section*  footer                 plain file: behind the last change set
+                                                framed: inside one skippable chunk at the end
+    section := tag:4  length:u32  body
+    footer  := sections_length:u32  trailer_crc32c:u32  payload_length:u64  payload_crc32c:u32
+               version:u16  reserved:u16  "STATELOG"                             32 bytes
+
+All integers are big-endian.  The checksum covers the sections and the footer (with the checksum
+itself as zero).  The last eight bytes are the mark by which a file of statelog is known.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.buffers import Buffer, checksum
+from statelog.format.group_index import GroupIndex
+from statelog.format.snappy_frames import skippable_chunk
+
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"STATELOG"
+FOOTER: Final = struct.Struct(">IIQIHH8s")
+SETS_TAG: Final = b"SETS"
+FRAMES_TAG: Final = b"FRAM"
+_SECTION: Final = struct.Struct(">4sI")
+_COUNT: Final = struct.Struct(">I")
+_SET: Final = struct.Struct(">QQII")
+SET_SIZE: Final = _SET.size
+"""Bytes of a change set in the index, without its groups."""
+_NO_GROUP_INDEX: Final = 0xFFFFFFFF
+_SKIPPABLE_HEADER_SIZE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SetEntry:
+    """
+    A change set inside a file.
+
+    Args:
+        offset: Uncompressed payload bytes before it.
+        size_bytes: Its encoded length.
+        crc32c: Checksum over its encoded bytes.
+        groups: Its groups in file order; empty where the index leaves them out.
+    """
+
+    offset: int
+    size_bytes: int
+    crc32c: int
+    groups: GroupIndex = field(default_factory=GroupIndex)
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """
+    The trailer of a file, behind its payload.
+
+    Args:
+        payload_length: Uncompressed payload bytes.
+        payload_crc32c: Checksum over them.
+        sets: The index.
+        sections: All sections by tag.
+        start: File position of the first byte behind the payload (with framing: of the skippable
+            chunk).
+    """
+
+    payload_length: int
+    payload_crc32c: int
+    sets: tuple[SetEntry, ...]
+    sections: Mapping[bytes, bytes] = field(repr=False)
+    start: int
+
+
+def pack_trailer(
+    sections: Mapping[bytes, bytes], payload_length: int, payload_crc32c: int
+) -> bytes:
+    """Return the trailer with these sections, for a payload of this length and checksum."""
+    body = b"".join(_SECTION.pack(tag, len(content)) + content for tag, content in sections.items())
+    fields = (payload_length, payload_crc32c, FORMAT_VERSION, 0, MAGIC)
+    return body + FOOTER.pack(len(body), _checksum(body, *fields), *fields)
+
+
+def _checksum(body: Buffer, *fields: int | bytes) -> int:
+    """Return the checksum of a trailer with these sections, and *fields* behind it in the footer."""
+    return checksum([body, FOOTER.pack(len(body), 0, *fields)])
+
+
+def pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
+    """Return the body of the index; without the groups where they have no room."""
+    pieces = [_COUNT.pack(len(sets))]
+    for entry in sets:
+        count = len(entry.groups) if with_groups else _NO_GROUP_INDEX
+        pieces.append(_SET.pack(entry.offset, entry.size_bytes, entry.crc32c, count))
+        if with_groups:
+            pieces.append(entry.groups.pack())
+    return b"".join(pieces)
+
+
+def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
+    (num_sets,) = _COUNT.unpack_from(body, 0)
+    position = _COUNT.size
+    sets = []
+    for _ in range(num_sets):
+        offset, size, crc, num_groups = _SET.unpack_from(body, position)
+        position += _SET.size
+        groups = GroupIndex()
+        if num_groups != _NO_GROUP_INDEX:
+            groups = GroupIndex.unpack(body, position, num_groups)
+            position += num_groups * GroupIndex.ENTRY_SIZE
+        sets.append(SetEntry(offset, size, crc, groups))
+    return tuple(sets)
+
+
+def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
+    """
+    Return the trailer of a file; None without one.
+
+    Args:
+        data: The whole file, or its tail from any position at or before the trailer (then `start`
+            counts from there).
+        where: Name of the object, for messages.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote the file.
+        CorruptionError: The trailer is damaged.
+    """
+    view = memoryview(data)
+    if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) != MAGIC:
+        return None
+    length, crc, payload_length, payload_crc, version, reserved, _ = FOOTER.unpack(
+        view[-FOOTER.size :]
+    )
+    if version > FORMAT_VERSION:
+        raise IncompatibleFormatError(
+            f"{where or 'file'} has format version {version}; this statelog reads up to "
+            f"{FORMAT_VERSION}. Nothing is damaged: upgrade statelog",
+            path=where,
+        )
+    start = len(view) - FOOTER.size - length
+    if start < 0:
+        raise damaged(where, "the trailer is longer than the file")
+    body = bytes(view[start : len(view) - FOOTER.size])
+    if _checksum(body, payload_length, payload_crc, version, reserved, MAGIC) != crc:
+        raise damaged(where, "the trailer's checksum does not match")
+    sections: dict[bytes, bytes] = {}
+    position = 0
+    try:
+        while position < length:
+            tag, size = _SECTION.unpack_from(body, position)
+            position += _SECTION.size
+            sections[tag] = body[position : position + size]
+            position += size
+        sets = _unpack_sets(sections[SETS_TAG])
+    except (struct.error, KeyError, ValueError) as error:
+        raise damaged(where, "the trailer's index cannot be read") from error
+    if FRAMES_TAG in sections:
+        header = skippable_chunk(b"")[:1] + (length + FOOTER.size).to_bytes(3, "little")
+        start -= _SKIPPABLE_HEADER_SIZE
+        # No checksum covers these four bytes, and Flink's reader fails if they are wrong.
+        if start >= 0 and bytes(view[start : start + _SKIPPABLE_HEADER_SIZE]) != header:
+            raise damaged(where, "the trailer's chunk header is wrong")
+    return Trailer(payload_length, payload_crc, sets, sections, start)
+
+
+def check_mark(data: Buffer, *, where: str = "") -> None:
+    """
+    Refuse a file whose trailer is intact but for its mark.
+
+    To `read_trailer` such a file is Flink's: its change sets are read all the same, verified by
+    the checksums of their handles.  For those who have no handles, or verify each byte.
+
+    Raises:
+        CorruptionError: With the mark in its place, the trailer has the right checksum.
+    """
+    view = memoryview(data)
+    if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) == MAGIC:
+        return
+    length, crc, *fields, _ = FOOTER.unpack(view[-FOOTER.size :])
+    start = len(view) - FOOTER.size - length
+    if start >= 0 and _checksum(view[start : -FOOTER.size], *fields, MAGIC) == crc:
+        raise damaged(
+            where, "its last eight bytes are not statelog's mark; the rest of its trailer is intact"
+        )
+
+
+def damaged(where: str, reason: str) -> CorruptionError:
+    """Return the error for a damaged file."""
+    return CorruptionError(f"damaged changelog file {where}: {reason}", path=where)
