@@ -174,7 +174,7 @@ def check_mark(data: Buffer, *, where: str = "") -> None:
     Refuse a file whose trailer is intact but for its mark.
 
     To `read_trailer` such a file is Flink's: its change sets are read all the same, verified by
-    the checksums of their handles.  For those who have no handles, or verify each byte.
+    the checksums of their handles.  Call this where there are no handles, or where every byte counts.
 
     Raises:
         CorruptionError: With the mark in its place, the trailer has the right checksum.
@@ -186,7 +186,9 @@ def check_mark(data: Buffer, *, where: str = "") -> None:
     start = len(view) - FOOTER.size - length
     if start >= 0 and _checksum(view[start : -FOOTER.size], *fields, MAGIC) == crc:
         raise damaged(
-            where, "its last eight bytes are not statelog's mark; the rest of its trailer is intact"
+            where,
+            "its last eight bytes are not statelog's mark, though the rest of its trailer is intact; "
+            "a checkpoint that needs its change sets can still be restored",
         )
 
 
