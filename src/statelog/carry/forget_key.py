@@ -208,7 +208,7 @@ class _Forgetting:
         for path in sorted({*listed, *needs.parent_objects}):
             self._on_progress(path)
             try:
-                kind = self._key.is_in_object(self._store, path, _PATHS)
+                kind = self._key.is_in_object(self._store, path, _PATHS, needs.handle_of(path))
             except ObjectNotFoundError:
                 continue  # deleted meanwhile
             if kind is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.restore import objects_of
 from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError
-from statelog.model import CompletedCheckpoint
+from statelog.model import CompletedCheckpoint, FileStateHandle
 from statelog.store import LocationPaths, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
@@ -84,10 +85,15 @@ class Needs:
         ids = present_ids(store, paths)
         self.checkpoints = retained_ids(store, paths, newest, ids)
         self._by_path: dict[str, list[int]] = {}
+        self._handles: dict[str, FileStateHandle] = {}
         for checkpoint_id in self.checkpoints:
             found = read_checkpoint(store, paths, checkpoint_id).checkpoint
             for path in objects_of(paths, found):
                 self._by_path.setdefault(path, []).append(checkpoint_id)
+            snapshots = [one.handle for one in found.materialized]
+            for handle in (*snapshots, *BatchRecord.of(found).staged_files()):
+                if isinstance(handle, FileStateHandle):
+                    self._handles[handle.path] = handle
         self._pins: dict[int, list[str]] = {}
         for tag in list_tags(store, paths):
             for checkpoint_id in self.checkpoints:
@@ -99,6 +105,10 @@ class Needs:
     def parent_objects(self) -> tuple[str, ...]:
         """The objects of parents that the checkpoints need."""
         return tuple(path for path in self._by_path if parse_parent_path(path) is not None)
+
+    def handle_of(self, path: str) -> FileStateHandle | None:
+        """Return the handle of a snapshot or of staged rows; None for another object, or an orphan."""
+        return self._handles.get(path)
 
     def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
         """Return what pins any of the checkpoints."""

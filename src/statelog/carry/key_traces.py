@@ -9,18 +9,20 @@ values of the key occur in it.  Recordings are found by `statelog.state.recordin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.errors import CorruptionError
+from statelog.checkpoint.state_stream import check_stream
+from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.format.segment import Segment, parse_segment
-from statelog.model import METADATA_KEY_GROUP, KeyGroupRange
+from statelog.format.trailer import check_mark
+from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
 from statelog.state.kinds import Values
@@ -30,6 +32,18 @@ from statelog.store import LocationPaths, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
+_KINDS: Final = {"dstl": CHANGELOG, "taskowned": SNAPSHOT, "shared": SNAPSHOT, "output": OUTPUT}
+"""By folder."""
+# Besides errors of Arrow and msgpack, damaged text is a ValueError or, of a negative length, a SystemError.
+_UNREADABLE: Final = (
+    StatelogError,
+    pa.ArrowException,
+    msgspec.MsgspecError,
+    OSError,
+    ValueError,
+    LookupError,
+    SystemError,
+)
 
 
 class SoughtKey:
@@ -54,38 +68,59 @@ class SoughtKey:
         self.key_group = key.key_groups(key_groups).start
         self._codecs: dict[bytes, OperatorCodec | None] = {}
 
-    def is_in_object(self, store: ObjectStore, path: str, paths: LocationPaths) -> str | None:
+    def is_in_object(
+        self,
+        store: ObjectStore,
+        path: str,
+        paths: LocationPaths,
+        handle: FileStateHandle | None = None,
+    ) -> str | None:
         """
         Return the kind of an object that holds the key; None if it does not.
 
+        Args:
+            store: Where the object is.
+            path: Its name.
+            paths: The location in the store.
+            handle: Its handle in a checkpoint, with the size and checksum of a snapshot or of staged
+                rows.  Without one they are verified only as far as they can be decoded.
+
         Raises:
             CorruptionError: The object is damaged, so what it holds is unknown.
+            IncompatibleFormatError: A newer statelog wrote it.
             StoreError: The store failed.
 
         Blocks: On the store.
         """
-        relative = path[len(paths.root) + 1 :] if paths.root else path
-        while (parsed := parse_parent_path(relative)) is not None:
-            relative = parsed[1]
-        folder = relative.partition("/")[0]
-        if folder.startswith("chk-"):
-            return CHECKPOINT if self._in_checkpoint(store.get(path), path) else None
-        if folder == "dstl":
-            segment = parse_segment(store.get(path), where=path)
-            return CHANGELOG if self._in_changes(segment) else None
-        if folder in ("taskowned", "shared"):
-            return SNAPSHOT if self._in_snapshot(store.get(path), path) else None
-        if folder == "output":
-            return OUTPUT if self._in_stream(store.get(path)) else None
-        return None
+        kind = _kind_of(path, paths)
+        if kind is None:
+            return None
+        data = store.get(path)
+        if handle is not None:
+            check_stream(handle, data, f"{kind} {path} in {store.url}")
+        segment = None
+        if kind in (CHECKPOINT, CHANGELOG):
+            segment = parse_segment(data, where=path)
+            check_mark(data, where=path)
+        try:
+            return kind if self._is_in(kind, data, segment) else None
+        except IncompatibleFormatError:
+            raise
+        except _UNREADABLE as error:
+            raise CorruptionError(
+                f"damaged {kind} {path} in {store.url}: {error}; whether it holds the key is unknown. If "
+                "no checkpoint needs it, `statelog gc --delete` deletes it",
+                path=path,
+            ) from error
 
-    def _in_checkpoint(self, data: Buffer, path: str) -> bool:
-        segment = parse_segment(data, where=path)
+    def _is_in(self, kind: str, data: Buffer, segment: Segment | None) -> bool:
+        if segment is None:
+            return self._in_snapshot(data) if kind == SNAPSHOT else self._in_stream(data)
         sections: Mapping[bytes, bytes] = (
             {} if segment.trailer is None else segment.trailer.sections
         )
-        staged = sections.get(OUTPUT_TAG)
-        return self._in_changes(segment) or any(map(self._in_stream, streams_of(staged)))
+        staged = streams_of(sections.get(OUTPUT_TAG))
+        return self._in_changes(segment) or any(map(self._in_stream, staged))
 
     def _in_changes(self, segment: Segment) -> bool:
         return any(map(self._in_set, _sets(segment)))
@@ -118,20 +153,17 @@ class SoughtKey:
         """Return the rows with the key, of rows with the columns `key.<name>`."""
         return StateKey(self.values, key_schema).select(batch)
 
-    def _in_snapshot(self, data: Buffer, path: str) -> bool:
-        try:
-            file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
-            codec = self._codec((file.schema_arrow.metadata or {})[SCHEMA_METADATA])
-            if codec is None:
-                return False
-            names = [f"key.{name}" for name in codec.schema.key_schema.names]
-            table = pq.read_table(
-                pa.BufferReader(pa.py_buffer(data)),
-                columns=[KEY_GROUP_COLUMN, *names],
-                filters=[(KEY_GROUP_COLUMN, "==", self.key_group)],
-            )
-        except (pa.ArrowException, KeyError, OSError) as error:
-            raise CorruptionError(f"damaged snapshot {path}: {error}", path=path) from error
+    def _in_snapshot(self, data: Buffer) -> bool:
+        file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+        codec = self._codec((file.schema_arrow.metadata or {})[SCHEMA_METADATA])
+        if codec is None:
+            return False
+        names = [f"key.{name}" for name in codec.schema.key_schema.names]
+        table = pq.read_table(
+            pa.BufferReader(pa.py_buffer(data)),
+            columns=[KEY_GROUP_COLUMN, *names],
+            filters=[(KEY_GROUP_COLUMN, "==", self.key_group)],
+        )
         return any(self._rows(batch, codec) for batch in table.to_batches())
 
     def _in_stream(self, data: Buffer) -> bool:
@@ -147,9 +179,20 @@ class SoughtKey:
         )
 
 
+def _kind_of(path: str, paths: LocationPaths) -> str | None:
+    """Return the kind of an object by its name, in a parent too; None if it holds no keys."""
+    relative = path[len(paths.root) + 1 :] if paths.root else path
+    while (parsed := parse_parent_path(relative)) is not None:
+        relative = parsed[1]
+    folder = relative.partition("/")[0]
+    return CHECKPOINT if folder.startswith("chk-") else _KINDS.get(folder)
+
+
 def staged_table(data: Buffer) -> pa.Table:
     """Return the staged rows of an Arrow IPC stream."""
-    return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data))).read_all()
+    table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data))).read_all()
+    table.validate(full=True)  # of an orphan there is no checksum, and damaged lengths would crash
+    return table
 
 
 def streams_of(section: bytes | None) -> list[bytes]:

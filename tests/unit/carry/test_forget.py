@@ -2,6 +2,8 @@
 
 import datetime as dt
 import json
+import pathlib
+import random
 
 import msgspec
 import pyarrow as pa
@@ -17,10 +19,10 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.cli.main import run as run_cli
-from statelog.errors import CheckpointError, UsageError
+from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
-from statelog.format.segment import parse_segment
+from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
     FileStateHandle,
     KeyGroupRange,
@@ -184,6 +186,80 @@ def test_what_the_report_says_makes_each_trace_leave(made):
     late = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     collect_garbage(history.store, PATHS, min_age=dt.timedelta(0), dry_run=False, now=late)
     assert objects_with_text(history) == set()
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    content = bytearray(data)
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_object_may_hold_the_key(made, seed):
+    history = made(f"damaged {seed}", 6)
+    with_output(history)
+    location, rng = location_of(history), random.Random(seed)
+    root = pathlib.Path(location)
+    right = statelog.forget(location, key_of(NUMBER), dry_run=True).traces
+    files = [one for one in root.rglob("*") if one.is_file() and one.parent.name != "owner"]
+    for file in sorted(files):
+        whole, path = file.read_bytes(), file.relative_to(root).as_posix()
+        for damaged in [flipped(whole, rng) for _ in range(4)]:
+            file.write_bytes(damaged)
+            try:
+                found = statelog.forget(location, key_of(NUMBER), dry_run=True).traces
+            except (CorruptionError, CheckpointError, IncompatibleFormatError) as error:
+                assert path in str(error)
+            else:
+                assert found == right
+                # Blocks of Snappy can differ and still have the same content.
+                assert path.startswith(("chk-", "dstl/"))
+                assert parse_segment(damaged) == parse_segment(whole)
+        file.write_bytes(whole)
+
+
+def test_an_orphan_that_cannot_be_read_is_named(made):
+    """It has no checksum, and the libraries that decode it raise errors of many kinds."""
+    history = made("orphan", 6)
+    with_output(history)
+    location, rng = location_of(history), random.Random(1)
+    root = pathlib.Path(location)
+
+    def is_refused(orphan: str, content: bytes) -> bool:
+        (root / orphan).write_bytes(content)
+        try:
+            statelog.forget(location, key_of(NUMBER), dry_run=True)
+        except CorruptionError as error:
+            assert orphan in str(error)
+            assert "gc --delete" in str(error)
+            return True
+        finally:
+            (root / orphan).unlink()
+        return False
+
+    rows, snapshot = (
+        min((root / folder).iterdir()).read_bytes() for folder in ("output", "taskowned")
+    )
+    assert sum(is_refused("output/orphan", flipped(rows, rng)) for _ in range(200)) > 20
+    for size in range(0, len(snapshot), 97):
+        assert is_refused("taskowned/orphan", snapshot[:size])
+
+
+def test_a_checkpoint_without_its_mark_may_hold_the_key(made):
+    """Its staged rows are in the trailer, which a reader of Flink's files skips."""
+    history = made("mark", 6)
+    with_output(history)
+    path = PATHS.metadata(newest_checkpoint(history.store).checkpoint_id)
+    sections = parse_segment(history.store.get(path)).trailer.sections
+    writer = SegmentWriter(compress=True)
+    whole = b"".join(writer.finish({OUTPUT_TAG: sections[OUTPUT_TAG]}))
+    history.store.put("chk-0/_metadata", whole)  # not retained
+    report = statelog.forget(location_of(history), key_of(NUMBER), dry_run=True)
+    assert "chk-0/_metadata" in {one.path for one in report.traces}
+    history.store.delete(["chk-0/_metadata"])
+    history.store.put("chk-0/_metadata", whole[:-1] + b"?")
+    with pytest.raises(CorruptionError, match=r"chk-0/_metadata.*not statelog's mark"):
+        statelog.forget(location_of(history), key_of(NUMBER), dry_run=True)
 
 
 def idle(history: History, *, snapshot: bool) -> None:
