@@ -8,7 +8,6 @@ same position, and a micro-batch whose delivery was interrupted is delivered aga
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from statelog.carry.key_edits import EditCounts
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
 from statelog.model import CompletedCheckpoint, FileStateHandle, TaskStateSnapshot
@@ -107,7 +107,7 @@ class Recommit:
         coordinator = CheckpointCoordinator(
             self._store,
             LocationPaths(),
-            owner_id=f"{self._owner}-{os.urandom(8).hex()}",
+            owner_id=new_owner_id(self._owner),
             max_parallelism=expected.max_parallelism,
             options=CheckpointOptions(retained=self._retained or max(2, len(expected.retained))),
             clock_ms=lambda: int(wall_clock_seconds() * 1000),

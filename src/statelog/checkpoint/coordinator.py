@@ -23,7 +23,7 @@ from statelog.checkpoint.history import (
     load_checkpoint,
     load_section,
 )
-from statelog.checkpoint.ownership import claim_epoch, is_taken_over
+from statelog.checkpoint.ownership import claim_epoch, describe_claim, is_taken_over
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import (
     check_key_groups,
@@ -317,8 +317,10 @@ class CheckpointCoordinator:
     def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
         if is_taken_over(self._store, self._paths, epoch):
+            claim = describe_claim(self._store, self._paths, epoch + 1)
             self._fence(
-                f"epoch {epoch + 1} of {self._store.url} is claimed, this is epoch {epoch}{doubt}"
+                f"epoch {epoch + 1} of {self._store.url} is claimed ({claim}), this is epoch "
+                f"{epoch}{doubt}"
             )
 
     def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:

@@ -8,7 +8,9 @@ Checking that is one request to the store, without a clock and without a lease.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -18,6 +20,7 @@ import msgspec
 from statelog.errors import (
     CheckpointError,
     ObjectNotFoundError,
+    StoreError,
 )
 from statelog.runtime.clock import pause as pause_thread
 from statelog.store import LocationPaths, ObjectStore
@@ -31,6 +34,54 @@ def newest_epoch(store: ObjectStore, paths: LocationPaths) -> int:
     """Return the newest claimed epoch, 0 if there is none."""
     epochs = (parse_owner(info.path) for info in store.list(paths.owners))
     return max((epoch for epoch in epochs if epoch is not None), default=0)
+
+
+def new_owner_id(kind: str) -> str:
+    """
+    Return a name for an owner that no other owner has.
+
+    Args:
+        kind: What claims: "query", "rewind", ...  It comes first in the name; host and process
+            follow, so that a person can find the owner.
+    """
+    return f"{kind}-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}"
+
+
+class _Claim(msgspec.Struct):
+    """What is read of a claim; for messages alone."""
+
+    owner_id: str = ""
+    created_at_ms: int = 0
+
+
+def describe_claim(store: ObjectStore, paths: LocationPaths, epoch: int) -> str:
+    """
+    Return a claim as text for a message: its object, and its owner and time where they can be read.
+
+    Raises nothing: the message that needs it reports another fault.
+
+    Blocks: On the store.
+    """
+    path = paths.owner(epoch)
+    try:
+        claim = msgspec.json.decode(bytes(store.get(path)), type=_Claim)
+        moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
+    except (StoreError, msgspec.MsgspecError, ValueError, OverflowError, OSError):
+        return path
+    return f"{path}, of {claim.owner_id!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:
+    """
+    Return the newest claim as text for a message; see `describe_claim`.
+
+    Blocks: On the store (a listing, a get).
+    """
+    try:
+        epoch = newest_epoch(store, paths)
+        return describe_claim(store, paths, epoch) if epoch else "missing"
+    except StoreError as error:
+        return f"unknown ({error})"
 
 
 def claim_epoch(

@@ -33,6 +33,7 @@ from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, is_ours,
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, present_ids
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
+from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.rewind import commit_again
 from statelog.checkpoint.verify import verify_checkpoint
@@ -280,7 +281,7 @@ def give_up_after(
     coordinator = CheckpointCoordinator(
         store,
         paths,
-        owner_id=f"repair-{os.urandom(8).hex()}",
+        owner_id=new_owner_id("repair"),
         max_parallelism=point.checkpoint.max_parallelism,
         options=CheckpointOptions(retained=max(1, len(point.checkpoint.retained))),
         clock_ms=clock_ms,

@@ -10,7 +10,6 @@ sources were read; and the rewind can be repeated.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, list_checkpoints
 from statelog.checkpoint.offset_log import OFFSETS
+from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.rewind_plan import (
     RewindPlan,
@@ -69,7 +69,7 @@ def apply_rewind(
     coordinator = CheckpointCoordinator(
         state,
         LocationPaths(),
-        owner_id=f"rewind-{os.urandom(8).hex()}",
+        owner_id=new_owner_id("rewind"),
         max_parallelism=_max_parallelism(state, plan.checkpoint_id),
         options=CheckpointOptions(retained=max(1, len(newest.retained))),
         clock_ms=clock_ms,

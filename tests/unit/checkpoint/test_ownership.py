@@ -1,11 +1,19 @@
 """Claims: what they say, what they cost, and when they are given up."""
 
 import json
+import os
+import socket
 
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
 
-from statelog.checkpoint.ownership import claim_epoch, is_taken_over, newest_epoch
+from statelog.checkpoint.ownership import (
+    claim_epoch,
+    describe_newest_claim,
+    is_taken_over,
+    new_owner_id,
+    newest_epoch,
+)
 from statelog.errors import CheckpointError
 from statelog.store import LocationPaths
 
@@ -52,3 +60,21 @@ def test_a_claim_that_others_always_win_is_given_up():
         claim(store)
     assert raised.value.reason == "contended"
     assert 1000 == store.requests["put_if_absent"]
+
+
+def test_the_newest_claim_is_described_for_a_message():
+    store = DictStore()
+    assert describe_newest_claim(store, PATHS) == "missing"
+    claim(store, "a\x1b[31m")
+    assert describe_newest_claim(store, PATHS) == (
+        "owner/1, of 'a\\x1b[31m' at 1970-01-01 00:00:01 UTC"
+    )
+    for damaged in (b"", b"[]", b"{", b'{"owner_id": 1}', b'{"created_at_ms": 1e300}'):
+        store.put("owner/2", damaged)
+        assert describe_newest_claim(store, PATHS) == "owner/2"
+
+
+def test_owners_have_different_names_that_say_where_they_run():
+    names = {new_owner_id("query") for _ in range(50)}
+    assert len(names) == 50
+    assert all(name.startswith(f"query-{socket.gethostname()}-{os.getpid()}-") for name in names)

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_seconds
@@ -164,7 +165,7 @@ def _claimed(store: ObjectStore, settings: QuerySettings) -> CheckpointCoordinat
     coordinator = CheckpointCoordinator(
         store,
         LocationPaths(),
-        owner_id=f"write-state-{os.urandom(8).hex()}",
+        owner_id=new_owner_id("write-state"),
         max_parallelism=settings.max_parallelism,
         options=settings.checkpoints,
         clock_ms=lambda: int(wall_clock_seconds() * 1000),

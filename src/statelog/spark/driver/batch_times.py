@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from statelog.checkpoint.offset_log import read_offsets, recorded_query_id
+from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.source_position import OffsetEntry, SourceLog
 from statelog.errors import StatelogError
@@ -140,3 +140,11 @@ class QueryTimes:
         Blocks: On the files of the checkpointLocation.
         """
         return self._positions.read_again(logs)
+
+    def is_planned(self, batch_id: int) -> bool:
+        """
+        Return whether the checkpointLocation has the offsets of a micro-batch now.
+
+        Blocks: On a file.
+        """
+        return self._files.read(f"{OFFSETS}/{batch_id}") is not None

@@ -9,13 +9,13 @@ and not only the number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import NOTHING_READ, SourceLog
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, FencedError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.spark.driver.batch_times import BatchTimes
 
@@ -29,6 +29,9 @@ class QuerySources(Protocol):
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
         """Read the entries of *logs* in the logs of the sources again."""
+
+    def is_planned(self, batch_id: int) -> bool:
+        """Return whether the checkpointLocation has the offsets of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,13 @@ def check_is_new(first: FirstBatch, location: str) -> None:
 
 
 def is_committed(
-    first: FirstBatch, base: CompletedCheckpoint, record: BatchRecord, location: str, *, free: bool
+    first: FirstBatch,
+    base: CompletedCheckpoint,
+    record: BatchRecord,
+    location: str,
+    *,
+    free: bool,
+    newest_claim: Callable[[], str],
 ) -> bool:
     """
     Return whether the run begins with the micro-batch that *base* committed.
@@ -96,8 +105,11 @@ def is_committed(
         record: The record of its micro-batch.
         location: The state location, for errors.
         free: Whether any micro-batch may follow, because the caller asked for this checkpoint.
+        newest_claim: Returns who owns the location, as text for an error.
 
     Raises:
+        FencedError: Another driver runs the query: it has planned later micro-batches since this run
+            began.
         CheckpointError: The micro-batch does not follow the state (`reason` "gap").
 
     Blocks: On the files of the checkpointLocation.
@@ -116,6 +128,8 @@ def is_committed(
         _refuse_planned_anew(first, base, record, location)
     if free:
         return False
+    if batch_id < record.batch_id and first.sources is not None:
+        _check_is_alone(first, first.sources, record, location, newest_claim)
     known = record.position is not None and times.position_before is not None
     same = record.position == times.position_before
     if batch_id < record.batch_id or (batch_id > record.batch_id + 1 and not (known and same)):
@@ -131,6 +145,28 @@ def is_committed(
     if (known and not same) or not _same_logs(first, record):
         _refuse_planned_anew(first, base, record, location)
     return False
+
+
+def _check_is_alone(
+    first: FirstBatch,
+    sources: QuerySources,
+    record: BatchRecord,
+    location: str,
+    newest_claim: Callable[[], str],
+) -> None:
+    """
+    Raise `FencedError` if another driver has planned the micro-batch of *record* since this run began.
+
+    A run begins with the newest micro-batch in the checkpointLocation.  Later ones are there only if
+    another driver wrote them; after a loss of files they are missing.
+    """
+    if sources.is_planned(record.batch_id):
+        raise FencedError(
+            f"another driver runs this query: this run began with batch {first.batch_id}, and since "
+            f"then {sources.checkpoint_location} has got batch {record.batch_id}, whose state is in "
+            f"{location}. The newest claim there is {newest_claim()}. No state was lost. "
+            "Stop; a restart continues the job, if the other driver has stopped"
+        )
 
 
 def _may_equal(position: str | None, recorded: str | None) -> bool:

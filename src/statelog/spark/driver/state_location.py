@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import KnownCheckpoints, find_newest
+from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
@@ -88,7 +88,7 @@ class StateLocation:
         self.coordinator = CheckpointCoordinator(
             self._store,
             self._paths,
-            owner_id=os.urandom(16).hex(),
+            owner_id=new_owner_id("query"),
             max_parallelism=groups,
             options=settings.checkpoints,
             clock_ms=now_ms,
@@ -164,6 +164,7 @@ class StateLocation:
         Raises:
             CheckpointError: The state belongs to another query or has another form, or the
                 micro-batch does not follow it (`reason`).
+            FencedError: Another driver runs the query.
             StoreError: It cannot be read or written.
 
         Blocks: On the store.
@@ -221,7 +222,14 @@ class StateLocation:
         self._evolve(found, record)
         went_back_to = record.went_back_to if wanted is None else wanted
         free = found.checkpoint_id == went_back_to
-        return is_committed(first, found, record, query.location, free=free)
+        return is_committed(
+            first,
+            found,
+            record,
+            query.location,
+            free=free,
+            newest_claim=lambda: describe_newest_claim(self._store, self._paths),
+        )
 
     def _checkpoint_to_go_back_to(self) -> int | None:
         """

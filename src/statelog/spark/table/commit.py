@@ -10,7 +10,6 @@ has committed.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -23,6 +22,7 @@ from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest
+from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import FencedError, StoreError, UsageError
 from statelog.model import (
     CompletedCheckpoint,
@@ -135,7 +135,7 @@ class _Commit:
         coordinator = CheckpointCoordinator(
             self._store,
             LocationPaths(),
-            owner_id=f"table-{os.urandom(8).hex()}",
+            owner_id=new_owner_id("table"),
             max_parallelism=groups,
             options=self._options.checkpoints,
             clock_ms=lambda: int(wall_clock_seconds() * 1000),

@@ -10,7 +10,7 @@ from tests.records import one_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import NOTHING_READ, SourceLog
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, FencedError
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
 
@@ -21,10 +21,14 @@ BASE: Any = SimpleNamespace(checkpoint_id=7)
 @dataclass
 class Sources:
     digest: str = "files"
+    planned: tuple[int, ...] = ()
     checkpoint_location: str = "/query"
 
     def read_again(self, logs: Any) -> list[SourceLog]:
         return [msgspec.structs.replace(log, digest=self.digest) for log in logs]
+
+    def is_planned(self, batch_id: int) -> bool:
+        return batch_id in self.planned
 
 
 def record(**changes: Any) -> BatchRecord:
@@ -45,13 +49,21 @@ def follows(
     position: str | None = "new",
     *,
     digest: str = "files",
+    planned: tuple[int, ...] = (),
     query_id: str = "q",
     free: bool = False,
     changes: dict[str, Any] | None = None,
 ) -> bool:
     times = BatchTimes(position=position, position_before=before)
-    first = FirstBatch(query_id, batch_id, times, Sources(digest))
-    return is_committed(first, BASE, record(**(changes or {})), "/state", free=free)
+    first = FirstBatch(query_id, batch_id, times, Sources(digest, planned))
+    return is_committed(
+        first,
+        BASE,
+        record(**(changes or {})),
+        "/state",
+        free=free,
+        newest_claim=lambda: "owner/9, of 'query-host-1'",
+    )
 
 
 def refused(message: str, *arguments: Any, **named: Any) -> None:
@@ -77,6 +89,16 @@ def test_the_next_batch_begins_where_the_committed_one_ended() -> None:
     refused("is at batch 6, but the state .* after batch 4", 6, "other")
     refused("is at batch 6", 6, None)
     refused("is at batch 3", 3, "e4")
+
+
+def test_another_driver_that_went_on_is_named_before_lost_files() -> None:
+    with pytest.raises(FencedError, match="another driver runs this query") as raised:
+        follows(3, "e2", planned=(3, 4))
+    assert "owner/9, of 'query-host-1'" in str(raised.value)
+    assert "a restart continues the job" in str(raised.value)
+    assert not {"rewind", "adopt"} & set(str(raised.value).split())
+    refused("Files of the checkpointLocation .* were removed", 3, "e2", planned=(3,))
+    assert not follows(3, "e2", planned=(3, 4), free=True)  # the caller asked for this checkpoint
 
 
 def test_what_an_older_statelog_did_not_record_is_not_compared() -> None:
