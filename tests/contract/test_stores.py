@@ -7,7 +7,8 @@ import boto3
 import pytest
 from tests.servers import KEY, SECRET, S3Server
 
-from statelog.store import ObjectStore, ObstoreStore, open_store
+from statelog.store import EncryptedStore, ObjectStore, ObstoreStore, open_store
+from statelog.store.encryption import EncryptionKeys
 from statelog.testing.store_contract import StoreContract
 
 MEMORY_STORES = iter(range(10**9))
@@ -32,6 +33,19 @@ class TestLocalDiskWithoutFsync(LocalContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObstoreStore:
         return open_store(f"file://{tmp_path}/location", fsync=False)
+
+
+class TestEncrypted(LocalContract):
+    """The store encrypts; what another program reads are the objects as they are stored."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> EncryptedStore:
+        return EncryptedStore(
+            open_store(str(tmp_path / "location")), EncryptionKeys({"k": bytes(32)})
+        )
+
+    def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
+        return {info.path: bytes(store.get(info.path)) for info in store.list()}
 
 
 class TestMemory(StoreContract):

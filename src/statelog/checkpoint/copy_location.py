@@ -23,7 +23,7 @@ from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.runtime.clock import pause as pause_thread
-from statelog.store import LocationPaths, ObjectStore, open_existing_store, open_store
+from statelog.store import LocationPaths, ObjectStore, open_existing_store, open_location
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5
@@ -159,7 +159,7 @@ def copy(
     """
     return copy_location(
         open_existing_store(location, options=store_options),
-        open_store(new, options=new_store_options),
+        open_location(new, options=new_store_options),
         checkpoint_id=checkpoint,
         parallelism=parallelism,
         on_progress=on_progress,

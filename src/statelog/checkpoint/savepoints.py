@@ -25,8 +25,10 @@ from statelog.store import (
     ObjectStore,
     open_existing_store,
     open_location,
+    open_query_files,
     open_store,
 )
+from statelog.store.encryption import split_options
 from statelog.store.location import kind_of, normalize_url
 
 __all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
@@ -246,7 +248,7 @@ def query_store(
     around = folder if name == _STATE_FOLDER else None
     for place in (given, recorded, around):
         if place is not None:
-            return open_existing_store(place, options=_of(place, store, options))
+            return open_query_files(place, options=_of(place, store, options))
     raise CheckpointError(
         f"the checkpoint in {store.url} does not record the query's checkpointLocation, because an "
         "older statelog made it: give checkpoint_location",
@@ -257,9 +259,9 @@ def query_store(
 def _of(
     place: Location, store: LocationStore, options: Mapping[str, object] | None
 ) -> Mapping[str, object] | None:
-    """Return the options of *store* for another place in the same kind of store; else None."""
+    """Return the options of *store*'s client for another place in the same kind of store; else None."""
     same = kind_of(normalize_url(os.fspath(place))) is kind_of(store.url)
-    return options if same else None
+    return split_options(options)[0] if same else None
 
 
 def _now_ms() -> int:

@@ -10,7 +10,8 @@ import typer
 
 from statelog.checkpoint.copy_location import CopyProgress, copy_location
 from statelog.cli.output import console, open_location, plural, print_json, size_text
-from statelog.store import open_store
+from statelog.store import open_location as open_new
+from statelog.store.encryption import OPTION
 
 
 def copy(
@@ -21,6 +22,13 @@ def copy(
         int | None,
         typer.Option(help="The newest checkpoint of the copy; the newest one by default.", min=0),
     ] = None,
+    new_encryption: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the keys of the copy come from: env:NAME, file:PATH, or none for no "
+            "encryption; those of LOCATION by default."
+        ),
+    ] = None,
     parallelism: Annotated[int, typer.Option(help="Objects copied at once.", min=1)] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -30,6 +38,9 @@ def copy(
     Every object is verified before and after it is put.  A call that was interrupted is repeated:
     objects that are in the copy are verified and not put again.  A query may go on in LOCATION; to move it,
     stop it before the last call, and start it with NEW as stateLocation and its own checkpointLocation.
+
+    A copy with other encryption keys is how a location is encrypted, or gets a new key.  The keys of LOCATION
+    are those of the environment variable STATELOG_ENCRYPTION.
     """
     source = open_location(location)
     shown = console()
@@ -45,7 +56,7 @@ def copy(
 
         report = copy_location(
             source,
-            open_store(new),
+            open_new(new, options={OPTION: new_encryption} if new_encryption else None),
             checkpoint_id=checkpoint,
             parallelism=parallelism,
             on_progress=progress,

@@ -20,6 +20,7 @@ from statelog.errors import UsageError
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
 from statelog.store.location import local_path
 from statelog.store.object_store import normalize_url
+from statelog.store.paths import split_object
 
 EXIT_OK: Final = 0
 EXIT_FINDING: Final = 1
@@ -101,7 +102,8 @@ def open_file(file: str) -> tuple[ObjectStore, str]:
     path = local_path(url)
     if path is not None and os.path.isdir(path):
         raise UsageError(f"{file} is a directory; give one file, such as {file}/_metadata")
-    return open_existing(folder or "file:///", file), name
+    location, name = split_object(url)
+    return open_existing(location or "file:///", file), name
 
 
 def open_existing(location: str, shown: str = "") -> ObjectStore:

@@ -20,7 +20,6 @@ from statelog.checkpoint.rewind import (
 from statelog.cli.output import (
     EXIT_OK,
     console,
-    open_existing,
     open_location,
     parse_duration,
     plural,
@@ -28,7 +27,7 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.errors import CheckpointError, UsageError
-from statelog.store import ObjectStore
+from statelog.store import ObjectStore, open_query_files
 
 _STATE_FOLDER = "statelog"
 
@@ -66,7 +65,7 @@ def rewind(
     possible: the checkpoint is not retained, the offsets are missing or are not those of the state,
     or a run seems to be active.
     """
-    query = StoredQuery(open_existing(checkpoint_location))
+    query = StoredQuery(open_query_files(checkpoint_location))
     query.query_id()
     state = _open_state(checkpoint_location, state_location)
     if to is None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.verify import SoundCheckpoints, verify_location
 from statelog.cli.output import (
     EXIT_FINDING,
@@ -24,12 +25,22 @@ from statelog.store import LocationPaths
 
 def verify(
     location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
+    *,
+    at_least: Annotated[
+        int | None,
+        typer.Option(
+            help="Id of a checkpoint that is known to exist: an older newest checkpoint is a finding.",
+            min=0,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
     Read and verify every object that retained checkpoints need.
 
     Every object they reach is read once and every checksum verified; the log of each checkpoint is compared with that of the one before it.  With a finding, the newest sound checkpoint is named.  Exit status 1 if an object is damaged or missing, or was written by a newer statelog.
+
+    Checksums and encryption do not show that the newest checkpoints were deleted: give --at-least the newest one that you know of.
     """
     store = open_location(location)
     shown = console()
@@ -49,6 +60,8 @@ def verify(
                 line = (f"{one.finding}", "bold red"), f" {one.kind} {one.path}: {one.problem}"
                 shown.print(Text.assemble(*line), soft_wrap=True)
     newest = sound.newest
+    if at_least is not None:
+        findings += _is_older(at_least, as_json=as_json, location=location)
     if as_json:
         print_json(
             {
@@ -71,3 +84,19 @@ def verify(
             text = none if newest is None else f"the newest sound checkpoint is {newest}"
             shown.print(text, markup=False)
     raise typer.Exit(EXIT_FINDING if findings else EXIT_OK)
+
+
+def _is_older(at_least: int, *, as_json: bool, location: str) -> bool:
+    """Report whether the newest checkpoint is older than one that is known to exist."""
+    newest = max(present_ids(open_location(location), LocationPaths()), default=None)
+    if newest is not None and newest >= at_least:
+        return False
+    problem = (
+        f"the newest checkpoint is {newest}, and checkpoint {at_least} is known to exist: later "
+        "checkpoints were deleted, or the location was restored from a backup"
+    )
+    if as_json:
+        print_json({"kind": "location", "path": "", "problem": problem, "ok": False})
+    else:
+        console().print(Text.assemble(("missing", "bold red"), f" {problem}"), soft_wrap=True)
+    return True

@@ -31,7 +31,7 @@ from statelog.demo.process import JobProcess, JsonObject
 from statelog.demo.processes import ProcessInfo
 from statelog.errors import StatelogError, UsageError
 from statelog.redaction import redacted
-from statelog.store import LocationPaths, open_store
+from statelog.store import LocationPaths, open_location
 
 _POLL_SECONDS = 0.01
 _INTO_THE_BATCH = 0.45
@@ -306,7 +306,7 @@ class Demo:
     def _kill(self, job: JobProcess) -> None:
         processes = job.kill()
         spark, output = self._plan.work / "spark", self._plan.work / "output"
-        newest = find_newest(open_store(self._location), LocationPaths()).newest
+        newest = find_newest(open_location(self._location), LocationPaths()).newest
         batch_id = _newest_number(spark / "offsets")
         ended = _newest_number(spark / "commits")
         self._result.kill = Kill(
@@ -352,7 +352,7 @@ def _newest_number(folder: Path) -> int:
 
 
 def _refuse_used(location: str) -> None:
-    store = open_store(location)
+    store = open_location(location)
     if store.local_root is not None and not Path(store.local_root).exists():
         return  # the first write creates it
     if present_ids(store, LocationPaths()) or newest_epoch(store, LocationPaths()):

@@ -2,7 +2,13 @@
 
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.cached import CachedStore
-from statelog.store.location_store import LocationStore, open_existing_store, open_location
+from statelog.store.encrypted import EncryptedStore
+from statelog.store.location_store import (
+    LocationStore,
+    open_existing_store,
+    open_location,
+    open_query_files,
+)
 from statelog.store.object_store import ObstoreStore, open_store
 from statelog.store.paths import LocationPaths
 from statelog.store.probe import verify_put_if_absent
@@ -10,6 +16,7 @@ from statelog.store.probe import verify_put_if_absent
 __all__ = [
     "Buffers",
     "CachedStore",
+    "EncryptedStore",
     "LocationPaths",
     "LocationStore",
     "ObjectInfo",
@@ -17,6 +24,7 @@ __all__ = [
     "ObstoreStore",
     "open_existing_store",
     "open_location",
+    "open_query_files",
     "open_store",
     "verify_put_if_absent",
 ]

@@ -17,9 +17,16 @@ from typing import Final
 
 import msgspec
 
-from statelog.errors import CheckpointError, ObjectNotFoundError, UsageError
+from statelog.errors import (
+    CheckpointError,
+    InvalidOptionsError,
+    ObjectNotFoundError,
+    UsageError,
+)
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.encrypted import EncryptedStore
+from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
 from statelog.store.object_store import open_existing_store as _open_existing
 from statelog.store.object_store import open_store
 from statelog.store.paths import LocationPaths
@@ -29,6 +36,7 @@ __all__ = [
     "ParentReference",
     "open_existing_store",
     "open_location",
+    "open_query_files",
     "parent_path",
     "parse_parent_path",
 ]
@@ -99,7 +107,8 @@ class LocationStore:
 
     Args:
         own: The store of the location.
-        options: Options of its client, which are those of its parents in stores of the same kind.
+        options: Options of its client, which are those of its parents in stores of the same kind, and
+            of its encryption, which are those of all parents.
         depth: Number of forks above this one.
 
     Thread: any, as for every store.
@@ -157,8 +166,9 @@ class LocationStore:
                 reason="parent",
                 path=_PATHS.parent(fork_id),
             ) from error
-        same_kind = _scheme(reference.location) == _scheme(self.url)
-        options = self._options if same_kind else {}
+        options = dict(self._options)
+        if _scheme(reference.location) != _scheme(self.url):
+            options = {OPTION: options[OPTION]} if OPTION in options else {}
         if self._depth >= _FORKS_MAX:
             raise CheckpointError(
                 f"{self.url} is the {self._depth}th of a chain of forks, or the chain is a circle; "
@@ -166,7 +176,8 @@ class LocationStore:
                 reason="parent",
             )
         try:
-            parent = _open_existing(reference.location, options=options)
+            client, keys = split_options(options)
+            parent = _encrypted(_open_existing(reference.location, options=client), keys)
         except UsageError as error:
             raise self._refused(reference, fork_id, str(error)) from error
         if next(iter(parent.list(_PATHS.tags_of("fork", fork_id))), None) is None:
@@ -202,7 +213,14 @@ class LocationStore:
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
         store, name = self._route(path)
-        return store.get(name)
+        data = store.get(name)
+        if bytes(data[: len(MAGIC)]) == MAGIC and store is self._own:
+            raise InvalidOptionsError(
+                f"{path} in {self.url} is encrypted, and no keys were given: set the store option "
+                f"{OPTION}, or the environment variable {ENVIRONMENT}, to env:NAME or file:PATH",
+                path=path,
+            )
+        return data
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the object ends."""
@@ -233,8 +251,15 @@ def open_location(
     options: Mapping[str, object] | None = None,
     fsync: bool = True,
 ) -> LocationStore:
-    """Return the store of a state location to write to; arguments and errors as `open_store`."""
-    return LocationStore(open_store(location, options=options, fsync=fsync), options)
+    """
+    Return the store of a state location to write to; arguments and errors as `open_store`.
+
+    The option `encryption`, or the environment variable `STATELOG_ENCRYPTION`, has the source of the
+    keys of an encrypted location; see `EncryptedStore`.
+    """
+    client, keys = split_options(options)
+    store = _encrypted(open_store(location, options=client, fsync=fsync), keys)
+    return LocationStore(store, options)
 
 
 def open_existing_store(
@@ -257,7 +282,30 @@ def open_existing_store(
         UsageError: There is no such directory.
         InvalidOptionsError: As `open_store`.
     """
-    return LocationStore(_open_existing(location, options=options, shown=shown), options)
+    client, keys = split_options(options)
+    store = _encrypted(_open_existing(location, options=client, shown=shown), keys)
+    return LocationStore(store, options)
+
+
+def open_query_files(
+    location: str | os.PathLike[str], *, options: Mapping[str, object] | None = None
+) -> ObjectStore:
+    """
+    Return the store of a query's checkpointLocation, whose files Spark writes: never encrypted.
+
+    Args:
+        location: Path or URL of the checkpointLocation.
+        options: As for `open_location`.
+
+    Raises:
+        UsageError: There is no such directory.
+        InvalidOptionsError: As `open_store`.
+    """
+    return _open_existing(location, options=split_options(options)[0])
+
+
+def _encrypted(store: ObjectStore, keys: object | None) -> ObjectStore:
+    return store if keys is None else EncryptedStore(store, keys)
 
 
 def _own_path(path: str) -> str:

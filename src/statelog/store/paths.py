@@ -20,6 +20,10 @@ FAILED_FOLDER = "failed"
 _CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
 _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
 _OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
+_OBJECT = re.compile(
+    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|tmp)/[^/]+|copied-from"
+    r"|recordings/(?:failed/)?[^/]+|tags/[^/]+/[^/]+/[^/]+)$"
+)
 _TAGS_FOLDER = "tags"
 _TAG = re.compile(
     r"(?:^|/)tags/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]*)/(0|[1-9][0-9]*)(?:\+([1-9][0-9]*))?-[0-9a-f]{16}$"
@@ -136,6 +140,13 @@ class LocationPaths:
     def metadata(self, checkpoint_id: int) -> str:
         """Return the name of a checkpoint's metadata object, the commit point."""
         return f"{self.checkpoint(checkpoint_id)}/{METADATA_FILE_NAME}"
+
+
+def split_object(url: str) -> tuple[str, str]:
+    """Return the location of an object and its name there; its folder and last part if unknown."""
+    match = _OBJECT.search(url)
+    name = match[0] if match else url.rpartition("/")[2]
+    return url.removesuffix(name).removesuffix("/"), name
 
 
 def parse_checkpoint_folder(path: str) -> int | None:

@@ -314,6 +314,15 @@ def test_verify_reads_everything(call, location):
     assert "all intact" in call("verify", location)
 
 
+def test_verify_reports_a_location_that_went_back(call, location):
+    assert "all intact" in call("verify", location, "--at-least", "2")
+    said = call("verify", location, "--at-least", "3", status=1)
+    assert "the newest checkpoint is 2, and checkpoint 3 is known to exist" in said
+    *_, finding, summary = lines(call("verify", location, "--at-least", "3", "--json", status=1))
+    assert finding["ok"] is False
+    assert summary["summary"]["findings"] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "how"),
     [

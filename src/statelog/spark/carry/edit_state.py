@@ -26,6 +26,7 @@ from statelog.spark.carry.snapshot_task import cores_of
 from statelog.spark.carry.state_rows import DELETE_ALL, deleted_variable
 from statelog.spark.query.session import is_connect, use_this_python
 from statelog.store import open_existing_store
+from statelog.store.encryption import with_source
 
 _TASKS_PER_CORE = 4
 
@@ -92,7 +93,7 @@ def edit_state(
     checkpoint_id = None if commit is None else commit.begin(base)
     task = EditTask(
         place,
-        dict(store_options or {}),
+        with_source(store_options),
         target.codec.schema.to_json(),
         ranges,
         base.checkpoint_id,

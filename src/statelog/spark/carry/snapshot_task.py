@@ -25,7 +25,7 @@ from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import SnapshotWriter
 from statelog.state.schema.descriptors import TIMERS_NAME, OperatorStateSchema
-from statelog.store import LocationPaths, open_store
+from statelog.store import LocationPaths, open_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def write_snapshot_of(
         due = min(due, first_timer(cells.table))
     if writer is None:
         return SnapshotAnswer(partition, None)
-    store = open_store(task.location, options=dict(task.store_options), fsync=task.fsync)
+    store = open_location(task.location, options=dict(task.store_options), fsync=task.fsync)
     # Always a file, see `worker.task`.
     factory = FsCheckpointStreamFactory.for_checkpoint(
         store, task.checkpoint_id, paths=LocationPaths(), threshold_bytes=0

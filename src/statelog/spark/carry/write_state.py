@@ -46,7 +46,7 @@ from statelog.spark.rows.types import arrow_schema
 from statelog.spark.worker.protocol import NEVER_MS
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.store import LocationPaths, ObjectStore, open_location
 
 FIRST_CHECKPOINT: Final = 0
 BEFORE_ANY_BATCH: Final = -1
@@ -134,7 +134,7 @@ def write_state(
     now_ms = int(wall_clock_seconds() * 1000)
     groups = resolved.max_parallelism
     rows = state_rows(named, OperatorCodec(schema), groups, 0, now_ms)
-    store = open_store(place, options=dict(resolved.store_options), fsync=resolved.fsync)
+    store = open_location(place, options=dict(resolved.store_options), fsync=resolved.fsync)
     coordinator = _claimed(store, resolved)
     tasks = min(resolved.tasks or _TASKS_PER_CORE * cores_of(rows), groups)
     everything = KeyGroupRange(0, groups - 1)

@@ -25,6 +25,7 @@ from statelog.spark.query.settings import (
     SETTINGS,
     QuerySettings,
 )
+from statelog.store.encryption import with_source
 
 _log = logging.getLogger("statelog.spark")
 
@@ -163,7 +164,9 @@ def resolve_settings(
     }
     return QuerySettings(
         base_location=base,
-        store_options={**session.store, **given, **code.store, **writer.store},
+        store_options=with_source(
+            {**session.store, **given, **code.store, **writer.store}, environ
+        ),
         **values,
     )
 

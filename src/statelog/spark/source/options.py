@@ -11,6 +11,7 @@ from statelog.checkpoint.at_time import parse_time
 from statelog.checkpoint.tags import check_name
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.model import KeyGroupRange
+from statelog.store.encryption import with_source
 
 STATE_VIEW: Final = "state"
 CHANGES_VIEW: Final = "changes"
@@ -139,7 +140,7 @@ class SourceOptions:
             readerMaxCheckpoints=_number("readerMaxCheckpoints", known)
             or DEFAULT_READER_CHECKPOINTS,
             decode=_switch("decode", known, True),
-            store=store,
+            store=with_source(store),
         )
 
 

@@ -18,7 +18,8 @@ from statelog.spark.rows.types import arrow_schema
 from statelog.state.encoding.values import stored_schema
 from statelog.state.kinds import StateKind
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
-from statelog.store import open_existing_store
+from statelog.store import open_query_files
+from statelog.store.encryption import with_source
 from statelog.store.location import is_known, normalize_url
 
 ROW: Final = "row"
@@ -110,7 +111,7 @@ class TableOptions:
             maxParallelism=_count("maxParallelism", known["maxParallelism"])
             or DEFAULT_MAX_PARALLELISM,
             retainedCheckpoints=_count("retainedCheckpoints", known["retainedCheckpoints"]),
-            store=store,
+            store=with_source(store),
             checkpoint_location=of_spark["checkpointlocation"],
         )
 
@@ -135,7 +136,7 @@ class TableOptions:
         place = self.checkpoint_location
         try:
             if place and is_known(place):
-                return StoredQuery(open_existing_store(place, options=self.store)).query_id()
+                return StoredQuery(open_query_files(place, options=self.store)).query_id()
         except StatelogError as error:
             raise self._no_writer() from error
         raise self._no_writer()

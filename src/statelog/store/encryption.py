@@ -1,0 +1,330 @@
+"""
+Encrypt and authenticate objects: keys, and the bytes of an encrypted object.
+
+An object is a header and chunks::
+
+    header   magic "STLGENC1", length of the key id, key id (32 bytes, padded), salt (32 bytes), zeros
+    chunk    64 KiB of content (the last one: the rest, maybe none), encrypted, and a tag of 16 bytes
+
+Each object has a key of its own: HKDF-SHA256 of the caller's key and the random salt.  A chunk is
+AES-256-GCM under it.  Its nonce is the chunk's number and whether it is the last one; header and name
+of the object are authenticated with it.  So a chunk that was changed, moved, taken from another object
+or cut off does not decrypt, and a range of an object costs only the chunks that it touches.
+Source: the STREAM construction (Hoang, Reyhanitabar, Rogaway, Vizar, 2015), as age and Tink use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from statelog import extras
+from statelog.errors import CorruptionError, InvalidOptionsError
+from statelog.format.buffers import Buffer, Buffers, pieces_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+CHUNK_BYTES: Final = 64 * 1024
+TAG_BYTES: Final = 16
+HEADER_BYTES: Final = 80
+MAGIC: Final = b"STLGENC1"
+
+ENVIRONMENT: Final = "STATELOG_ENCRYPTION"
+"""The variable that has the source of the keys where no option names it."""
+
+OPTION: Final = "encryption"
+"""The store option that has the source of the keys."""
+
+KeySource = str | Callable[[], Mapping[str, bytes]]
+"""Where keys come from: "env:NAME", "file:PATH", or a function that returns them by id."""
+
+_HEADER: Final = struct.Struct(">8sB32s32s7x")
+_NONCE: Final = struct.Struct(">IQ")
+_KEY_BYTES: Final = 32
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_KEYS_MAX: Final = 1000
+
+
+class EncryptionKeys:
+    """
+    The keys of a location by id.  The first one encrypts; all decrypt.
+
+    Args:
+        keys: Keys of 32 bytes by id (1 to 32 letters, digits and `._-`), the current one first.
+
+    Raises:
+        InvalidOptionsError: There is none, or a key or id has another form.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        if not keys:
+            raise InvalidOptionsError("encryption needs at least one key")
+        for key_id, key in keys.items():
+            if _ID.fullmatch(key_id) is None:
+                raise InvalidOptionsError(
+                    f"the id of an encryption key is {key_id!r}; use 1 to 32 letters, digits and ._-"
+                )
+            if len(key) != _KEY_BYTES:
+                raise InvalidOptionsError(
+                    f"the encryption key {key_id!r} has {len(key)} bytes; it needs {_KEY_BYTES}"
+                )
+        self._keys = {key_id: bytes(key) for key_id, key in keys.items()}
+        self.current = next(iter(keys))
+
+    def __repr__(self) -> str:
+        return f"EncryptionKeys({', '.join(self._keys)})"
+
+    def of(self, key_id: str, where: str) -> bytes:
+        """
+        Return a key.
+
+        Raises:
+            InvalidOptionsError: It is not among the keys.
+        """
+        key = self._keys.get(key_id)
+        if key is None:
+            raise InvalidOptionsError(
+                f"{where} is encrypted with the key {key_id!r}, and the keys given are "
+                f"{', '.join(self._keys)}: add the key to them"
+            )
+        return key
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> EncryptionKeys:
+        """
+        Read keys from text: one line each, `id:base64` or base64 alone, the current one first.
+
+        Args:
+            text: The lines; empty ones and those that begin with # are skipped.
+            where: Names the source in an error, which never shows the text.
+
+        Raises:
+            InvalidOptionsError: A line has another form.
+        """
+        keys: dict[str, bytes] = {}
+        lines = [line.strip() for line in text.splitlines()]
+        for number, line in enumerate(lines[:_KEYS_MAX], 1):
+            if not line or line.startswith("#"):
+                continue
+            key_id, _, encoded = line.rpartition(":")
+            try:
+                key = base64.b64decode(encoded.strip(), validate=True)
+            except (binascii.Error, ValueError):
+                key = b""
+            if len(key) != _KEY_BYTES:
+                raise InvalidOptionsError(
+                    f"line {number} of {where} is not an encryption key: write id:base64 of "
+                    f"{_KEY_BYTES} bytes, such as `openssl rand -base64 32` prints"
+                )
+            keys[key_id.strip() or hashlib.sha256(key).hexdigest()[:8]] = key
+        if not keys:
+            raise InvalidOptionsError(f"{where} has no encryption key")
+        return cls(keys)
+
+
+def load_keys(source: object) -> EncryptionKeys:
+    """
+    Return the keys of a source.
+
+    Args:
+        source: "env:NAME" (a variable that has the text of `EncryptionKeys.parse`), "file:PATH" (a
+            file of it), or a function that returns keys of 32 bytes by id, the current one first.
+
+    Raises:
+        InvalidOptionsError: The source cannot be read, or has no keys.
+
+    Blocks: On the file or the function.
+    """
+    if callable(source):
+        return EncryptionKeys(source())
+    kind, _, name = str(source).partition(":")
+    if isinstance(source, str) and kind == "env" and name:
+        text = os.environ.get(name)
+        if text is None:
+            raise InvalidOptionsError(
+                f"the environment variable {name} of the encryption is not set"
+            )
+        return EncryptionKeys.parse(text, f"the environment variable {name}")
+    if isinstance(source, str) and kind == "file" and name:
+        try:
+            with open(name, encoding="ascii") as file:
+                return EncryptionKeys.parse(file.read(), name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidOptionsError(f"the encryption keys cannot be read: {error}") from error
+    shown = repr(source) if kind in ("env", "file") else f"an object of {type(source).__name__}"
+    raise InvalidOptionsError(
+        f"the store option {OPTION} is {shown}; give env:NAME, file:PATH or a function"
+    )
+
+
+def encrypt(keys: EncryptionKeys, path: str, data: Buffers) -> list[Buffer]:
+    """
+    Return an object's bytes: header and chunks.
+
+    Args:
+        keys: The keys; the current one is used.
+        path: Name of the object, which is authenticated.
+        data: The content.
+    """
+    key_id = keys.current.encode()
+    header = _HEADER.pack(MAGIC, len(key_id), key_id, os.urandom(32))
+    cipher = _cipher(keys.of(keys.current, path), header)
+    bound = header + path.encode()
+    encrypted: list[Buffer] = [header]
+    chunks = _chunks(data)
+    chunk = next(chunks)
+    for index, following in enumerate(chunks):
+        encrypted.append(cipher.encrypt(_nonce(index, last=False), chunk, bound))
+        chunk = following
+    encrypted.append(cipher.encrypt(_nonce(len(encrypted) - 1, last=True), chunk, bound))
+    return encrypted
+
+
+class ObjectCipher:
+    """
+    Decrypts the chunks of one object.
+
+    Args:
+        keys: The keys.
+        path: Name of the object in its location.
+        header: Its first `HEADER_BYTES`.
+        where: Names the object in errors.
+
+    Raises:
+        CorruptionError: The header is not that of an encrypted object.
+        InvalidOptionsError: Its key is missing.
+    """
+
+    def __init__(self, keys: EncryptionKeys, path: str, header: Buffer, where: str) -> None:
+        header = bytes(header)
+        if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+            raise CorruptionError(
+                f"{where} is not an encrypted object, and this location is opened with encryption "
+                "keys: another program wrote the object, or the location is not encrypted; "
+                "`statelog copy` makes an encrypted copy",
+                path=path,
+            )
+        _, length, key_id, _ = _HEADER.unpack(header)
+        name = key_id[:length].decode("ascii", "replace")
+        if length > len(key_id) or _ID.fullmatch(name) is None:
+            raise CorruptionError(f"{where} has a damaged encryption header", path=path)
+        self._cipher = _cipher(keys.of(name, where), header)
+        self._bound = header + path.encode()
+        self._path, self._where = path, where
+
+    def decrypt(self, chunks: memoryview, first: int, *, ends: bool) -> bytes:
+        """
+        Return the content of chunks that follow one another.
+
+        Args:
+            chunks: Their bytes.
+            first: Number of the first one.
+            ends: Whether the last of them is the last of the object.
+
+        Raises:
+            CorruptionError: A chunk was changed, or belongs to another object, or is cut off.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        step = CHUNK_BYTES + TAG_BYTES
+        starts = range(0, max(len(chunks), 1), step)
+        content = []
+        for number, start in enumerate(starts, first):
+            nonce = _nonce(number, last=ends and start == starts[-1])
+            try:
+                piece = self._cipher.decrypt(nonce, chunks[start : start + step], self._bound)
+            except (InvalidTag, ValueError) as error:
+                raise CorruptionError(
+                    f"chunk {number} of {self._where} cannot be authenticated: the object was changed, "
+                    "cut off or exchanged, or the key is another one of the same id; restore the object "
+                    "from a copy",
+                    path=self._path,
+                    offset=number * CHUNK_BYTES,
+                ) from error
+            content.append(piece)
+        return content[0] if len(content) == 1 else b"".join(content)
+
+
+def content_bytes(stored_bytes: int) -> int:
+    """Return the size of the content of an object of *stored_bytes*; 0 if it is no encrypted one."""
+    body = stored_bytes - HEADER_BYTES
+    chunks = -(-body // (CHUNK_BYTES + TAG_BYTES))
+    return max(body - chunks * TAG_BYTES, 0)
+
+
+def _cipher(key: bytes, header: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    salt = _HEADER.unpack(header)[3]
+    derived = HKDF(SHA256(), _KEY_BYTES, salt, b"statelog object 1").derive(key)
+    return AESGCM(derived)
+
+
+def _nonce(index: int, *, last: bool) -> bytes:
+    return _NONCE.pack(int(last), index)
+
+
+def _chunks(data: Buffers) -> Iterator[Buffer]:
+    """Yield the content in chunks; only the last one is shorter, and an empty one is yielded alone."""
+    waiting: list[memoryview] = []
+    size = 0
+    for piece in pieces_of(data):
+        view = memoryview(piece).cast("B")
+        while size + len(view) > CHUNK_BYTES:
+            cut = CHUNK_BYTES - size
+            yield _joined([*waiting, view[:cut]])
+            waiting, size, view = [], 0, view[cut:]
+        if len(view):
+            waiting.append(view)
+            size += len(view)
+    yield _joined(waiting)
+
+
+def _joined(pieces: Sequence[memoryview]) -> Buffer:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def require_cryptography() -> None:
+    """Raise `RequirementError` if the package that encrypts is missing."""
+    extras.require("encryption", "encryption", "cryptography")
+
+
+def with_source(
+    options: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """
+    Return *options* with the source of the keys in them, for tasks in processes of another environment.
+
+    A task without the source would write objects that are not encrypted.
+    """
+    given = dict(options or {})
+    source = (os.environ if environ is None else environ).get(ENVIRONMENT)
+    if source:
+        given.setdefault(OPTION, source)
+    return given
+
+
+def split_options(
+    options: Mapping[str, object] | None,
+) -> tuple[dict[str, object], object | None]:
+    """
+    Return the options of a store's client, and the source of the keys; None without encryption.
+
+    Args:
+        options: Options with the one of the encryption, maybe: a source, or "none" for no encryption.
+            Without it the environment variable `STATELOG_ENCRYPTION` has the source.
+    """
+    client = dict(options or {})
+    source = client.pop(OPTION, None)
+    if source is None:
+        source = os.environ.get(ENVIRONMENT) or None
+    return client, None if source == "none" else source

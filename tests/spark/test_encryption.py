@@ -1,0 +1,95 @@
+"""A query whose location is encrypted, and everything a person does to such a location."""
+
+import base64
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.spark import processors
+from tests.spark.processors import Totals, TotalsModel
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
+
+import statelog as sl
+from statelog.cli.main import run
+from statelog.errors import InvalidOptionsError
+from statelog.spark import SnapshotPolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+workers_get_by_value(processors.__name__)
+
+BATCHES = [[(f"customer-{key:04}", key * batch) for key in range(60)] for batch in range(4)]
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def command(*arguments: str, status: int = 0) -> None:
+    assert run(arguments) == status, arguments
+
+
+def test_an_encrypted_location_is_used_like_any_other(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    keys = tmp_path / "keys"
+    for name, key in ((keys, bytes(32)), (tmp_path / "other", bytes(range(32)))):
+        name.write_text(base64.b64encode(key).decode())
+    # From a file: Spark's workers have the environment in which its JVM was started.
+    encryption = {"encryption": f"file:{keys}"}
+    source = BatchSource(spark, tmp_path / "in", "key string, amount bigint")
+    options = {
+        "storeOptions": encryption,
+        "snapshotPolicy": SnapshotPolicy(
+            min_log_bytes=1, log_to_snapshot_ratio=0.01, max_log_handles=2
+        ),
+        "inlineBytes": 500,  # some changes and output in files
+        "localDirectory": str(tmp_path / "local"),
+    }
+    output = "key string, total bigint, rows bigint"
+    job = Job(source, tmp_path, ["key"], Totals(), output, options)
+    model = TotalsModel()
+    for run_number, tasks in enumerate((1, 3)):
+        for rows in BATCHES[2 * run_number : 2 * run_number + 2]:
+            source.add(rows)
+        job.run(tasks=tasks)
+        assert [sorted(map(tuple, rows)) for rows in job.take()] == [
+            model.apply(rows) for rows in BATCHES[2 * run_number : 2 * run_number + 2]
+        ]
+    state = str(job.state)
+    assert {"chk-3", "dstl", "taskowned"} <= {path.name for path in job.state.iterdir()}
+    assert not [name for name, content in stored(job.state).items() if b"customer-" in content]
+
+    with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
+        sl.open(state).get("total", ("customer-0007",))
+    assert sl.open(state, store_options=encryption).get("total", ("customer-0007",))["total"] == 42
+    frame = spark.read.format("statelog").option("stateVarName", "total")
+    read = frame.option("storeOptions.encryption", f"file:{keys}").load(state)
+    assert read.count() == len(model.totals)
+
+    monkeypatch.setenv("STATELOG_ENCRYPTION", f"file:{keys}")
+    command("verify", state)
+    command("checkpoints", state)
+    command("cat", f"{state}/chk-3/_metadata")
+    command("get", state, "total", "customer-0007")
+    command("tag", state, "before")
+    fork = str(tmp_path / "fork")
+    command("fork", state, fork, "--new-checkpoint-location", str(tmp_path / "fork-query"))
+    command("verify", fork)
+    # A new key, then no encryption, then with a key again.
+    for number, new in enumerate((f"file:{tmp_path}/other", "none", f"file:{keys}")):
+        copy = str(tmp_path / f"copy-{number}")
+        command("copy", fork if number == 0 else state, copy, "--new-encryption", new)
+        plain = [name for name, content in stored(Path(copy)).items() if b"customer-" in content]
+        assert bool(plain) is (new == "none")
+        with monkeypatch.context() as there:
+            there.setenv("STATELOG_ENCRYPTION", new)
+            command("verify", copy)
+            command("get", copy, "total", "customer-0007")
+            if new == "none":
+                there.delenv("STATELOG_ENCRYPTION")
+                command("verify", copy)
+                there.setenv("STATELOG_ENCRYPTION", f"file:{keys}")
+                command("get", copy, "total", "customer-0007", status=1)
+    capsys.readouterr()
