@@ -3,7 +3,8 @@
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.cached import CachedStore
 from statelog.store.location_store import LocationStore, open_existing_store, open_location
-from statelog.store.object_store import ObstoreStore, open_store
+from statelog.store.object_store import ObstoreStore
+from statelog.store.opening import open_store
 from statelog.store.paths import LocationPaths
 from statelog.store.probe import verify_put_if_absent
 

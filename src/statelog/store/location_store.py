@@ -20,8 +20,8 @@ import msgspec
 from statelog.errors import CheckpointError, ObjectNotFoundError, UsageError
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.object_store import open_existing_store as _open_existing
-from statelog.store.object_store import open_store
+from statelog.store.opening import open_existing_store as _open_existing
+from statelog.store.opening import open_store
 from statelog.store.paths import LocationPaths
 
 __all__ = [
