@@ -115,8 +115,12 @@ def test_known_stores_are_not_probed(tmp_path):
     assert names(memory) == []
 
 
-def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place):
-    proxy.faults = first(Fault.LOST_ANSWER, when=lambda exchange: exchange.method == "PUT")
+@pytest.mark.parametrize("nth", [1, 2], ids=["first put", "second put"])
+def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place, nth):
+    puts = itertools.count(1)
+    proxy.faults = lambda exchange: (
+        Fault.LOST_ANSWER if exchange.method == "PUT" and next(puts) == nth else None
+    )
     verify_put_if_absent(place, LocationPaths())
     assert proxy.count("PUT") == 3
     assert names(place) == []

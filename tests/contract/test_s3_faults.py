@@ -11,8 +11,11 @@ from tests.s3_faults import EIGHT, Exchange, Fault, Mix, S3Proxy, first, no_faul
 from tests.servers import S3Server
 from tests.unit.checkpoint.helpers import read_log, started
 
-from statelog.errors import StoreError
-from statelog.store import ObstoreStore, open_store
+from statelog.changelog.reader import read_changes
+from statelog.checkpoint.verify import VerifiedObject, verify_location
+from statelog.errors import CheckpointError, StoreError
+from statelog.model import StateChange
+from statelog.store import LocationPaths, ObstoreStore, open_store
 from statelog.store.requests import repeated_requests
 
 PLACES = itertools.count()
@@ -143,12 +146,12 @@ def test_credentials_that_are_renewed_in_time_are_no_error(proxy: S3Proxy, store
     assert bytes(copy.get("a")) == CONTENT, "a task's store knows that the driver's has worked"
 
 
-def test_credentials_that_have_never_worked_are_refused_at_once(proxy: S3Proxy, s3_bucket: str):
+def test_credentials_that_have_never_worked_are_refused_soon(proxy: S3Proxy, s3_bucket: str):
     store = opened(proxy.server, s3_bucket, next(PLACES))
     proxy.faults = first(Fault.FORBIDDEN, 100)
-    with pytest.raises(StoreError, match=r"ExpiredToken.*check the credentials.*3 attempts in"):
+    with pytest.raises(StoreError, match=r"ExpiredToken.*check the credentials.*6 attempts in"):
         store.get("a")
-    assert len(proxy.exchanges) == 3
+    assert len(proxy.exchanges) == 6
 
 
 def test_the_time_of_all_attempts_is_bounded(proxy: S3Proxy, s3_bucket: str):
@@ -158,3 +161,70 @@ def test_the_time_of_all_attempts_is_bounded(proxy: S3Proxy, s3_bucket: str):
     with pytest.raises(StoreError, match=r"SlowDown.* attempts in"):
         store.get("a")
     assert len(proxy.exchanges) <= 5
+
+
+# --- reads that return other bytes ----------------------------------------------------------------
+
+DAMAGES = (Fault.FLIPPED, Fault.SHORTENED)
+
+
+def reads(exchange: Exchange) -> bool:
+    return exchange.reads_object and "/owner/" not in exchange.path
+
+
+@pytest.mark.parametrize("fault", DAMAGES, ids=lambda fault: fault.value)
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_one_bad_read_is_no_damage(fault: Fault, nth: int, proxy: S3Proxy, s3_bucket: str):
+    store = opened(proxy.server, s3_bucket, next(PLACES))
+    log = committed(store)
+    assert [] == [found for found in verified(store) if found.problem]
+    count = itertools.count(1)
+    proxy.faults = lambda exchange: fault if reads(exchange) and next(count) == nth else None
+    restored = started(open_again(store), "b").latest
+    assert restored is not None
+    assert 4 == restored.checkpoint_id
+    other = open_again(store)
+    assert log == [change for handle in restored.log for change in read_changes(other, handle)]
+    assert [] == [found for found in verified(store) if found.problem]
+    assert next(count) > nth
+
+
+@pytest.mark.parametrize("fault", DAMAGES, ids=lambda fault: fault.value)
+def test_reads_that_are_always_bad_are_not_called_damage(
+    fault: Fault, proxy: S3Proxy, s3_bucket: str
+):
+    store = opened(proxy.server, s3_bucket, next(PLACES))
+    committed(store)
+    proxy.faults = lambda exchange: fault if reads(exchange) else None
+    with pytest.raises(StoreError, match="does not help") as caught:
+        started(open_again(store), "b")
+    assert "transfer" == caught.value.reason
+    assert "restoreFrom" not in str(caught.value)
+
+
+def test_a_damaged_object_is_called_damaged(proxy: S3Proxy, s3_bucket: str):
+    store = opened(proxy.server, s3_bucket, next(PLACES))
+    committed(store)
+    path = "chk-4/_metadata"
+    content = bytearray(store.get(path))
+    content[len(content) // 2] ^= 1
+    store.put(path, content)
+    with pytest.raises(CheckpointError, match="read twice with the same bytes") as caught:
+        started(open_again(store), "b")
+    assert ("damaged", 3) == (caught.value.reason, caught.value.usable_id)
+    (found,) = [found for found in verified(store) if found.problem]
+    assert "read twice with the same bytes" in found.problem
+
+
+def committed(store: ObstoreStore) -> list[StateChange]:
+    owner = started(store)
+    return [change for number in range(1, 5) for change in commit(owner, number)]
+
+
+def open_again(store: ObstoreStore) -> ObstoreStore:
+    copy: ObstoreStore = pickle.loads(pickle.dumps(store))
+    return copy
+
+
+def verified(store: ObstoreStore) -> list[VerifiedObject]:
+    return list(verify_location(open_again(store), LocationPaths()))

@@ -14,7 +14,7 @@ from typing import Final
 
 _FIRST_DELAY_S: Final = 0.1
 _DELAY_MAX_S: Final = 10.0
-_REFUSALS_AT_FIRST: Final = 2
+_REFUSALS_AT_FIRST: Final = 5
 
 
 class Failure(enum.Enum):

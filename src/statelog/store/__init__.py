@@ -7,6 +7,7 @@ from statelog.store.object_store import ObstoreStore
 from statelog.store.opening import open_store
 from statelog.store.paths import LocationPaths
 from statelog.store.probe import verify_put_if_absent
+from statelog.store.verified import read_verified
 
 __all__ = [
     "Buffers",
@@ -19,5 +20,6 @@ __all__ = [
     "open_existing_store",
     "open_location",
     "open_store",
+    "read_verified",
     "verify_put_if_absent",
 ]

@@ -135,6 +135,14 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
         ) from without_secrets(error)
 
 
+def without_caches(options: Mapping[str, object]) -> dict[str, object]:
+    """Return *options* with a header that makes caches on the way ask the store."""
+    kept = {key: value for key, value in options.items() if key.lower() != "default_headers"}
+    given = next((value for key, value in options.items() if key not in kept), None)
+    headers = given if isinstance(given, Mapping) else {}
+    return {**kept, "default_headers": {**headers, "cache-control": "no-cache"}}
+
+
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Sort the flat options into the arguments of obstore."""
     kind = kind_of(url)

@@ -23,6 +23,7 @@ from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.opening import open_existing_store as _open_existing
 from statelog.store.opening import open_store
 from statelog.store.paths import LocationPaths
+from statelog.store.verified import get_again, read_verified
 
 __all__ = [
     "LocationStore",
@@ -69,7 +70,8 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
         Blocks: On the store.
         """
         path = _PATHS.parent(fork_id)
-        trailer = parse_segment(store.get(path), where=path).trailer
+        segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
+        trailer = segment.trailer
         try:
             return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
         except (KeyError, msgspec.DecodeError) as error:
@@ -203,6 +205,11 @@ class LocationStore:
         """Return the whole object, or raise `ObjectNotFoundError`."""
         store, name = self._route(path)
         return store.get(name)
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read over a new connection and past caches."""
+        store, name = self._route(path)
+        return get_again(store, name)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the object ends."""

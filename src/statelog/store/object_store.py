@@ -32,6 +32,7 @@ from statelog.store.client import (
     fsync_path,
     make_client,
     request_policy,
+    without_caches,
 )
 from statelog.store.explain import is_missing_bucket, one_line
 from statelog.store.listing import Listing, lists_in_order
@@ -215,10 +216,18 @@ class ObstoreStore:
         """Return the whole object, or raise `ObjectNotFoundError`."""
         return self._send(lambda: self._get(path))
 
-    def _get(self, path: str) -> memoryview:
-        with self._explained("get", path) as client:
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read over a new connection and past caches on the way."""
+        if self._requests is None:
+            return self.get(path)
+        with self._explained("open", path):
+            fresh = make_client(self._url, without_caches(self._options), self._fsync)
+        return self._requests.run(lambda: self._get(path, fresh))
+
+    def _get(self, path: str, client: Client | None = None) -> memoryview:
+        with self._explained("get", path) as usual:
             self._check_links(path)
-            return memoryview(obstore.get(client, path).bytes())
+            return memoryview(obstore.get(client or usual, path).bytes())
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """

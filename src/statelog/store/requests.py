@@ -145,9 +145,9 @@ class Requests:
                 raise error
             tried = f"{error.message}; {attempts} attempts in {elapsed_s:.1f} s"
             raise type(error)(tried, **error.facts) from error.__cause__
-        loud = failure is Failure.REFUSED or attempts > _QUIET_ATTEMPTS
+        quiet = 0 if failure is Failure.REFUSED and self.worked else _QUIET_ATTEMPTS
         _log.log(
-            logging.WARNING if loud else logging.INFO,
+            logging.WARNING if attempts > quiet else logging.INFO,
             "%s; attempt %d follows in %.1f s",
             error.message,
             attempts + 1,

@@ -140,7 +140,7 @@ def test_what_cannot_pass_is_reported_at_once():
 def test_a_refusal_is_given_a_minute_where_the_credentials_have_worked():
     expired = error_of(answer(403, "ExpiredToken"))
     assert 50 < sum(attempts(expired).waits) <= 60
-    assert 2 == len(attempts(expired, worked=False).waits)
+    assert 5 == len(attempts(expired, worked=False).waits)
     assert [] == attempts(expired, RequestPolicy(max_retries=0)).waits
 
 
