@@ -3,10 +3,12 @@
 import itertools
 import os
 import pickle
+from collections.abc import Callable
 
 import pytest
 from tests.contract.jobs import commit
-from tests.servers import S3Proxy, S3Server
+from tests.s3_faults import Exchange, Fault, S3Proxy, first, no_fault
+from tests.servers import S3Server
 from tests.unit.checkpoint.helpers import coordinator, read_log, started
 
 from statelog.errors import FencedError, ObjectExistsError, StoreError
@@ -113,9 +115,12 @@ def test_known_stores_are_not_probed(tmp_path):
     assert names(memory) == []
 
 
-def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place):
-    lost = iter([True])
-    proxy.loses_answer = lambda exchange: exchange.method == "PUT" and next(lost, False)
+@pytest.mark.parametrize("nth", [1, 2], ids=["first put", "second put"])
+def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place, nth):
+    puts = itertools.count(1)
+    proxy.faults = lambda exchange: (
+        Fault.LOST_ANSWER if exchange.method == "PUT" and next(puts) == nth else None
+    )
     verify_put_if_absent(place, LocationPaths())
     assert proxy.count("PUT") == 3
     assert names(place) == []
@@ -124,18 +129,38 @@ def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place):
 # --- lost answers ---------------------------------------------------------------------------------
 
 
+def creates(part: str) -> Callable[[Exchange], bool]:
+    """Return whether a request is a conditional put of such a name."""
+    return lambda exchange: exchange.conditional and part in exchange.path
+
+
 def lose_first(proxy: S3Proxy, part: str) -> None:
     """Lose the answer to the first conditional put of such a name."""
-    lost = iter([True])
-    proxy.loses_answer = lambda one: one.conditional and part in one.path and next(lost, False)
+    proxy.faults = first(Fault.LOST_ANSWER, when=creates(part))
 
 
-def test_after_a_lost_answer_the_client_meets_its_own_object(proxy, place):
+def test_after_a_lost_answer_the_name_is_put_again_and_the_object_compared(proxy, place):
+    lose_first(proxy, "name")
+    place.put_if_absent("name", b"ours")
+    assert proxy.count("PUT", "name") == 2
+    assert proxy.count("GET", "name") == 1
+    assert bytes(place.get("name")) == b"ours"
+
+
+def test_after_a_lost_answer_another_object_is_not_mistaken_for_the_own(proxy, place):
+    place.put("name", b"somebody else's")
     lose_first(proxy, "name")
     with pytest.raises(ObjectExistsError):
         place.put_if_absent("name", b"ours")
-    assert proxy.count("PUT", "name") == 2, "the client asked again by itself"
-    assert bytes(place.get("name")) == b"ours"
+    assert bytes(place.get("name")) == b"somebody else's"
+
+
+def test_a_plain_refusal_costs_no_second_request(proxy, place):
+    place.put("name", b"ours")
+    del proxy.exchanges[:]
+    with pytest.raises(ObjectExistsError):
+        place.put_if_absent("name", b"ours")
+    assert [exchange.method for exchange in proxy.exchanges] == ["PUT"]
 
 
 def test_a_commit_whose_answer_was_lost_is_a_commit(proxy, place):
@@ -145,7 +170,7 @@ def test_a_commit_whose_answer_was_lost_is_a_commit(proxy, place):
     log += commit(one, 2)
     assert one.latest is not None
     assert one.latest.checkpoint_id == 2
-    proxy.loses_answer = lambda exchange: False
+    proxy.faults = no_fault
     again = started(place, "b")
     assert again.latest is not None
     assert again.latest.checkpoint_id == 2
@@ -171,29 +196,26 @@ def test_a_lost_answer_is_not_mistaken_for_somebody_elses_commit(proxy, place):
         commit(one, 2)
 
 
-# --- conflicts: S3's 409, which the client reports as if the name were taken ---------------------
+# --- conflicts: S3's 409 to a conditional put --------------------------------------------------------
 
 
 def conflict_at_first(proxy: S3Proxy, part: str, times: int) -> None:
     """Answer the first conditional puts of such a name with 409."""
-    left = iter([True] * times)
-    proxy.conflicts = lambda one: one.conditional and part in one.path and next(left, False)
+    proxy.faults = first(Fault.CONFLICT, times, creates(part))
 
 
-def test_the_client_reports_a_conflict_as_an_object_that_exists(proxy, place):
-    """If this fails, the client tells 409 from 412 and the store can do so too."""
-    conflict_at_first(proxy, "name", 1)
-    with pytest.raises(ObjectExistsError):
-        place.put_if_absent("name", b"ours")
-    assert proxy.count("PUT", "name") == 1
-    assert names(place) == []
+def test_a_conflict_is_no_object_that_exists(proxy, place):
+    conflict_at_first(proxy, "name", 2)
+    place.put_if_absent("name", b"ours")
+    assert proxy.count("PUT", "name") == 3
+    assert names(place) == ["name"]
 
 
 def test_a_commit_that_conflicts_is_put_again(proxy, place):
     one = started(place)
-    conflict_at_first(proxy, "chk-1/_metadata", 3)
+    conflict_at_first(proxy, "chk-1/_metadata", 2)
     log = commit(one, 1)
-    assert proxy.count("PUT", "chk-1/_metadata") == 4
+    assert proxy.count("PUT", "chk-1/_metadata") == 3
     again = started(place, "b")
     assert again.latest is not None
     assert read_log(place, again.latest.log) == log
@@ -201,12 +223,12 @@ def test_a_commit_that_conflicts_is_put_again(proxy, place):
 
 def test_a_commit_that_conflicts_for_ever_is_an_error_and_can_be_repeated(proxy, place):
     one = started(place)
-    proxy.conflicts = lambda exchange: exchange.conditional
-    with pytest.raises(StoreError, match=r"no object is there.*409") as caught:
+    proxy.faults = first(Fault.CONFLICT, 100, creates(""))
+    with pytest.raises(StoreError, match=r"answered 3 times .*409") as caught:
         commit(one, 1)
     assert not isinstance(caught.value, ObjectExistsError)
-    assert proxy.count("PUT", "chk-1/_metadata") == 8
-    proxy.conflicts = lambda exchange: False
+    assert proxy.count("PUT", "chk-1/_metadata") == 3, "the first one and max_retries"
+    proxy.faults = no_fault
     assert one.complete(1, properties={}).checkpoint_id == 1
 
 

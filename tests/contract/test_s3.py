@@ -8,6 +8,7 @@ import time
 
 import pytest
 from tests.contract.jobs import commit
+from tests.s3_faults import Fault, S3Proxy
 from tests.servers import KEY, SECRET, S3Server, free_port, moto_server
 from tests.unit.checkpoint.helpers import read_log, started
 
@@ -148,6 +149,19 @@ def test_no_credentials_say_so(s3_environment: S3Server, s3_bucket: str, monkeyp
     store = open_store(f"s3://{s3_bucket}/job", options=options)
     with pytest.raises(StoreError, match="credentials"):
         store.get("name")
+
+
+def test_an_identity_that_is_refused_is_no_lack_of_rights(
+    s3_environment: S3Server, s3_bucket: str, monkeypatch
+):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with S3Proxy(s3_environment) as proxy:  # in place of the address of identities, which refuses
+        proxy.faults = lambda exchange: Fault.FORBIDDEN
+        options = {"max_retries": 0, "metadata_endpoint": proxy.server.endpoint}
+        store = open_store(f"s3://{s3_bucket}/job", options=options)
+        assert_explained(store, "no credentials were found")
+        assert proxy.exchanges
 
 
 def test_an_endpoint_that_is_not_there_is_given_up_in_bounded_time():

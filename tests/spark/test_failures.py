@@ -21,7 +21,7 @@ from statelog.spark.driver.engine import MicroBatchEngine
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
-from statelog.store.object_store import normalize_url
+from statelog.store.location import normalize_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

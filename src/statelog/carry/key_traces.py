@@ -20,15 +20,14 @@ from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogEr
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
-from statelog.format.segment import Segment, parse_segment
-from statelog.format.trailer import check_mark
+from statelog.format.segment import Segment, parse_whole_file
 from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
 from statelog.state.kinds import Values
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import OperatorStateSchema
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, read_verified
 from statelog.store.location_store import parse_parent_path
 
 CHECKPOINT, CHANGELOG, SNAPSHOT, OUTPUT = "checkpoint", "changelog", "snapshot", "output"
@@ -95,23 +94,24 @@ class SoughtKey:
         kind = _kind_of(path, paths)
         if kind is None:
             return None
-        data = store.get(path)
-        if handle is not None:
-            check_stream(handle, data, f"{kind} {path} in {store.url}")
-        segment = None
-        if kind in (CHECKPOINT, CHANGELOG):
-            segment = parse_segment(data, where=path)
-            check_mark(data, where=path)
-        try:
-            return kind if self._is_in(kind, data, segment) else None
-        except IncompatibleFormatError:
-            raise
-        except _UNREADABLE as error:
-            raise CorruptionError(
-                f"damaged {kind} {path} in {store.url}: {error}; whether it holds the key is unknown. If "
-                "no checkpoint needs it, `statelog gc --delete` deletes it",
-                path=path,
-            ) from error
+
+        def look(data: memoryview) -> str | None:
+            if handle is not None:
+                check_stream(handle, data, f"{kind} {path} in {store.url}")
+            in_segment = kind in (CHECKPOINT, CHANGELOG)
+            segment = parse_whole_file(data, where=path) if in_segment else None
+            try:
+                return kind if self._is_in(kind, data, segment) else None
+            except IncompatibleFormatError:
+                raise
+            except _UNREADABLE as error:
+                raise CorruptionError(
+                    f"damaged {kind} {path} in {store.url}: {error}; whether it holds the key is "
+                    "unknown. If no checkpoint needs it, `statelog gc --delete` deletes it",
+                    path=path,
+                ) from error
+
+        return read_verified(store, path, look)
 
     def _is_in(self, kind: str, data: Buffer, segment: Segment | None) -> bool:
         if segment is None:

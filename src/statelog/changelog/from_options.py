@@ -9,7 +9,7 @@ from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import InvalidOptionsError
 from statelog.options import ChangelogOptions
 from statelog.store.api import ObjectStore
-from statelog.store.object_store import open_store
+from statelog.store.opening import open_store
 
 
 def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:

@@ -12,7 +12,7 @@ copy affects its own file, not the whole local state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -44,6 +44,7 @@ from statelog.model import (
     StreamStateHandle,
 )
 from statelog.model.state_change import INT32_MAX, ChangeRows
+from statelog.store import read_verified
 
 _log = logging.getLogger("statelog")
 
@@ -269,10 +270,21 @@ def _read_entries(
     if len(entries) == 1 and (batch := _read_lone_set(source, stream, entries[0])):
         yield batch
         return
-    segment = _open(source, stream)
-    index = None if segment.trailer is None else _index_of(segment.trailer)
-    for entry in entries:
-        yield _set_at(segment, index, entry)
+    if isinstance(stream, ByteStreamStateHandle):
+        yield from _sets_of(parse_segment(stream.data, where=stream.name), entries)
+        return
+    path = stream.path
+    yield from read_verified(
+        source, path, lambda data: _sets_of(parse_segment(data, where=path), entries)
+    )
+
+
+def _sets_of(segment: Segment, entries: list[HandleAndOffset]) -> Iterable[ChangeBatch]:
+    """Return the sets of *entries*, whose bytes are verified before the first one is returned."""
+    if segment.trailer is None:  # each set has its own checksum at most
+        return [_set_at(segment, None, entry) for entry in entries]
+    index = _index_of(segment.trailer)
+    return (_set_at(segment, index, entry) for entry in entries)
 
 
 def _read_lone_set(
@@ -296,12 +308,6 @@ def _read_lone_set(
     except (CorruptionError, StoreError):
         return None
     return decode_change_set(encoded, 0, size_bytes=len(encoded), where=stream.path).batch
-
-
-def _open(store: FileSource, stream: StreamStateHandle) -> Segment:
-    if isinstance(stream, ByteStreamStateHandle):
-        return parse_segment(stream.data, where=stream.name)
-    return parse_segment(store.get(stream.path), where=stream.path)
 
 
 def _index_of(trailer: Trailer) -> dict[int, SetEntry]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from statelog.changelog.reader import FileSource
-from statelog.format.segment import parse_segment
-from statelog.format.trailer import check_mark
+from statelog.format.segment import parse_whole_file
 from statelog.model import ChangelogStateHandle, FileStateHandle, HandleAndOffset, KeyGroupRange
 from statelog.model.state_change import INT32_MAX
+from statelog.store import read_verified
 
 
 def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
@@ -24,9 +24,7 @@ def whole_file_handle(store: FileSource, path: str) -> ChangelogStateHandle:
 
     Blocks: On the store; the file is read once, to find its sets.
     """
-    data = store.get(path)
-    segment = parse_segment(data, where=path)
-    check_mark(data, where=path)
+    segment = read_verified(store, path, lambda data: parse_whole_file(data, where=path))
     stream = FileStateHandle(path, len(segment.payload))
     return ChangelogStateHandle(
         key_group_range=KeyGroupRange(0, INT32_MAX - 1),

@@ -23,7 +23,13 @@ from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.runtime.clock import pause as pause_thread
-from statelog.store import LocationPaths, ObjectStore, open_existing_store, open_location
+from statelog.store import (
+    LocationPaths,
+    ObjectStore,
+    open_existing_store,
+    open_location,
+    read_verified,
+)
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5
@@ -257,27 +263,33 @@ class _Copy:
     def _is_whole(self, one: CopiedObject, found: Buffer) -> bool:
         """Return whether *found* is the object, verified."""
         if not one.verifies_itself:
-            return checksum([found]) == checksum([one.content(self._source.get(one.source))])
+            return checksum([found]) == checksum([self._content(one)])
         try:
             one.check(found)
         except CorruptionError:
             return False
         return not one.size_bytes or len(found) == one.size_bytes
 
+    def _content(self, one: CopiedObject) -> Buffer:
+        return read_verified(self._source, one.source, one.content)
+
     def _put(self, one: CopiedObject, *, is_there: bool) -> None:
-        content = one.content(self._source.get(one.source))
+        content = self._content(one)
         wanted, size = checksum([content]), len(content)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
             self._target.delete([one.path])
         self._target.put(one.path, content)
         del content
-        found = self._target.get(one.path)
-        if len(found) != size or checksum([found]) != wanted:
-            raise CorruptionError(
-                f"{one.path} in {self._target.url} differs from what was put: {len(found)} bytes "
-                f"instead of {size}, or another checksum",
-                path=one.path,
-            )
+
+        def compare(found: memoryview) -> None:
+            if len(found) != size or checksum([found]) != wanted:
+                raise CorruptionError(
+                    f"{one.path} in {self._target.url} differs from what was put: {len(found)} "
+                    f"bytes instead of {size}, or another checksum",
+                    path=one.path,
+                )
+
+        read_verified(self._target, one.path, compare)
 
 
 def _check_target(source: ObjectStore, target: ObjectStore) -> None:

@@ -27,8 +27,7 @@ from statelog.checkpoint.tags import TagKind, list_tags
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
 from statelog.format.buffers import Buffer, joined
 from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metadata
-from statelog.format.segment import parse_segment
-from statelog.format.trailer import check_mark
+from statelog.format.segment import parse_whole_file
 from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
 from statelog.store import LocationPaths, ObjectStore
@@ -79,8 +78,7 @@ class CopiedObject:
             CorruptionError: They are damaged.
         """
         if self.kind == _CHANGELOG:
-            parse_segment(data, where=self.path)
-            check_mark(data, where=self.path)
+            parse_whole_file(data, where=self.path)
         elif self.handle is not None:
             check_stream(self.handle, data, self.path)
 

@@ -17,7 +17,7 @@ from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord
 from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, read_verified
 from statelog.store.paths import parse_checkpoint_folder
 
 _TAIL_SIZE: Final = 64 * 1024
@@ -94,11 +94,15 @@ def read_checkpoint(
     Blocks: On the store.
     """
     path = paths.metadata(checkpoint_id)
-    if whole:
-        data = store.get(path)
+
+    def parsed(data: memoryview) -> StoredCheckpoint:
         return _stored(parse_segment(data, where=path).trailer, path, len(data), checkpoint_id)
-    size = store.head(path).size_bytes
-    return _stored(_read_tail(store, path, size), path, size, checkpoint_id)
+
+    def from_tail() -> StoredCheckpoint:
+        size = store.head(path).size_bytes
+        return _stored(_read_tail(store, path, size), path, size, checkpoint_id)
+
+    return read_verified(store, path, parsed, first=None if whole else from_tail)
 
 
 def fetch_checkpoint(
@@ -111,8 +115,11 @@ def fetch_checkpoint(
     `read_checkpoint`.
     """
     path = paths.metadata(checkpoint_id)
-    data = store.get(path)
-    return _stored(read_trailer(data, where=path), path, len(data), checkpoint_id)
+
+    def parsed(data: memoryview) -> StoredCheckpoint:
+        return _stored(read_trailer(data, where=path), path, len(data), checkpoint_id)
+
+    return read_verified(store, path, parsed)
 
 
 def _stored(trailer: Trailer | None, path: str, size: int, checkpoint_id: int) -> StoredCheckpoint:

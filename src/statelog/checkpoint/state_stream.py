@@ -15,7 +15,7 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
-from statelog.store import CachedStore, ObjectStore
+from statelog.store import CachedStore, ObjectStore, read_verified
 
 
 def read_stream(
@@ -38,15 +38,18 @@ def read_stream(
     """
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
-    data = store.get(handle.path)
-    cache = store if isinstance(store, CachedStore) else None
-    if cache is not None and handle.crc32c is not None:
-        if not cache.is_verified(handle.path, handle.crc32c):
-            check_stream(handle, data, f"{what} {handle.path} in {store.url}")
-            cache.note_verified(handle.path, handle.crc32c)
-        return data  # the copy in memory was verified when it was read
-    check_stream(handle, data, f"{what} {handle.path} in {store.url}")
-    return data
+    file, crc32c = handle, handle.crc32c
+    cache = store if isinstance(store, CachedStore) and crc32c is not None else None
+
+    def checked(data: memoryview) -> memoryview:
+        if cache is None or crc32c is None:
+            check_stream(file, data, f"{what} {file.path} in {store.url}")
+        elif not cache.is_verified(file.path, crc32c):
+            check_stream(file, data, f"{what} {file.path} in {store.url}")
+            cache.note_verified(file.path, crc32c)  # the copy in memory is not verified again
+        return data
+
+    return read_verified(store, file.path, checked)
 
 
 def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:

@@ -27,7 +27,7 @@ from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, read_verified
 from statelog.store.paths import parse_tag
 
 _TAG_SECTION: Final = b"TAGS"
@@ -273,7 +273,8 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
 
     Blocks: On the store.
     """
-    trailer = parse_segment(store.get(tag.path), where=tag.path).trailer
+    path = tag.path
+    trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
     try:
         stored = msgspec.json.decode(sections[_TAG_SECTION], type=_Stored)

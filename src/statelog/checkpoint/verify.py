@@ -37,7 +37,7 @@ from statelog.model import (
 )
 from statelog.model.checkpoint import covered_checkpoints
 from statelog.model.handles import stream_handle_from_json
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, read_verified
 
 OK: Final = "ok"
 DAMAGED: Final = "damaged"
@@ -283,7 +283,10 @@ def _checkpoints(
 
 def _verify_changelog(store: ObjectStore, path: str, need: _Need) -> int:
     """Return the size of a changelog file that is sound and has the needed change sets."""
-    data = store.get(path)
+    return read_verified(store, path, lambda data: _verify_segment(data, path, need))
+
+
+def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
     segment = parse_segment(data, where=path)
     if segment.trailer is None and need.kind == "checkpoint":
         raise damaged(path, "it has no checkpoint record; the object was truncated, or is another")

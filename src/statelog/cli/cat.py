@@ -13,9 +13,9 @@ import typer
 from statelog.cli.output import open_file, print_json
 from statelog.errors import UsageError
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.segment import Segment, parse_segment
-from statelog.format.trailer import check_mark
+from statelog.format.segment import Segment, parse_whole_file
 from statelog.model import METADATA_KEY_GROUP, StateChange
+from statelog.store import read_verified
 
 _OFFSETS_SHOWN = 20
 _VALUE_BYTES = 64
@@ -58,9 +58,7 @@ def cat(
     whatever its key groups.  Every checksum of the file is verified first.
     """
     store, name = open_file(file)
-    data = store.get(name)
-    segment = parse_segment(data, where=file)
-    check_mark(data, where=file)
+    segment = read_verified(store, name, lambda data: parse_whole_file(data, where=file))
     sizes = dict(segment.set_ranges())
     offsets = _checked(segment, offset) if offset else list(sizes)
     metadata = False

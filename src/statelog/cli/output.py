@@ -18,8 +18,7 @@ from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
-from statelog.store.location import local_path
-from statelog.store.object_store import normalize_url
+from statelog.store.location import local_path, normalize_url
 from statelog.store.paths import split_object
 
 EXIT_OK: Final = 0

@@ -26,6 +26,16 @@ def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
     return crc
 
 
+def same_content(stored: Buffer, content: Buffers) -> bool:
+    """Return whether *stored* is *content*, byte by byte."""
+    left = memoryview(stored).cast("B")
+    for piece in pieces_of(content):
+        if left[: len(piece)] != piece:
+            return False
+        left = left[len(piece) :]
+    return not left
+
+
 def joined(pieces: Sequence[Buffer]) -> memoryview:
     """
     Return *pieces* one after another, in one buffer.

@@ -44,6 +44,7 @@ from statelog.format.trailer import (
     SETS_TAG,
     SetEntry,
     Trailer,
+    check_mark,
     damaged,
     pack_sets,
     pack_trailer,
@@ -230,6 +231,19 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
         if checksum([payload]) != trailer.payload_crc32c:
             raise _damaged_payload(where, payload, trailer)
     return Segment(payload, trailer, flag == SNAPPY_FRAMED, where)
+
+
+def parse_whole_file(data: Buffer, *, where: str = "") -> Segment:
+    """
+    Read a whole file as `parse_segment` does, and check its mark: where every byte counts.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote it.
+        CorruptionError: It is damaged, torn, or not a changelog file.
+    """
+    segment = parse_segment(data, where=where)
+    check_mark(data, where=where)
+    return segment
 
 
 def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0) -> None:

@@ -9,9 +9,11 @@ from statelog.store.location_store import (
     open_location,
     open_query_files,
 )
-from statelog.store.object_store import ObstoreStore, open_store
+from statelog.store.object_store import ObstoreStore
+from statelog.store.opening import open_store
 from statelog.store.paths import LocationPaths
 from statelog.store.probe import verify_put_if_absent
+from statelog.store.verified import read_verified
 
 __all__ = [
     "Buffers",
@@ -26,5 +28,6 @@ __all__ = [
     "open_location",
     "open_query_files",
     "open_store",
+    "read_verified",
     "verify_put_if_absent",
 ]

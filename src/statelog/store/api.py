@@ -56,8 +56,9 @@ class ObjectStore(Protocol):
         """
         Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable.
 
-        The error may also mean that another request for the name is under way (S3's 409), or that
-        an earlier request of the caller succeeded and its answer was lost; see `put_or_find`.
+        In a store whose client repeats requests by itself, the error may also mean that another
+        request for the name is in progress (S3's 409), or that an earlier request of the caller
+        succeeded and its answer was lost; see `put_or_find`.
         """
         ...
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.verified import get_again
 
 
 class CachedStore:
@@ -47,7 +48,10 @@ class CachedStore:
         if data is not None:
             self._objects.move_to_end(path)
             return data
-        data = self._store.get(path)
+        return self._keep(path, self._store.get(path))
+
+    def _keep(self, path: str, data: memoryview) -> memoryview:
+        """Keep an object if it is not too large, and evict others for it."""
         if len(data) <= self._max_bytes:
             self._objects[path] = data
             self._bytes += len(data)
@@ -56,6 +60,13 @@ class CachedStore:
                 self._bytes -= len(dropped)
                 self._verified.pop(name, None)
         return data
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read from the store past all caches."""
+        dropped = self._objects.pop(path, None)
+        self._bytes -= 0 if dropped is None else len(dropped)
+        self._verified.pop(path, None)
+        return self._keep(path, get_again(self._store, path))
 
     def is_verified(self, path: str, crc32c: int) -> bool:
         """Return whether the cached object was found to have this checksum."""

@@ -1,7 +1,7 @@
 """
 Make clients of obstore from a URL and options.
 
-Options are obstore's, in one flat table: of the store, of its HTTP client, of its retries.  They
+Options are obstore's, in one flat table: of the store, of its HTTP client, of retries.  They
 are checked before they reach obstore, because some unknown keys make it end the thread.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Final, SupportsFloat
 import obstore.exceptions as obstore_errors
 import obstore.store
 
+from statelog.core.request_policy import RequestPolicy
 from statelog.errors import InvalidOptionsError, StoreError
 from statelog.redaction import without_secrets
 from statelog.store.explain import one_line
@@ -87,6 +88,25 @@ def check_options(url: str, options: Mapping[str, object]) -> None:
     _arguments(url, options)
 
 
+def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | None:
+    """
+    Return when requests to the store at *url* are repeated; None for local disk and memory.
+
+    Raises:
+        InvalidOptionsError: A retry option is not a number.
+    """
+    kind = kind_of(url)
+    if kind not in _STORE_KEYS:
+        return None
+    plain = {_plain(kind, given): value for given, value in options.items()}
+    numbers = {key: _number(key, plain[key]) for key in _RETRY_KEYS if key in plain}
+    defaults = RequestPolicy()
+    return RequestPolicy(
+        max_retries=int(numbers.get("max_retries", defaults.max_retries)),
+        retry_timeout_s=numbers.get("retry_timeout", defaults.retry_timeout_s),
+    )
+
+
 def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
     """
     Return obstore's client for a normalized URL; no server is contacted.
@@ -106,11 +126,21 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
             return obstore.store.LocalStore(root, automatic_cleanup=True)
         if kind_of(url) is StoreKind.MEMORY:
             return _memory_stores.setdefault(url, obstore.store.MemoryStore())
-        return obstore.store.from_url(url, **arguments)
+        # `store/requests.py` repeats requests.  The client must not: it would hide that an earlier
+        # attempt of a put-if-absent may have written the object.
+        return obstore.store.from_url(url, retry_config={"max_retries": 0}, **arguments)
     except (obstore_errors.BaseError, OSError, TypeError, ValueError) as error:
         raise StoreError(
             f"cannot open store {url}: {one_line(error)}", path="", url=url, operation="open"
         ) from without_secrets(error)
+
+
+def without_caches(options: Mapping[str, object]) -> dict[str, object]:
+    """Return *options* with a header that makes caches on the way ask the store."""
+    kept = {key: value for key, value in options.items() if key.lower() != "default_headers"}
+    given = next((value for key, value in options.items() if key not in kept), None)
+    headers = given if isinstance(given, Mapping) else {}
+    return {**kept, "default_headers": {**headers, "cache-control": "no-cache"}}
 
 
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
@@ -125,7 +155,6 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
         return {}
     arguments: dict[str, Any] = {}
     client: dict[str, Any] = {}
-    retry: dict[str, Any] = {}
     for given, value in options.items():
         key = _plain(kind, given)
         if key in _STORE_KEYS[kind]:
@@ -135,20 +164,14 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
                 value if isinstance(value, bool | bytes | dict | dt.timedelta) else str(value)
             )
         elif key in _RETRY_KEYS:
-            retry[key] = _number(key, value)
+            _number(key, value)  # for `request_policy`
         elif key == _CREDENTIAL_PROVIDER:
             arguments[key] = value
         else:
             raise InvalidOptionsError(_unknown_key(kind, given))
-    if "retry_timeout" in retry:
-        retry["retry_timeout"] = dt.timedelta(seconds=retry["retry_timeout"])
-    if "max_retries" in retry:
-        retry["max_retries"] = int(retry["max_retries"])
     client = _client_options(kind, arguments, client)
     if client:
         arguments["client_options"] = client
-    if retry:
-        arguments["retry_config"] = retry
     return arguments
 
 

@@ -1,9 +1,10 @@
 """
 Put-if-absent with a read that resolves an ambiguous answer.
 
-"Exists" has three causes: another writer has the name, the client repeated a request whose answer
-was lost and found its own object, or S3 answered 409 because another request for the name was under
-way.  After the third the name may be free, so the same name must be put again.
+In the stores of statelog "exists" means that another object has the name.  In a store of a user's own
+class it has three causes: another writer has the name, the client repeated a request whose answer was
+lost and found its own object, or S3 answered 409 because another request for the name was in progress.
+After the third the name may be free, so the same name must be put again.
 """
 
 from __future__ import annotations

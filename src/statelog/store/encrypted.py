@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from statelog.errors import CorruptionError
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
@@ -22,6 +23,7 @@ from statelog.store.encryption import (
     load_keys,
     require_cryptography,
 )
+from statelog.store.verified import get_again, read_verified
 
 _STEP = CHUNK_BYTES + TAG_BYTES
 _CIPHERS_MAX = 512
@@ -86,9 +88,15 @@ class EncryptedStore:
             CorruptionError: It was changed, cut off or exchanged, or is not encrypted.
             InvalidOptionsError: Its key is missing.
         """
-        stored = self._store.get(path)
+        return memoryview(read_verified(self._store, path, partial(self._decrypted, path)))
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the content of the whole object, read over a new connection and past caches."""
+        return memoryview(self._decrypted(path, get_again(self._store, path)))
+
+    def _decrypted(self, path: str, stored: memoryview) -> bytes:
         cipher = ObjectCipher(self._keys, path, stored[:HEADER_BYTES], self._where(path))
-        return memoryview(cipher.decrypt(stored[HEADER_BYTES:], 0, ends=True))
+        return cipher.decrypt(stored[HEADER_BYTES:], 0, ends=True)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
@@ -98,14 +106,12 @@ class EncryptedStore:
         """
         if length <= 0 or start < 0:
             return self._store.get_range(path, start, length)  # empty, or an error
-        known = self._ciphers.get(path)
         try:
-            return self._range(path, known or self._open(path), start, length)
+            return self._range(path, self._ciphers.get(path) or self._open(path), start, length)
         except CorruptionError:
-            if known is None:
-                raise
-            # Another object of the name, such as one that was deleted and put again.
-            return self._range(path, self._open(path), start, length)
+            # A bad transfer, or an object that was deleted and put again: the whole one decides.
+            self._ciphers.pop(path, None)
+            return self.get(path)[start : start + length]
 
     def head(self, path: str) -> ObjectInfo:
         """Return size of the content and age of the object."""

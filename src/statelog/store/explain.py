@@ -18,10 +18,23 @@ _WRAPPERS: Final = re.compile(r"^(?:Generic \w+ error: |Object at location .*? n
 _REASON_MAX: Final = 400
 
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_IDENTITY: Final = (
+    "/latest/api/token",
+    "/latest/meta-data",
+    "169.254.",
+    "metadata.google.internal",
+    "/metadata/identity/",
+)
+"""Marks of the address that tells a machine its own identity."""
 _HINTS: Final = (
     (
         _NO_BUCKET,
         "statelog does not create buckets or containers: create it, or correct the URL",
+    ),
+    (  # before the rights: that address, and a proxy before it, may answer 401 or 403
+        _IDENTITY,
+        "no credentials were found, so the machine's own identity was tried: set them by "
+        "environment variables or store options, in this process",
     ),
     (
         (
@@ -37,11 +50,6 @@ _HINTS: Final = (
     (
         ("AccessDenied", "403 Forbidden", "PermissionDenied"),
         "the credentials lack permissions here: reading, writing, listing and deleting are needed",
-    ),
-    (
-        ("/latest/api/token", "/latest/meta-data", "169.254.", "metadata.google.internal"),
-        "no credentials were found, so the machine's own identity was tried: set them by "
-        "environment variables or store options, in this process",
     ),
     (
         ("PermanentRedirect", "AuthorizationHeaderMalformed", "301 Moved"),
@@ -105,6 +113,11 @@ def hint_for(text: str) -> str:
         if any(mark in text for mark in marks):
             return hint
     return ""
+
+
+def is_about_identity(text: str) -> bool:
+    """Return whether an error is that of the request for the machine's own identity."""
+    return any(mark in text for mark in _IDENTITY)
 
 
 def is_missing_bucket(error: BaseException) -> bool:

@@ -27,9 +27,10 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.encrypted import EncryptedStore
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
-from statelog.store.object_store import open_existing_store as _open_existing
-from statelog.store.object_store import open_store
+from statelog.store.opening import open_existing_store as _open_existing
+from statelog.store.opening import open_store
 from statelog.store.paths import LocationPaths
+from statelog.store.verified import get_again, read_verified
 
 __all__ = [
     "LocationStore",
@@ -77,7 +78,8 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
         Blocks: On the store.
         """
         path = _PATHS.parent(fork_id)
-        trailer = parse_segment(store.get(path), where=path).trailer
+        segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
+        trailer = segment.trailer
         try:
             return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
         except (KeyError, msgspec.DecodeError) as error:
@@ -221,6 +223,11 @@ class LocationStore:
                 path=path,
             )
         return data
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read over a new connection and past caches."""
+        store, name = self._route(path)
+        return get_again(store, name)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the object ends."""

@@ -9,34 +9,39 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import obstore
 import obstore.exceptions as obstore_errors
 
-from statelog import arguments
+from statelog.core.request_policy import Failure
 from statelog.errors import (
-    InvalidOptionsError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
     UsageError,
 )
-from statelog.format.buffers import Buffer, joined
+from statelog.format.buffers import Buffer, joined, same_content
 from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
-from statelog.store.client import Client, check_options, fsync_path, make_client
+from statelog.store.client import (
+    Client,
+    fsync_path,
+    make_client,
+    request_policy,
+    without_caches,
+)
 from statelog.store.explain import is_missing_bucket, one_line
-from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
+from statelog.store.listing import Listing, lists_in_order
 from statelog.store.local_disk import can_write, leads_out, write_object
-from statelog.store.location import is_known, kind_of, local_path, normalize_url
+from statelog.store.location import kind_of, local_path
 from statelog.store.paths import TEMPORARY_FOLDER
+from statelog.store.requests import Requests, failure_of
 
-__all__ = ["ObstoreStore", "normalize_url", "open_existing_store", "open_store"]
-
-_LIST_CHUNK: Final = 1000
+T = TypeVar("T")
 _DELETE_CHUNK: Final = 1000  # the limit of S3 for one request
 _WRITE_ATTEMPTS: Final = 3
 _JOIN_MAX_BYTES: Final = 64 * 1024 * 1024
@@ -46,88 +51,23 @@ _used_in_pid = 0
 """The process in which obstore started its threads, which a forked child does not have."""
 
 
-def open_store(
-    location: str | os.PathLike[str],
-    *,
-    options: Mapping[str, object] | None = None,
-    fsync: bool = True,
-) -> ObstoreStore | FsspecStore:
-    """
-    Return the store rooted at *location*; no request is sent before the first use.
-
-    Args:
-        location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
-            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
-        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
-            taken from the usual environment variables of the process that uses the store.
-            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
-            of its file system.
-        fsync: On local disk, make every object durable (file and folders) before a put returns.
-            False leaves it to the operating system: a power failure may then lose objects that
-            were acknowledged.
-
-    Raises:
-        InvalidOptionsError: The location is invalid, or an option is unknown.
-    """
-    location = arguments.path(location, "location", error=InvalidOptionsError)
-    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
-    settings = dict(
-        arguments.instance(
-            {} if options is None else options,
-            "options",
-            Mapping,
-            "a mapping of names to values",
-            error=InvalidOptionsError,
-        )
-    )
-    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
-    if backend == "fsspec":
-        return open_fsspec_store(location, settings)
-    if backend != "obstore":
-        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
-    url = normalize_url(location)
-    check_options(url, settings)
-    return ObstoreStore(url, settings, fsync)
-
-
-def open_existing_store(
-    location: str | os.PathLike[str],
-    *,
-    options: Mapping[str, object] | None = None,
-    shown: str = "",
-) -> ObstoreStore | FsspecStore:
-    """
-    Return the store rooted at *location*, whose directory must exist if it is on local disk.
-
-    For callers that only read: `open_store` makes the directory at the first use.
-
-    Args:
-        location: As for `open_store`.
-        options: As for `open_store`.
-        shown: What to call it in an error; *location* if left out.
-
-    Raises:
-        UsageError: There is no such directory.
-        InvalidOptionsError: As `open_store`.
-    """
-    store = open_store(location, options=options)
-    if store.local_root is not None and not os.path.isdir(store.local_root):
-        raise UsageError(f"{shown or location}: no such directory")
-    return store
-
-
 class ObstoreStore:
     """An `ObjectStore` over obstore.  Picklable: the copy opens its own client."""
 
-    def __init__(self, url: str, options: dict[str, object], fsync: bool) -> None:
+    def __init__(
+        self, url: str, options: dict[str, object], fsync: bool, worked: bool = False
+    ) -> None:
         self._url = url
         self._shown_url = redacted(url)
         self._options = options
         self._fsync = fsync
         self._client: Client | None = None
+        policy = request_policy(url, options)
+        self._requests = None if policy is None else Requests(policy, worked=worked)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ObstoreStore, (self._url, self._options, self._fsync)
+        worked = self._requests is not None and self._requests.worked
+        return ObstoreStore, (self._url, self._options, self._fsync, worked)
 
     def __repr__(self) -> str:
         return f"ObstoreStore({self.url!r})"
@@ -188,6 +128,10 @@ class ObstoreStore:
                 error
             )
 
+    def _send(self, call: Callable[[], T]) -> T:
+        """Return the result of one operation, repeated where its store is remote."""
+        return call() if self._requests is None else self._requests.run(call)
+
     def _check_links(self, path: str) -> None:
         """Refuse an object that a link on local disk leads to, out of the root of the store."""
         root = self.local_root
@@ -202,6 +146,9 @@ class ObstoreStore:
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction; durable on return."""
+        self._send(lambda: self._put(path, data))
+
+    def _put(self, path: str, data: Buffers) -> None:
         with self._explained("put", path, writes=True) as client:
             root = self.local_root
             if root is not None and can_write(path):
@@ -218,15 +165,34 @@ class ObstoreStore:
         """
         Write a new object, or raise `ObjectExistsError` and change nothing.
 
-        On local disk with fsync the bytes are durable before the name appears.  The client repeats
-        a request whose answer was lost and then finds its own object, so `ObjectExistsError` does
-        not prove that another writer was first.  S3's 409 is an `ObjectExistsError` too, although
-        the name may be free.  A caller that must know reads the object back (`put_or_find`).
+        On local disk with fsync the bytes are durable before the name appears.  After an attempt
+        without an answer the same name is put again.  If it is taken then, the object is read: the
+        same content is this call's own.  So a content that must tell its writer contains something
+        that no other writer's has.
 
         Raises:
-            ObjectExistsError: The name is taken, or another request for it is under way.
-            StoreError: The store failed; the object may exist or not.
+            ObjectExistsError: Another object has the name.
+            StoreError: The store failed, or answered 409 (another request for the name is in
+                progress) to every attempt; the object may exist or not.
         """
+        unanswered = False
+
+        def create() -> None:
+            nonlocal unanswered
+            try:
+                self._create(path, data)
+            except ObjectExistsError as error:
+                if not unanswered or failure_of(error) is not Failure.FINAL:
+                    raise
+                if not same_content(self.get(path), data):
+                    raise
+            except StoreError:
+                unanswered = True
+                raise
+
+        self._send(create)
+
+    def _create(self, path: str, data: Buffers) -> None:
         with self._explained("put-if-absent", path, writes=True) as client:
             if self.local_root is None or not self._fsync:
                 _with_folders(
@@ -248,9 +214,20 @@ class ObstoreStore:
 
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
-        with self._explained("get", path) as client:
+        return self._send(lambda: self._get(path))
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read over a new connection and past caches on the way."""
+        if self._requests is None:
+            return self.get(path)
+        with self._explained("open", path):
+            fresh = make_client(self._url, without_caches(self._options), self._fsync)
+        return self._requests.run(lambda: self._get(path, fresh))
+
+    def _get(self, path: str, client: Client | None = None) -> memoryview:
+        with self._explained("get", path) as usual:
             self._check_links(path)
-            return memoryview(obstore.get(client, path).bytes())
+            return memoryview(obstore.get(client or usual, path).bytes())
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
@@ -267,6 +244,9 @@ class ObstoreStore:
             )
         if length == 0:
             return memoryview(b"")
+        return self._send(lambda: self._get_range(path, start, length))
+
+    def _get_range(self, path: str, start: int, length: int) -> memoryview:
         with self._explained("get-range", path) as client:
             self._check_links(path)
             try:
@@ -279,19 +259,34 @@ class ObstoreStore:
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        return self._send(lambda: self._head(path))
+
+    def _head(self, path: str) -> ObjectInfo:
         with self._explained("head", path) as client:
             self._check_links(path)
             return _info(obstore.head(client, path))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object below the folder *prefix*, in no particular order."""
-        with self._explained("list", prefix) as client:
-            for chunk in obstore.list(client, prefix=prefix or None, chunk_size=_LIST_CHUNK):
-                for meta in chunk:
-                    yield _info(meta)
+        """
+        Yield every object below the folder *prefix*, in no particular order.
+
+        A page that fails is requested again; what was yielded is not yielded twice.
+        """
+        resumable = self._requests is None or lists_in_order(self._url)
+        listing = Listing(prefix, resumable=resumable)
+
+        def next_page() -> Sequence[obstore.ObjectMeta] | None:
+            with self._explained("list", prefix) as client:
+                return listing.next_page(client)
+
+        while (page := self._send(next_page)) is not None:
+            yield from map(_info, page)
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
         """Return the names of the folders directly below the folder *prefix*."""
+        return self._send(lambda: self._list_folders(prefix))
+
+    def _list_folders(self, prefix: str) -> Sequence[str]:
         with self._explained("list", prefix) as client:
             found = obstore.list_with_delimiter(client, prefix=prefix or None)
             return [name.rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
@@ -312,9 +307,7 @@ class ObstoreStore:
             if not (in_bulk and self._delete_together(chunk)):
                 for path in chunk:
                     try:
-                        with self._explained("delete", path) as client:
-                            self._check_links(path)
-                            obstore.delete(client, path)
+                        self._send(partial(self._delete, path))
                     except ObjectNotFoundError:
                         continue
                     except StoreError:
@@ -322,12 +315,21 @@ class ObstoreStore:
                         if not os.path.isdir(os.path.join(self.local_root or os.devnull, path)):
                             raise
 
+    def _delete(self, path: str) -> None:
+        with self._explained("delete", path) as client:
+            self._check_links(path)
+            obstore.delete(client, path)
+
     def _delete_together(self, paths: Sequence[str]) -> bool:
         """Delete with one request; False if Azure or GCS stopped at a missing name."""
         shown = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        try:
+
+        def delete() -> None:
             with self._explained("delete", shown) as client:
                 obstore.delete(client, paths)
+
+        try:
+            self._send(delete)
         except ObjectNotFoundError:
             return False
         return True

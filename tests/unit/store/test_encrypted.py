@@ -180,6 +180,43 @@ def test_an_object_that_was_put_again_is_read_by_its_new_header():
     assert bytes(reader.get_range("name", 1, 2)) == b"ec"
 
 
+def test_one_bad_transfer_is_not_damage():
+    class Flipping:
+        def __init__(self, store):
+            self.store, self.bad = store, 0
+
+        def __getattr__(self, name):
+            return getattr(self.store, name)
+
+        def _flipped(self, data):
+            if not self.bad:
+                return data
+            self.bad -= 1
+            flipped = bytearray(data)
+            flipped[-1] ^= 1
+            return memoryview(flipped)
+
+        def get(self, path):
+            return self._flipped(self.store.get(path))
+
+        def get_range(self, path, start, length):
+            return self._flipped(self.store.get_range(path, start, length))
+
+    plain = Flipping(raw())
+    store = EncryptedStore(plain, KEYS)
+    data = content(2 * CHUNK_BYTES)
+    store.put("name", data)
+    plain.bad = 1
+    assert bytes(store.get("name")) == data
+    for bad in (1, 2):
+        plain.bad = bad
+        read = EncryptedStore(plain, KEYS).get_range("name", 7, CHUNK_BYTES)
+        assert bytes(read) == data[7 : 7 + CHUNK_BYTES]
+    with pytest.raises(CorruptionError, match="read twice with the same bytes"):
+        plain.bad = 10**9
+        store.get("name")
+
+
 def test_a_range_reads_its_chunks_alone():
     class Counting:
         def __init__(self, store):

@@ -6,7 +6,13 @@ import pytest
 
 from statelog.errors import InvalidOptionsError
 from statelog.store import open_store
-from statelog.store.client import _CLIENT_KEYS, _STORE_KEYS, _arguments, make_client
+from statelog.store.client import (
+    _CLIENT_KEYS,
+    _STORE_KEYS,
+    _arguments,
+    make_client,
+    request_policy,
+)
 from statelog.store.location import StoreKind, local_path, normalize_url
 
 ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_")
@@ -168,8 +174,9 @@ def test_options_reach_the_client():
     client = make_client("s3://bucket/x", options, True)
     assert client.config == {"bucket": "bucket", "region": "eu-west-1", "skip_signature": "true"}
     assert client.client_options == {"timeout": "5s", "pool_max_idle_per_host": "4"}
-    assert client.retry_config["max_retries"] == 3
-    assert client.retry_config["retry_timeout"].total_seconds() == 20
+    assert client.retry_config["max_retries"] == 0, "the store repeats requests, not its client"
+    policy = request_policy("s3://bucket/x", options)
+    assert (3, 20) == (policy.max_retries, policy.retry_timeout_s)
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"])

@@ -56,6 +56,7 @@ from statelog.options import ChangelogOptions
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
+from statelog.store.verified import get_again
 
 _log = logging.getLogger("statelog")
 
@@ -168,6 +169,19 @@ class DownloadCache:
             self._lost(path)
         self._metrics.count("download_cache_misses")
         return interruptible(self._store.get, path)
+
+    @uninterrupted
+    def get_again(self, path: str) -> memoryview:
+        """
+        Return the whole file from the store, and drop a copy on disk; raises as `get`.
+
+        Blocks: For the store.   Thread: any.
+        """
+        with self._runtime.lock:
+            here = self._files.ready(path)
+        if here:
+            self._lost(path)
+        return interruptible(get_again, self._store, path)
 
     @uninterrupted
     def get_range(self, path: str, start: int, length: int) -> memoryview:

@@ -42,7 +42,7 @@ from statelog.spark.stream.sinks import (
 )
 from statelog.spark.stream.stateful_query import Failures, StatefulQuery
 from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_checkpoint
-from statelog.store.object_store import normalize_url
+from statelog.store.location import normalize_url
 
 _CHECKPOINT = "checkpointlocation"
 

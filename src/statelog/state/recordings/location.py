@@ -25,7 +25,7 @@ from statelog.state.recordings.format import (
     to_stream,
 )
 from statelog.state.recordings.step import RecordedStep, number_of, recorded_rows, step_of
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, read_verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,8 @@ def read_recording(store: ObjectStore, stored: StoredRecording) -> list[TaskReco
 
     Blocks: On the store.
     """
-    return decode_file(store.get(stored.path), where=stored.path)
+    path = stored.path
+    return read_verified(store, path, lambda data: decode_file(data, where=path))
 
 
 def steps_of_key(

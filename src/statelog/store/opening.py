@@ -1,0 +1,83 @@
+"""Open the store of a location: obstore's where it has a client, else one of fsspec."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from statelog import arguments
+from statelog.errors import InvalidOptionsError, UsageError
+from statelog.store.client import check_options
+from statelog.store.fsspec_store import FsspecStore, open_fsspec_store
+from statelog.store.location import is_known, normalize_url
+from statelog.store.object_store import ObstoreStore
+
+
+def open_store(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    fsync: bool = True,
+) -> ObstoreStore | FsspecStore:
+    """
+    Return the store rooted at *location*; no request is sent before the first use.
+
+    Args:
+        location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
+            (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
+        options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
+            taken from the usual environment variables of the process that uses the store.
+            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
+            of its file system.
+        fsync: On local disk, make every object durable (file and folders) before a put returns.
+            False leaves it to the operating system: a power failure may then lose objects that
+            were acknowledged.
+
+    Raises:
+        InvalidOptionsError: The location is invalid, or an option is unknown.
+    """
+    location = arguments.path(location, "location", error=InvalidOptionsError)
+    arguments.switch(fsync, "fsync", error=InvalidOptionsError)
+    settings = dict(
+        arguments.instance(
+            {} if options is None else options,
+            "options",
+            Mapping,
+            "a mapping of names to values",
+            error=InvalidOptionsError,
+        )
+    )
+    backend = settings.pop("backend", "obstore" if is_known(location) else "fsspec")
+    if backend == "fsspec":
+        return open_fsspec_store(location, settings)
+    if backend != "obstore":
+        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
+    url = normalize_url(location)
+    check_options(url, settings)
+    return ObstoreStore(url, settings, fsync)
+
+
+def open_existing_store(
+    location: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    shown: str = "",
+) -> ObstoreStore | FsspecStore:
+    """
+    Return the store rooted at *location*, whose directory must exist if it is on local disk.
+
+    For callers that only read: `open_store` makes the directory at the first use.
+
+    Args:
+        location: As for `open_store`.
+        options: As for `open_store`.
+        shown: What to call it in an error; *location* if left out.
+
+    Raises:
+        UsageError: There is no such directory.
+        InvalidOptionsError: As `open_store`.
+    """
+    store = open_store(location, options=options)
+    if store.local_root is not None and not os.path.isdir(store.local_root):
+        raise UsageError(f"{shown or location}: no such directory")
+    return store

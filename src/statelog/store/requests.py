@@ -1,0 +1,168 @@
+"""
+Send requests to a remote store, again where that helps.
+
+This is the only place where requests are repeated: the client of obstore does not repeat any.  So a
+put-if-absent knows whether an earlier attempt of its own may have written the object.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading  # noqa: TID251 - only a lock, which ends with its `with`
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import obstore.exceptions as obstore_errors
+
+from statelog.core.request_policy import Failure, RequestPolicy
+from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from statelog.runtime.clock import Clock, SystemClock, pause
+from statelog.runtime.ids import IdSource, RandomIds
+from statelog.runtime.interrupts import interruptible
+from statelog.store.explain import is_about_identity
+
+T = TypeVar("T")
+_log = logging.getLogger("statelog")
+
+_STATUS: Final = re.compile(r"non-2xx status code: (\d{3})")
+_EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired", "AccessDenied", "RequestTimeTooSkewed")
+_INCOMPLETE: Final = ("RequestTimeout", "IncompleteBody", "BadDigest")
+_TRANSIENT_STATUSES: Final = (408, 425, 429)
+_OF_THE_CALL: Final = ("builder error", "URL scheme is not allowed", "conditional put is disabled")
+_FINAL_ERRORS: Final = (
+    obstore_errors.InvalidPathError,
+    obstore_errors.NotSupportedError,
+    obstore_errors.UnknownConfigurationKeyError,
+    obstore_errors.PreconditionError,
+)
+_QUIET_ATTEMPTS: Final = 2
+
+_lock = threading.Lock()
+_repeated = 0
+
+
+def repeated_requests() -> int:
+    """Return how many requests to stores this process has sent again.  Thread: any."""
+    return _repeated
+
+
+def failure_of(error: StoreError) -> Failure:
+    """Return what the error of a request means for another attempt."""
+    cause = error.__cause__
+    text = str(cause)
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else 0
+    if error.facts.get("operation") == "open" or isinstance(error, ObjectNotFoundError):
+        return Failure.FINAL
+    if isinstance(error, ObjectExistsError):
+        return Failure.CONFLICT if status == 409 else Failure.FINAL
+    refused = (obstore_errors.PermissionDeniedError, obstore_errors.UnauthenticatedError)
+    if (
+        isinstance(cause, refused)
+        or status in (401, 403)
+        or any(code in text for code in _EXPIRED)
+        or is_about_identity(text)
+    ):
+        return Failure.REFUSED
+    if isinstance(cause, _FINAL_ERRORS) or any(mark in text for mark in _OF_THE_CALL):
+        return Failure.FINAL
+    if status == 409:
+        return Failure.CONFLICT
+    if 300 <= status < 500 and status not in _TRANSIENT_STATUSES:
+        is_incomplete = any(code in text for code in _INCOMPLETE)
+        return Failure.TRANSIENT if is_incomplete else Failure.FINAL
+    return Failure.TRANSIENT
+
+
+class Requests:
+    """
+    Sends the requests of one store.
+
+    Args:
+        policy: Bounds of the attempts.
+        worked: Whether the store has accepted these credentials before, perhaps in the process
+            that pickled the store.
+        clock: A monotonic clock.
+        sleep: Waits so many seconds.
+        ids: The source of jitter.
+    """
+
+    def __init__(
+        self,
+        policy: RequestPolicy,
+        *,
+        worked: bool = False,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = pause,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._policy = policy
+        self.worked = worked
+        self._clock = SystemClock() if clock is None else clock
+        self._sleep = sleep
+        self._ids = RandomIds() if ids is None else ids
+
+    def run(self, send: Callable[[], T]) -> T:
+        """
+        Return the result of *send*, which is called again after errors that may pass.
+
+        Raises:
+            StoreError: The last error, with the number of attempts if there were several.
+
+        Blocks: On the store, within the bounds of the policy; the last attempt within the time-out
+            of the client.  A signal handler may end the wait between two attempts.   Thread: any.
+        """
+        began_ns = self._clock.now_ns()
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                result = send()
+            except (ObjectNotFoundError, ObjectExistsError) as error:
+                self.worked = True
+                if failure_of(error) is Failure.FINAL:
+                    raise
+                self._wait(error, attempts, began_ns)
+            except StoreError as error:
+                self._wait(error, attempts, began_ns)
+            else:
+                self.worked = True
+                return result
+
+    def _wait(self, error: StoreError, attempts: int, began_ns: int) -> None:
+        """Wait before the next attempt, or raise the error."""
+        global _repeated
+        failure = failure_of(error)
+        elapsed_s = (self._clock.now_ns() - began_ns) / 1e9
+        delay_s = self._policy.delay_s(
+            failure, attempts, elapsed_s, worked=self.worked, jitter=self._ids.fraction()
+        )
+        if delay_s is None:
+            if failure is Failure.CONFLICT:
+                raise _conflict(error, attempts) from error.__cause__
+            if attempts == 1:
+                raise error
+            tried = f"{error.message}; {attempts} attempts in {elapsed_s:.1f} s"
+            raise type(error)(tried, **error.facts) from error.__cause__
+        quiet = 0 if failure is Failure.REFUSED and self.worked else _QUIET_ATTEMPTS
+        _log.log(
+            logging.WARNING if attempts > quiet else logging.INFO,
+            "%s; attempt %d follows in %.1f s",
+            error.message,
+            attempts + 1,
+            delay_s,
+        )
+        with _lock:
+            _repeated += 1
+        interruptible(self._sleep, delay_s)
+
+
+def _conflict(error: StoreError, attempts: int) -> StoreError:
+    facts = error.facts
+    return StoreError(
+        f"{facts.get('operation')} {facts.get('path')} in {facts.get('url')} failed: the store "
+        f"answered {attempts} times that another request for the name is in progress (409 "
+        "ConditionalRequestConflict); repeat the call, or restart the job",
+        **facts,
+    )

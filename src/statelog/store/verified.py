@@ -1,0 +1,156 @@
+"""
+Read objects that are verified, and tell damage from errors of a transfer.
+
+A connection, a proxy or a cache may change or shorten what a store sends.  So an object is damaged only
+if two reads returned the same wrong bytes, as many as the store says that it has.  Reads after the first one use a new connection and no cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar, runtime_checkable
+
+from statelog.errors import CorruptionError, IncompatibleFormatError, StoreError
+from statelog.format.buffers import checksum
+from statelog.store.api import ObjectInfo
+
+T = TypeVar("T")
+_log = logging.getLogger("statelog")
+
+_READS: Final = 4
+
+
+class Source(Protocol):
+    """What objects are read from: an `ObjectStore`, a cache, local files."""
+
+    @property
+    def url(self) -> str:
+        """Its location, for messages."""
+        ...
+
+    def get(self, path: str) -> memoryview:
+        """Return the whole object, or raise `ObjectNotFoundError`."""
+        ...
+
+
+@runtime_checkable
+class Rereadable(Protocol):
+    """A source that can read an object past its caches and connections."""
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read over a new connection and from no cache."""
+        ...
+
+
+@runtime_checkable
+class _Listing(Protocol):
+    """A source that can tell the size of an object."""
+
+    def head(self, path: str) -> ObjectInfo: ...
+
+
+def get_again(source: Source, path: str) -> memoryview:
+    """Return the whole object, read past caches and open connections where *source* can."""
+    return source.get_again(path) if isinstance(source, Rereadable) else source.get(path)
+
+
+def read_verified(
+    source: Source,
+    path: str,
+    check: Callable[[memoryview], T],
+    *,
+    first: Callable[[], T] | None = None,
+) -> T:
+    """
+    Return what *check* makes of an object; read it again before it is called damaged.
+
+    Args:
+        source: Where the object is.
+        path: Its name.
+        check: Decodes the whole object, and raises if its bytes are wrong.
+        first: Reads and decodes less than the whole object; the whole one is read if that fails.
+
+    Raises:
+        CorruptionError: Two reads returned the same wrong bytes: the object is damaged.
+        IncompatibleFormatError: A newer statelog wrote it.
+        StoreError: The store failed; or each of four reads returned other wrong bytes (`reason`
+            "transfer"), or all of them fewer bytes than the object has: that says nothing about it.
+
+    Blocks: On the source.   Thread: any.
+    """
+    wrong: set[tuple[int, int]] = set()
+    failed = ""
+    if first is not None:
+        try:
+            return first()
+        except (CorruptionError, IncompatibleFormatError) as error:
+            failed = str(error)
+    while len(wrong) < _READS:
+        data = get_again(source, path) if failed else source.get(path)
+        try:
+            result = check(data)
+        except (CorruptionError, IncompatibleFormatError) as error:
+            content = len(data), checksum([data])
+            if content in wrong:
+                size = _stored_size(source, path)
+                if size not in (None, len(data)):
+                    raise _transfer_error(
+                        source,
+                        path,
+                        f"the store says that it has {size} bytes, and sends {len(data)}",
+                    ) from error
+                raise _certain(error) from error.__cause__
+            wrong.add(content)
+            failed = str(error)
+        else:
+            if failed:
+                _log.warning(
+                    "%s in %s was read wrong and, over a new connection, right: an error of the "
+                    "transfer, not of the object (%s)",
+                    path,
+                    source.url,
+                    failed,
+                )
+            return result
+    raise _transfer_error(
+        source,
+        path,
+        f"{_READS} reads returned {_READS} different contents, all of them wrong (the last one: "
+        f"{failed})",
+    )
+
+
+def _stored_size(source: Source, path: str) -> int | None:
+    """Return the size of an object as its store says it; None if it does not."""
+    if not isinstance(source, _Listing):
+        return None
+    try:
+        return source.head(path).size_bytes
+    except StoreError as error:
+        _log.debug("the size of %s in %s is unknown: %s", path, source.url, error)
+        return None
+
+
+def _transfer_error(source: Source, path: str, what: str) -> StoreError:
+    return StoreError(
+        f"get {path} in {source.url} failed: {what}. The connection, a proxy or a cache changes data "
+        "on its way; the object itself may be whole. Try again, and look for the cause there: going "
+        "back to an older checkpoint does not help",
+        path=path,
+        url=source.url,
+        operation="get",
+        reason="transfer",
+    )
+
+
+def _certain(
+    error: CorruptionError | IncompatibleFormatError,
+) -> CorruptionError | IncompatibleFormatError:
+    """Return the error of an object that was read twice with the same bytes."""
+    if isinstance(error, IncompatibleFormatError):
+        return error
+    return type(error)(
+        f"{error.message} (read twice with the same bytes: the object itself is damaged)",
+        **error.facts,
+    )

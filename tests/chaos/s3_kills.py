@@ -1,0 +1,82 @@
+"""The kills of the job on S3, through a proxy that fails a part of all requests."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.kills import DIES, Campaign
+from tests.s3_faults import Mix, S3Proxy
+
+from statelog.demo.job import JobConfig
+from statelog.demo.process import JobProcess
+
+_AGAIN = re.compile(r"; attempt \d+ follows in")
+TIMEOUT = "2s"
+SLOW_S = 3.0
+"""Later than the time-out of the client."""
+
+
+@dataclass(kw_only=True)
+class S3Campaign(Campaign):
+    """
+    A series of kills of `job.py` on a location on S3.
+
+    Args:
+        proxy: The proxy in front of the server.
+        bucket: The bucket, which exists.
+    """
+
+    proxy: S3Proxy
+    bucket: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.location = f"s3://{self.bucket}/job"
+        self.mix = Mix(0.2, seed=self.seed, forbidden_s=0.5)
+        self.proxy.slow_s = SLOW_S
+        self.batches = 0
+
+    def _start(self, config: JobConfig, points: str) -> JobProcess:
+        assert not points
+        self.proxy.faults = self.mix
+        return JobProcess(
+            config,
+            self.folder / "job.log",
+            program=[str(Path(__file__).with_name(self.program))],
+            environment={**self.proxy.server.environment, "AWS_TIMEOUT": TIMEOUT},
+        )
+
+    def kill_after(self, batches: int, seconds: float) -> None:
+        """
+        Run the job, and kill all its processes some time after a number of micro-batches.
+
+        A query that ends by itself raises `StatelogError`.
+        """
+        due = float("inf")
+        with self._start(self._config(DIES, verify=False), "") as job:
+            for message in job.events(poll_seconds=0.02):
+                if message.get("event") == "batch":
+                    self.batches += 1
+                    batches -= 1
+                    due = time.monotonic() + seconds if not batches else due
+                if time.monotonic() >= due:
+                    break
+            assert job.exit_status is None, f"the job had finished: {self.story}"
+            job.kill()
+        self.kills.append(f"after {self.batches} batches and {seconds:.2f} s")
+
+    def finish(self) -> dict[str, Any]:
+        """Run the job to its end; return its verdict."""
+        verdict: dict[str, Any] = {}
+        with self._start(self._config(DIES, verify=True), "") as job:
+            for message in job.events():
+                self.batches += message["event"] == "batch"
+                verdict = message.get("verdict", verdict)
+        assert 0 == job.exit_status, self.story
+        return verdict
+
+    def retries(self) -> int:
+        """Return how many requests the log of the driver says were sent again."""
+        return len(_AGAIN.findall(self._log()))

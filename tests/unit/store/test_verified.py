@@ -1,0 +1,100 @@
+"""An object is called damaged after two reads with the same wrong bytes, and not before."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from statelog.errors import CorruptionError, IncompatibleFormatError, StoreError
+from statelog.store import CachedStore, read_verified
+from statelog.store.api import ObjectInfo
+from statelog.testing.faulty_store import FaultyStore
+
+GOOD = b"good"
+
+
+class Lossy(FaultyStore):
+    """A store whose reads return the given bytes one after the other, and then the object."""
+
+    def __init__(self, reads: Sequence[bytes], stored: bytes = GOOD) -> None:
+        super().__init__()
+        self.objects["name"] = stored
+        self._reads = list(reads)
+        self.again = 0
+
+    def get(self, path: str) -> memoryview:
+        return memoryview(self._reads.pop(0)) if self._reads else super().get(path)
+
+    def get_again(self, path: str) -> memoryview:
+        self.again += 1
+        return self.get(path)
+
+
+def check(data: memoryview) -> str:
+    if data == b"newer":
+        raise IncompatibleFormatError("name has version 9", path="name")
+    if data != GOOD:
+        raise CorruptionError("damaged name: its checksum does not match", path="name", offset=3)
+    return bytes(data).decode()
+
+
+def test_a_good_read_is_the_only_one():
+    store = Lossy([])
+    assert "good" == read_verified(store, "name", check)
+    assert 0 == store.again
+
+
+@pytest.mark.parametrize("wrong", [b"goof", b"go", b"newer"], ids=["flipped", "short", "newer"])
+def test_a_second_read_that_is_right_is_used_and_logged(wrong: bytes, caplog):
+    store = Lossy([wrong])
+    with caplog.at_level(logging.WARNING, "statelog"):
+        assert "good" == read_verified(store, "name", check)
+    assert 1 == store.again, "past caches, over a new connection"
+    assert "an error of the transfer, not of the object" in caplog.text
+
+
+def test_the_same_wrong_bytes_twice_are_damage():
+    with pytest.raises(CorruptionError, match="read twice with the same bytes") as caught:
+        read_verified(Lossy([b"goof", b"bad!", b"goof"]), "name", check)
+    assert ("name", 3) == (caught.value.path, caught.value.offset)
+
+
+def test_other_wrong_bytes_each_time_are_no_damage():
+    with pytest.raises(StoreError, match="4 reads returned 4 different contents") as caught:
+        read_verified(Lossy([b"goof", b"bad!", b"go", b"g"]), "name", check)
+    assert "transfer" == caught.value.reason
+    assert "does not help" in str(caught.value)
+
+
+def test_the_same_part_twice_is_no_damage():
+    """As behind a proxy that cuts every answer at the same place."""
+    with pytest.raises(StoreError, match="the store says that it has 4 bytes") as caught:
+        read_verified(Lossy([b"go"] * 9), "name", check)
+    assert "transfer" == caught.value.reason
+
+
+def test_a_newer_version_that_is_read_twice_is_no_damage():
+    with pytest.raises(IncompatibleFormatError) as caught:
+        read_verified(Lossy([b"newer"] * 2, b"newer"), "name", check)
+    assert "name has version 9" == str(caught.value)
+
+
+def test_after_a_part_that_was_wrong_the_whole_object_is_read():
+    store = Lossy([b"goof"])
+
+    def first() -> str:
+        return check(memoryview(b"bad!"))
+
+    assert "good" == read_verified(store, "name", check, first=first)
+    assert 2 == store.again
+    assert "part" == read_verified(store, "name", check, first=lambda: "part")
+    assert 2 == store.again
+
+
+def test_a_bad_copy_does_not_stay_in_memory():
+    store = Lossy([b"goof"])
+    cached = CachedStore(store, 100)
+    assert "good" == read_verified(cached, "name", check)
+    assert GOOD == cached.get("name")
+    assert [] == store._reads
+    assert isinstance(cached.head("name"), ObjectInfo)
