@@ -52,7 +52,7 @@ from statelog.spark.rows.formats import (
     SparkRowFormat,
 )
 from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.types import arrow_schema
+from statelog.spark.rows.types import TIME_ZONE, arrow_schema
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import StatefulStream
@@ -274,6 +274,7 @@ def stateful_frame(
         ),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
+        zone=session.conf.get(TIME_ZONE) or "UTC",
         arguments=given,
         of_upstream=of_upstream,
         pre_aggregation=None if pre is None else pre.aggregation,

@@ -48,8 +48,8 @@ class SlotTable:
         limit_bytes: Beyond so many bytes keys are moved to cold runs; None for no bound.
         files: Opens the host's files for cold runs, if there may be some.
 
-    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `cold`: the keys
-    without slots.
+    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
+    which a processor gets keys and values; `cold`: the keys without slots.
 
     Raises:
         UsageError: The operator has list or map state.
@@ -80,6 +80,7 @@ class SlotTable:
         self.limit_bytes = limit_bytes
         self.cold = ColdRuns(self.layout, None if limit_bytes is None else files(self.layout))
         self.now_ms = -1
+        self.zone = "UTC"
         self._counts = np.zeros(0, np.int64)
         self._tidy_at = _SPARE_SLOTS
         self._folded = 0
@@ -147,7 +148,7 @@ class SlotTable:
             none,
             none,
         )
-        keys.slots = slots
+        keys.slots, keys.zone = slots, self.zone
         return keys
 
     # --- what is pending --------------------------------------------------------------------------
