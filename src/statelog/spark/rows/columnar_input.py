@@ -49,10 +49,7 @@ class ColumnarInput:
         rows = table.select(range(self._layout.first_input, table.num_columns))
         if self._is_distinct:
             starts = np.arange(self.row_count)
-            keys = [
-                column.cast(field.type)
-                for column, field in zip(columns, self._codec.schema, strict=True)
-            ]
+            keys = self._codec.uniform(columns)
             self._keys = Keys(self._codec.schema, keys, key_groups, starts, starts + 1)
             self._rows = rows
             return
@@ -60,10 +57,7 @@ class ColumnarInput:
         order, starts, ends, hashes = by_key
         firsts = order[starts]
         taken = pa.array(firsts)
-        keys = [
-            column.take(taken).cast(field.type)
-            for column, field in zip(columns, self._codec.schema, strict=True)
-        ]
+        keys = self._codec.uniform([column.take(taken) for column in columns])
         self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends, hashes)
         self._rows = rows.take(pa.array(order))
 

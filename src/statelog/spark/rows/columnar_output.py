@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, UsageError
-from statelog.state.slots import columns_of, relabelled
+from statelog.state.encoding.nested import relabelled
+from statelog.state.slots import columns_of
 
 
 class ColumnarOutput:

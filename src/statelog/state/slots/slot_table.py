@@ -270,7 +270,7 @@ class SlotTable:
     def _insert(self, table: pa.Table, hashes: Hashes) -> None:
         """Give rows in the columns of a snapshot slots; their keys have none with cells."""
         batch = one_batch(table)
-        keys = batch.columns[1 : self.layout.first_state]
+        keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
         key_groups = batch.column(0).to_numpy()
         slots = self._add(keys, hashes, key_groups)
         for state_id, at in self.layout.columns.items():
@@ -287,7 +287,7 @@ class SlotTable:
         counts = [part.num_rows for _, part in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
         width = len(self.codec.key.schema)
-        keys = batch.columns[:width]
+        keys = self.codec.key.uniform(batch.columns[:width])
         hashes = hash_columns(keys, self.codec.key.schema)
         if self.cold:  # its row would count again otherwise
             some = self._without_cells(self.index.find(keys, hashes))

@@ -37,28 +37,6 @@ def zoned_table(table: pa.Table, zone: str) -> pa.Table:
     )
 
 
-def relabelled(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """
-    Return a column in a type that differs in time zones and in NOT NULL only.
-
-    Unlike Arrow's `cast` it takes nulls in a NOT NULL field of a struct that itself is null.
-    """
-    if column.type == kind or not pa.types.is_nested(kind):
-        return column if column.type == kind else column.cast(kind)
-    if pa.types.is_struct(kind):
-        parts = [relabelled(column.field(at), field.type) for at, field in enumerate(kind)]
-        mask = column.is_null() if column.null_count else None
-        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
-    if pa.types.is_map(kind):
-        parts = [relabelled(column.keys, kind.key_type), relabelled(column.items, kind.item_type)]
-        inner = pa.StructArray.from_arrays(parts, fields=[kind.key_field, kind.item_field])
-    else:
-        inner = relabelled(column.values, kind.value_type)
-    return pa.Array.from_buffers(
-        kind, len(column), column.buffers()[:2], offset=column.offset, children=[inner]
-    )
-
-
 def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
     """Return a type with its points in time in a zone."""
     if pa.types.is_timestamp(kind):

@@ -5,7 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statelog.state.slots.zoned import relabelled, zoned, zoned_field
+from statelog.state.encoding.nested import relabelled
+from statelog.state.slots.zoned import zoned, zoned_field
 
 IN_UTC, IN_BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
 
