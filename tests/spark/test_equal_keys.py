@@ -170,7 +170,7 @@ def test_both_zeros_are_one_key_and_nan_is_one_as_in_a_group_by_of_spark(
     source = BatchSource(spark, tmp_path / "in", "key double, amount bigint")
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS.replace("key bigint", "key double"))
     for zero in (-0.0, 0.0, -0.0):
-        source.add([(zero, 1), (float("nan"), 1), (None, 1)])
+        source.add([(zero, 1), (float("nan"), 1), (-float("nan"), 1), (None, 1)])
     job.run(tasks=2)
     found = [in_text(batch) for batch in job.take()]
     seen = spark.read.schema(source.schema).parquet(str(source.folder))
