@@ -16,7 +16,7 @@ from statelog.state.slots.slot_index import SlotIndex
 from statelog.state.slots.slot_rows import snapshot_of
 from statelog.state.slots.slot_state import SlotState
 from statelog.state.slots.slot_table import SlotTable
-from statelog.state.slots.zoned import zoned_table
+from statelog.state.slots.zoned import known_zone, zoned_table
 
 __all__ = [
     "ColumnState",
@@ -26,6 +26,7 @@ __all__ = [
     "SlotState",
     "SlotTable",
     "columns_of",
+    "known_zone",
     "snapshot_of",
     "table_of",
     "zoned_table",

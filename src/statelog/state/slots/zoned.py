@@ -17,6 +17,15 @@ from statelog.state.encoding.values import stored_field
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
 
+def known_zone(name: str) -> str:
+    """Return a time zone that Arrow and Python know; UTC for one that only Java does, as `PST` and `Z`."""
+    try:
+        pa.lib.string_to_tzinfo(name)
+    except Exception:  # of the package by which Arrow finds time zones
+        return "UTC"
+    return name
+
+
 def zoned_field(field: pa.Field, zone: str) -> pa.Field:
     """Return *field* in the type in which a processor gets it."""
     stored = stored_field(field)

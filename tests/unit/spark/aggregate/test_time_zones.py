@@ -81,7 +81,7 @@ def as_output(ddl: str, moments: list[int | None]) -> list[Any]:
     return pa.array(values(ddl, moments), field.type).to_pylist()
 
 
-@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("zone", [*ZONES, "Etc/UTC", "GMT", "+00:00", "-08:00"])
 @pytest.mark.parametrize("is_least", [True, False])
 def test_the_extreme_moment_is_kept_over_micro_batches(zone: str, is_least: bool) -> None:
     function = OneAggregate(Extreme(is_least), {"": type_of("timestamp")}, zone)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.state.encoding.nested import relabelled
-from statelog.state.slots.zoned import zoned, zoned_field
+from statelog.state.slots.zoned import known_zone, zoned, zoned_field
 
 IN_UTC, IN_BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
 
@@ -52,3 +52,9 @@ def test_values_stay_and_types_change(which: int, start: int) -> None:
 def test_a_local_time_has_no_zone() -> None:
     column = pa.array([1, None], pa.timestamp("us"))
     assert zoned(column, "Europe/Berlin") is column
+
+
+def test_a_time_zone_that_only_java_knows_is_utc() -> None:
+    known = ["UTC", "Etc/UTC", "Europe/Berlin", "+00:00", "-08:00"]
+    assert known == list(map(known_zone, known))
+    assert ["UTC"] * 4 == list(map(known_zone, ["Z", "PST", "GMT+1", "no zone"]))
