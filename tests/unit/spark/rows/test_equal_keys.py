@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.zones import REPEATED_HOURS, ZONES
 
 from statelog.spark import ColumnarProcessor
@@ -89,6 +91,30 @@ def test_the_keys_of_columns_have_one_zero(is_distinct: bool) -> None:
     keyed = found.keyed("UTC")
     assert keyed is not None
     assert "[0.0, 2.0]" == repr(keyed[0]["key"].to_pylist())
+
+
+class Calls(StatefulProcessor):
+    """Counts the calls of each key."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n = (self.count.get() or (0,))[0] + 1
+        self.count.update((n,))
+        yield Row(n=n)
+
+
+@pytest.mark.parametrize("schema", [None, "at timestamp"])
+def test_a_tester_has_a_key_for_each_moment_in_any_zone(schema: str | None) -> None:
+    zone = "America/New_York"
+    in_zone = pa.array(REPEATED_HOURS[zone], pa.timestamp("us", zone)).to_pylist()
+    in_utc = pa.array(REPEATED_HOURS[zone], IN_UTC).to_pylist()
+    tester = ProcessorTester(Calls(), keySchema=schema)
+    for expected, keys in enumerate([in_zone, in_utc, in_zone], 1):
+        for key in keys:
+            assert [Row(n=expected)] == tester.test(key, [Row(x=1)])
+        tester.restart()
 
 
 class Counts(ColumnarProcessor):
