@@ -36,3 +36,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
         yield session
     finally:
         session.stop()
+
+
+@pytest.fixture(params=["UTC", "America/New_York"])
+def zone(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator[str]:
+    """Set the session's time zone; others are named with `indirect`."""
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    yield request.param
+    spark.conf.set("spark.sql.session.timeZone", "UTC")

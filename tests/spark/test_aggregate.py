@@ -140,9 +140,13 @@ def assert_same(found: Sequence[Row], expected: Sequence[Row], *close: str) -> N
     assert got == want
 
 
-@pytest.mark.parametrize(("seed", "delivery"), [(1, "staged"), (2, "direct")])
+@pytest.mark.parametrize(
+    ("seed", "delivery", "zone"),
+    [(1, "staged", "Australia/Lord_Howe"), (2, "direct", "Europe/Berlin")],
+    indirect=["zone"],
+)
 def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
-    spark: "SparkSession", tmp_path: Path, seed: int, delivery: str
+    spark: "SparkSession", tmp_path: Path, seed: int, delivery: str, zone: str
 ) -> None:
     rng = random.Random(seed)
     source = BatchSource(spark, tmp_path / "in", COLUMNS)

@@ -162,23 +162,6 @@ def test_null_keys_are_a_group_of_their_own(job: Job) -> None:
     assert expected == [in_order(batch) for batch in job.take()]
 
 
-def test_nans_are_one_key_and_both_zeros_are_one_key(spark: "SparkSession", tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", "key double, amount bigint")
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS.replace("key bigint", "key double"))
-    for tasks in (2, 3):
-        source.add([(float("nan"), 1), (0.0, 10), (-0.0, 10), (-float("nan"), 1), (1.5, 100)])
-        job.run(tasks=tasks)
-    expected = [
-        sorted(f"{key} {total * times}" for key, total in [(0.0, 20), (1.5, 100), ("nan", 2)])
-        for times in (1, 2)
-    ]
-    found = [
-        sorted(f"{abs(row.key) if row.key == 0 else row.key} {row.total}" for row in batch)
-        for batch in job.take()
-    ]
-    assert expected == found
-
-
 def test_a_field_of_a_struct_is_no_column_of_its_name(spark: "SparkSession") -> None:
     rows = [((1,), 10, 5), ((1,), 20, 7), ((2,), 10, 1)]
     frame = spark.createDataFrame(rows, "key struct<id: bigint>, id bigint, amount bigint")

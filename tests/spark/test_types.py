@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
@@ -74,14 +73,6 @@ class Witness(StatefulProcessor):
 
 
 WITNESSED = "key string, rows string, count bigint"
-
-
-@pytest.fixture(params=["UTC", "America/New_York"])
-def zone(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator[str]:
-    """Set the session's time zone."""
-    spark.conf.set("spark.sql.session.timeZone", request.param)
-    yield request.param
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def source_of(spark: "SparkSession", tmp_path: Path) -> BatchSource:

@@ -52,10 +52,11 @@ from statelog.spark.rows.formats import (
     SparkRowFormat,
 )
 from statelog.spark.rows.layout import InputLayout
-from statelog.spark.rows.types import arrow_schema
+from statelog.spark.rows.types import TIME_ZONE, arrow_schema
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import StatefulStream
+from statelog.state.slots import known_zone
 
 DEFAULT_OPERATOR_ID = "transform_with_state"
 """Name of the first operator of a query that is given none."""
@@ -274,6 +275,7 @@ def stateful_frame(
         ),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
+        zone=known_zone(session.conf.get(TIME_ZONE) or "UTC"),
         arguments=given,
         of_upstream=of_upstream,
         pre_aggregation=None if pre is None else pre.aggregation,

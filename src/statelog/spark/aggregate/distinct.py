@@ -57,7 +57,7 @@ class DistinctCount:
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         require(self.title, "sketches", "datasketches")
         (kind,) = types
-        check_ordered(self.title, kind)
+        check_ordered(self.title, kind, "counts")
         # Sketches take whole numbers and text, and leave out the empty text; a hash stands for all else.
         is_whole = isinstance(kind, IntegerType | LongType)
         return replace(self, conversion="{0}" if is_whole else _HASHED)

@@ -19,17 +19,27 @@ _ORDERED: Final = (NumericType, StringType, BinaryType, BooleanType, *DATE_AND_T
 _PLAIN_COLLATION: Final = "UTF8_BINARY"
 
 
-def check_ordered(title: str, kind: DataType) -> None:
+def is_ordered(kind: DataType) -> bool:
+    """Return whether Arrow orders the values of a type, and does so as Spark does."""
+    collation = getattr(kind, "collation", _PLAIN_COLLATION)
+    return isinstance(kind, _ORDERED) and collation == _PLAIN_COLLATION
+
+
+def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
     """
     Check that Arrow orders the values of a type as Spark does.
+
+    Args:
+        title: The function, for the message.
+        kind: The type.
+        verb: What the function does with the values.
 
     Raises:
         UsageError: It does not, or there is no order.
     """
-    collation = getattr(kind, "collation", _PLAIN_COLLATION)
-    if not isinstance(kind, _ORDERED) or collation != _PLAIN_COLLATION:
+    if not is_ordered(kind):
         raise UsageError(
-            f"{title} orders numbers, text, binary, booleans, dates and timestamps, not "
+            f"{title} {verb} numbers, text, binary, booleans, dates and timestamps, not "
             f"{kind.simpleString()}: cast the column"
         )
 

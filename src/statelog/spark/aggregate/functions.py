@@ -154,7 +154,7 @@ def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggre
     Keep the values of the rows in which another column is greatest, greatest first.
 
     Args:
-        column: The values.
+        column: The values, of any type.
         k: Most values of a key, at least 1.
         by: The column that orders the rows; None for the values themselves.  Rows where it is null do
             not count.

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from statelog.spark.aggregate.arrays import one_array
 from statelog.spark.aggregate.kind import AggregateKind, Parts
+from statelog.state.encoding.values import stored_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,10 @@ class Merge:
         """
         columns: dict[str, pa.Array] = {}
         for one in self.aggregates:
-            combined = one.kind.combine(one.state(old), one.partial(new))
+            before, more = one.state(old), one.partial(new)
+            # Texts of a micro-batch may be large ones, by a setting of Spark.
+            more = {part: _typed(column, before[part].type) for part, column in more.items()}
+            combined = one.kind.combine(before, more)
             columns |= {column: combined[part] for part, _, column in one.parts}
         return pa.table(columns)
 
@@ -72,7 +76,11 @@ class Merge:
         """
         fields = list(self.output)[keys.num_columns :]
         columns: Sequence[pa.Array] = [
-            one.kind.result(one.state(state), field.type)
+            one.kind.result(one.state(state), stored_field(field).type)
             for one, field in zip(self.aggregates, fields, strict=True)
         ]
-        return pa.table([*keys.columns, *columns], schema=self.output)
+        return pa.table([*keys.columns, *columns], names=self.output.names)
+
+
+def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)

@@ -21,7 +21,7 @@ from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.kind import AggregateKind
 from statelog.spark.aggregate.merge import Merge, NamedAggregate
 from statelog.spark.query.event_time import event_time_column
-from statelog.spark.query.keyed_frame import Grouping, KeyedFrame
+from statelog.spark.query.keyed_frame import Grouping, KeyedFrame, refuse_map_keys
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.rows.types import arrow_schema
 
@@ -176,6 +176,7 @@ class _Types:
 def _key_schema(grouping: Grouping) -> StructType:
     """Return the keys as Spark names them, with their metadata."""
     schema = grouping.frame.select(*grouping.columns).schema
+    refuse_map_keys(schema)
     for field in schema:
         if _SESSION_WINDOW in field.metadata or field.name == "session_window":
             raise UsageError(

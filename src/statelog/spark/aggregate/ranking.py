@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType
 
-from statelog.spark.aggregate.extremes import check_ordered
+from statelog.spark.aggregate.extremes import check_ordered, is_ordered
 from statelog.spark.aggregate.kind import Parts
+from statelog.state.encoding.nested import relabelled
+
+_BY_DESCENDING: Final = "(l, r) -> CASE WHEN l.by > r.by THEN -1 WHEN l.by < r.by THEN 1 ELSE 0 END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +25,20 @@ class TopK:
     The values of the *k* rows with the greatest of another column, greatest first.
 
     The arguments are that column and the value.  Of rows with equal ones, those with the greater value
-    are kept.
+    are kept; those of earlier micro-batches where values are not ordered.
 
     Args:
         k: Most values of a key.
+        is_value_ordered: Whether the values are ordered, in Spark as in Arrow.
     """
 
     k: int
     title: str = "top_k"
+    is_value_ordered: bool = True
 
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         check_ordered(f"{self.title}, in its column `by`,", types[0])
-        check_ordered(self.title, types[1])
-        return self
+        return replace(self, is_value_ordered=is_ordered(types[1]))
 
     def whole(self, arguments: Sequence[str]) -> str:
         return f"transform({self.partials(arguments)['']}, x -> x.value)"
@@ -42,14 +46,18 @@ class TopK:
     def partials(self, arguments: Sequence[str]) -> Mapping[str, str]:
         by, value = arguments
         some = f"CASE WHEN {by} IS NOT NULL THEN struct({by} AS by, {value} AS value) END"
-        return {"": f"slice(sort_array(collect_list({some}), false), 1, {self.k})"}
+        rows = f"collect_list({some})"
+        greatest_first = f"sort_array({rows}, false)"
+        if not self.is_value_ordered:  # Spark would order structs of both, which it cannot of maps
+            greatest_first = f"array_sort({rows}, {_BY_DESCENDING})"
+        return {"": f"slice({greatest_first}, 1, {self.k})"}
 
     def combine(self, left: Parts, right: Parts) -> Parts:
         owners, rows = _flat(left[""])
         more_owners, more_rows = _flat(right[""])
         owner = np.concatenate([owners, more_owners])
         row = pa.concat_arrays([rows, more_rows.cast(rows.type)])
-        order = _by_rank(owner, row)
+        order = _by_rank(owner, row, ("by", "value") if self.is_value_ordered else ("by",))
         owner = owner[order]
         starts = np.searchsorted(owner, np.arange(len(left[""]) + 1))
         rank = np.arange(len(owner)) - starts[owner]
@@ -58,13 +66,13 @@ class TopK:
         values = row.take(pa.array(order[kept]))
         kind = left[""].type
         lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-        return {"": lists.cast(kind)}
+        return {"": relabelled(lists, kind)}
 
     def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
         owner, rows = _flat(state[""])
         starts = np.searchsorted(owner, np.arange(len(state[""]) + 1))
         values = pc.struct_field(rows, "value")
-        return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values).cast(kind)
+        return relabelled(pa.ListArray.from_arrays(pa.array(starts, pa.int32()), values), kind)
 
 
 def _flat(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
@@ -72,11 +80,13 @@ def _flat(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
     return pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
 
 
-def _by_rank(owner: npt.NDArray[np.int64], rows: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the order of rows by owner, then greatest first."""
+def _by_rank(
+    owner: npt.NDArray[np.int64], rows: pa.Array, names: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    """Return the order of rows by owner, then greatest first, by these of their fields."""
     columns: dict[str, pa.Array] = {"owner": pa.array(owner)}
     keys = [("owner", "ascending")]
-    for name in ("by", "value"):
+    for name in names:
         column = pc.struct_field(rows, name)
         if pa.types.is_boolean(column.type):  # Arrow has no order of booleans here
             column = column.cast(pa.int8())

@@ -41,7 +41,11 @@ def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> Data
     time_mode, initial = definition.time_mode, definition.initial
     spec = BatchFrameSpec(
         context=BatchContext(
-            definition.processor, 0, time_mode, now_ms() if time_mode != "none" else -1
+            definition.processor,
+            0,
+            time_mode,
+            now_ms() if time_mode != "none" else -1,
+            zone=definition.zone,
         ),
         rows=TaskRows(
             layout=definition.layout,

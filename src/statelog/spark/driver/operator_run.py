@@ -194,6 +194,7 @@ class OperatorRun:
                 definition.time_mode,
                 times.now_ms if has_time else -1,
                 times.watermark_ms,
+                definition.zone,
             ),
             rows=TaskRows(
                 layout=definition.layout,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import lit, pmod, xxhash64
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
@@ -72,7 +72,9 @@ def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int =
         first_key_group: The first of them, above 0 for an operator behind others.
     """
     df, key_columns = grouping.frame, grouping.columns
+    refuse_equal_names(df)
     keys = df.select(*key_columns)
+    refuse_map_keys(keys.schema)
     key_group = pmod(xxhash64(*key_columns), lit(max_parallelism)).cast("int")
     if first_key_group:
         key_group = key_group + lit(first_key_group)
@@ -98,6 +100,50 @@ def keyed_frame(grouping: Grouping, max_parallelism: int, first_key_group: int =
     return KeyedFrame(
         df.select(*columns), columns, tuple(positions), first_input, StructType(fields)
     )
+
+
+def refuse_map_keys(keys: StructType) -> None:
+    """
+    Reject keys that are or contain maps.
+
+    Raises:
+        UsageError: There is one: Spark does not hash maps, and equal ones may differ in their order.
+    """
+    for field in keys:
+        if _has_map(field.dataType):
+            raise UsageError(
+                f"state by the key {field.name!r} of type {field.dataType.simpleString():.100} is not "
+                "possible: Spark does not hash maps. Group by map_entries(...) of it, sorted by "
+                "array_sort, or by to_json(...)"
+            )
+
+
+def refuse_equal_names(frame: DataFrame) -> None:
+    """
+    Reject an input in which two columns have one name.
+
+    Raises:
+        UsageError: Two have, as Spark compares names (`spark.sql.caseSensitive`).
+    """
+    names = frame.columns
+    if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
+        names = [name.lower() for name in names]
+    twice = [
+        name for name, plain in zip(frame.columns, names, strict=True) if names.count(plain) > 1
+    ]
+    if twice:
+        raise UsageError(
+            f"the input has several columns of one name: {', '.join(twice)}. A processor could not "
+            "tell them apart: rename them, or select the columns that are needed"
+        )
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_map(field.dataType) for field in kind)
+    if isinstance(kind, ArrayType):
+        return _has_map(kind.elementType)
+    return isinstance(kind, MapType)
 
 
 def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:

@@ -37,6 +37,7 @@ class OperatorDefinition:
         initial: Rows that the first micro-batch of an empty state begins with.
         event_time: Position of the column with the event time of rows, or None.
         event_time_output: The output column that may not be older than the watermark, or None.
+        zone: The session's time zone.
         arguments: The settings given in the code, those of the operators before it included.
         of_upstream: Makes the input with its key groups from the rows of the operator before it;
             None for the first operator, whose input is that of the query.
@@ -57,6 +58,7 @@ class OperatorDefinition:
     initial: InitialState | None
     event_time: int | None
     event_time_output: str | None
+    zone: str
     arguments: Mapping[str, object]
     of_upstream: Callable[[DataFrame], DataFrame] | None = None
     pre_aggregation: PreAggregation | None = None

@@ -14,7 +14,7 @@ from statelog.spark.rows.key_order import rows_by_key
 from statelog.spark.rows.layout import InputLayout
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
-from statelog.state.slots import Keys
+from statelog.state.slots import Keys, zoned_table
 
 
 class ColumnarInput:
@@ -49,10 +49,7 @@ class ColumnarInput:
         rows = table.select(range(self._layout.first_input, table.num_columns))
         if self._is_distinct:
             starts = np.arange(self.row_count)
-            keys = [
-                column.cast(field.type)
-                for column, field in zip(columns, self._codec.schema, strict=True)
-            ]
+            keys = self._codec.uniform(columns)
             self._keys = Keys(self._codec.schema, keys, key_groups, starts, starts + 1)
             self._rows = rows
             return
@@ -60,18 +57,21 @@ class ColumnarInput:
         order, starts, ends, hashes = by_key
         firsts = order[starts]
         taken = pa.array(firsts)
-        keys = [
-            column.take(taken).cast(field.type)
-            for column, field in zip(columns, self._codec.schema, strict=True)
-        ]
+        keys = self._codec.uniform([column.take(taken) for column in columns])
         self._keys = Keys(self._codec.schema, keys, key_groups[firsts], starts, ends, hashes)
         self._rows = rows.take(pa.array(order))
 
-    def keyed(self) -> tuple[Keys, pa.Table] | None:
-        """Return the keys and the rows, or None without any row."""
+    def keyed(self, zone: str) -> tuple[Keys, pa.Table] | None:
+        """
+        Return the keys and the rows, or None without any row.
+
+        Args:
+            zone: The session's time zone, in which points in time are shown.
+        """
         if self._keys is None or self._rows is None:
             return None
-        return self._keys, self._rows
+        self._keys.zone = zone
+        return self._keys, zoned_table(self._rows, zone)
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows."""

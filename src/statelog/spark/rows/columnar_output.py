@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import ProcessorError, UsageError
+from statelog.state.encoding.nested import relabelled
 from statelog.state.slots import columns_of
 
 
@@ -47,7 +48,8 @@ class ColumnarOutput:
                     f"{error}. Nothing of this batch was committed; the last checkpoint is valid",
                     batch_id=self._batch_id,
                 ) from error
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            typed = map(relabelled, columns, self._schema.types)
+            batch = pa.RecordBatch.from_arrays(list(typed), schema=self._schema)
             self._batches.append(batch)
             self._rows += batch.num_rows
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from statelog.state.encoding.nested import with_equal_floats
 from statelog.state.encoding.python_values import to_python
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
@@ -96,18 +96,21 @@ class KeyedRows:
         """
         Sort the rows and keep the keys.
 
-        Return the key columns with one row for each key.
+        Return the key columns as the processor gets them, with one row for each key.
         """
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
-        columns = [column.take(firsts) for column in key_columns]
+        given = [with_equal_floats(column.take(firsts)) for column in key_columns]
+        columns = self._codec.uniform(given)
         if self.kept is not None:
             self.kept.order, self.kept.key_columns = self._order, columns
-        shown = list(zip(*map(to_python, columns), strict=True))
-        self._shown = shown
-        self._keys = shown if self._codec.is_plain else [self._codec.freeze(key) for key in shown]
-        return columns
+        self._keys = self._codec.decode(columns)
+        is_given = self._codec.is_plain and all(
+            one.type == field.type for one, field in zip(given, self._codec.schema, strict=True)
+        )
+        self._shown = self._keys if is_given else list(zip(*map(to_python, given), strict=True))
+        return given
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, in the order of their first rows."""
@@ -200,18 +203,15 @@ def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
 
 
 def _column_codes(column: pa.Array, codec: KeyCodec, position: int) -> tuple[RowNumbers, int]:
-    if pa.types.is_floating(column.type):
-        column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 becomes 0.0
-        # Arrow compares NaNs by their bits.
-        column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
+    one = KeyCodec(pa.schema([codec.schema.field(position)]))
     if not pa.types.is_nested(column.type):
+        (column,) = one.uniform([column])  # Arrow compares floats by their bits
         try:
             return _numbered(column)
         except pa.ArrowNotImplementedError:
             pass
-    one = KeyCodec(pa.schema([codec.schema.field(position)]))
     numbers: dict[Key, int] = {}
-    codes = [numbers.setdefault(one.freeze((value,)), len(numbers)) for value in column.to_pylist()]
+    codes = [numbers.setdefault(key, len(numbers)) for key in one.decode([column])]
     return np.asarray(codes, np.int64), max(len(numbers), 1)
 
 

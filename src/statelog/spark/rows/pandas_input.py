@@ -36,6 +36,7 @@ from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_conversion import series_of
 from statelog.spark.rows.pandas_internals import frame_access
 from statelog.spark.rows.spark_versions import frames_are_inferred
+from statelog.spark.rows.types import TIME_ZONE
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.heap.tables import Key
 
@@ -106,7 +107,7 @@ class PandasSettings:
 
         limits = ArrowLimits.of(session)
         return cls(
-            timezone=conf("spark.sql.session.timeZone", "UTC"),
+            timezone=conf(TIME_ZONE, "UTC"),
             max_records=limits.records,
             max_bytes=limits.size,
             safecheck=flag(f"{_CONF}pandas.convertToArrowArraySafely"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -12,6 +13,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.spark.rows.spark_versions import known_arguments
+
+TIME_ZONE: Final = "spark.sql.session.timeZone"
+"""Spark's setting of the time zone of a session."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

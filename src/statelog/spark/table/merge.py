@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from statelog.state.encoding.values import KeyCodec
 from statelog.state.kinds.kind import OP_CLEAR, OP_SET
 
 RowNumbers = npt.NDArray[np.int64]
+_NAMED_GROUPS: Final = 5
+"""Keys that an error names."""
 
 
 def changes_of(
@@ -40,7 +43,7 @@ def changes_of(
     groups = rows.column(0).to_numpy().astype(np.int32)
     key_names = columns.schema.key_schema.names
     wanted = columns.schema.key_schema
-    keys = [rows.column(name).cast(wanted.field(name).type) for name in key_names]
+    keys = KeyCodec(wanted).uniform([rows.column(name) for name in key_names])
     order = key_order(groups, keys, KeyCodec(wanted))
     winners = _winners(rows, order, columns)
     taken = rows.take(pa.array(winners))
@@ -73,8 +76,10 @@ def _winners(rows: pa.RecordBatch, order: KeyOrder, columns: TableColumns) -> Ro
         return order.rows
     parents = np.empty(rows.num_rows, np.int64)
     parents[order.rows] = np.repeat(np.arange(len(counts)), counts)
+    several = np.flatnonzero(counts > 1).tolist()
     if columns.sequence is None:
-        _check_equal(rows, order, columns, np.flatnonzero(counts > 1))
+        groups = [order.rows[order.bounds[key] : order.bounds[key + 1]] for key in several]
+        _check_equal(rows, groups, columns)
         return order.firsts
     table = pa.Table.from_arrays(
         [pa.array(parents), rows.column(columns.sequence)], ["parent", "sequence"]
@@ -87,21 +92,35 @@ def _winners(rows: pa.RecordBatch, order: KeyOrder, columns: TableColumns) -> Ro
     ends = np.cumsum(counts)
     winners: RowNumbers = by_sequence[ends - 1].astype(np.int64)
     sequence = rows.column(columns.sequence)
-    several = np.flatnonzero(counts > 1)
-    for key in several.tolist():
-        last, before = int(by_sequence[ends[key] - 1]), int(by_sequence[ends[key] - 2])
-        if sequence[last] == sequence[before] and _row(rows, last) != _row(rows, before):
-            raise _ambiguous(rows, last, columns)
+    tied = (
+        _last_tied(by_sequence[ends[key] - counts[key] : ends[key]].tolist(), sequence)
+        for key in several
+    )
+    _check_equal(rows, [group for group in tied if len(group) > 1], columns)
     return winners
 
 
+def _last_tied(numbers: Sequence[int], sequence: pa.Array) -> Sequence[int]:
+    """Return the rows, of some in order, that have the greatest value of the sequence."""
+    greatest = repr(sequence[numbers[-1]].as_py())
+    first = len(numbers) - 1
+    while first and repr(sequence[numbers[first - 1]].as_py()) == greatest:
+        first -= 1
+    return numbers[first:]
+
+
 def _check_equal(
-    rows: pa.RecordBatch, order: KeyOrder, columns: TableColumns, keys: RowNumbers
+    rows: pa.RecordBatch, groups: Iterable[Sequence[int] | RowNumbers], columns: TableColumns
 ) -> None:
-    for key in keys.tolist():
-        mine = order.rows[order.bounds[key] : order.bounds[key + 1]].tolist()
-        if any(_row(rows, one) != _row(rows, mine[0]) for one in mine[1:]):
-            raise _ambiguous(rows, mine[0], columns)
+    """Raise `UsageError` for groups of rows of one key, of which any may count, that differ."""
+    different = []
+    for group in groups:
+        numbers = [int(number) for number in group]
+        texts = {_row(rows, number) for number in numbers}
+        if len(texts) > 1:
+            different.append(numbers)
+    if different:
+        raise _ambiguous(rows, different, columns)
 
 
 def _row(rows: pa.RecordBatch, number: int) -> str:
@@ -109,17 +128,27 @@ def _row(rows: pa.RecordBatch, number: int) -> str:
     return repr(rows.slice(number, 1).to_pylist())
 
 
-def _ambiguous(rows: pa.RecordBatch, number: int, columns: TableColumns) -> UsageError:
-    names = columns.schema.key_schema.names
-    key = tuple(rows.column(name)[number].as_py() for name in names)
+def _ambiguous(
+    rows: pa.RecordBatch, groups: Sequence[Sequence[int]], columns: TableColumns
+) -> UsageError:
+    names, sequence = columns.schema.key_schema.names, columns.sequence
+    texts = []
+    for group in groups[:_NAMED_GROUPS]:
+        key = tuple(rows.column(name)[group[0]].as_py() for name in names)
+        at = "" if sequence is None else f" and {sequence} {rows.column(sequence)[group[0]]}"
+        texts.append(f"{key!r:.100}{at}")
+    which = f"the key {texts[0]}"
+    if len(groups) > 1:
+        rest = "" if len(groups) <= _NAMED_GROUPS else f"; and {len(groups) - _NAMED_GROUPS} more"
+        which = f"each of {len(groups)} keys: {'; '.join(texts)}{rest}"
     how = (
         "set the option sequenceBy to a column that orders them"
-        if columns.sequence is None
-        else f"they have the same {columns.sequence}, so order them by another column"
+        if sequence is None
+        else f"{sequence} does not order them, so order them by another column"
     )
     return UsageError(
-        f"the micro-batch has several different rows with the key {key!r:.100}; {how}, or reduce the "
-        "frame to one row for each key"
+        f"the micro-batch has several different rows with {which}; {how}, or reduce the frame to one "
+        "row for each key"
     )
 
 

@@ -74,6 +74,7 @@ class ProcessorTester(ColumnarTests):
         keySchema: Names and types of the key's columns, also as DDL text.  Default: one column
             with the type of the first key; a tuple is then a struct.
         outputStructType: Schema of the output, also as DDL text; Rows that do not fit are an error.
+        timeZone: Time zone of the session, in which a `ColumnarProcessor` gets points in time.
 
     Raises:
         UsageError: An argument is wrong, or the processor cannot be pickled.
@@ -95,6 +96,7 @@ class ProcessorTester(ColumnarTests):
         *,
         keySchema: StructType | str | None = None,
         outputStructType: StructType | str | None = None,
+        timeZone: str = "UTC",
     ) -> None:
         self._time_mode = mode_of("timeMode", timeMode, TIME_MODES, WrongArgumentError)
         mode_of("outputMode", outputMode, OUTPUT_MODES, WrongArgumentError)
@@ -109,6 +111,7 @@ class ProcessorTester(ColumnarTests):
         self.processor = processor
         self._columns = None if outputStructType is None else _struct(outputStructType)
         self._output = None if self._columns is None else arrow_schema(self._columns)
+        self._zone = timeZone
         self._now_ms = 0
         self._watermark_ms = 0
         self._shown_watermark_ms = -1
@@ -362,7 +365,9 @@ class ProcessorTester(ColumnarTests):
         has_watermark = self._time_mode == "eventtime"
         watermark_ms = self._watermark_ms if has_watermark else self._shown_watermark_ms
         processor = pickle.loads(self._pickled)
-        return BatchContext(processor, self._batch_id, self._time_mode, self._now(), watermark_ms)
+        return BatchContext(
+            processor, self._batch_id, self._time_mode, self._now(), watermark_ms, self._zone
+        )
 
     def _open(self, key: object) -> tuple[KnownStates, Callable[[], None]]:
         return self._state.open_key(key, self._now())

@@ -206,4 +206,6 @@ def _type_of(key: object) -> pa.DataType:
         return pa.string()
     if type(key) is tuple:
         return pa.struct([(f"_{place}", _type_of(part)) for place, part in enumerate(key, 1)])
-    return pa.infer_type([key])
+    kind = pa.infer_type([key])
+    # As in a query, a point in time is kept in UTC, whatever the zone of the first key.
+    return pa.timestamp("us", "UTC") if getattr(kind, "tz", None) else kind

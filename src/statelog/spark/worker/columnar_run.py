@@ -59,7 +59,7 @@ class ColumnarRun:
         if has_time:
             self._timers_id = state.codec.schema.state_id(TIMERS_NAME)
             self._timers = ColumnTimers(state.table, self._timers_id)
-        state.table.now_ms = context.now_ms
+        state.table.now_ms, state.table.zone = context.now_ms, context.zone
         self.output = output
         self.key_count = 0
 
@@ -79,8 +79,9 @@ class ColumnarRun:
     @ends_of_process_are_errors
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
         """Run the processor over rows; raises `ProcessorError`."""
-        initial_keys = None if initial is None else _keyed(initial)
-        given = _keyed(rows)
+        zone = self._context.zone
+        initial_keys = None if initial is None else _keyed(initial, zone)
+        given = _keyed(rows, zone)
         if initial_keys is not None:
             keys, table = initial_keys
             self._call(
@@ -165,7 +166,7 @@ def _of(keys: Keys) -> str:
     return f"{len(keys)} keys of the key groups {groups[0]} to {groups[-1]}"
 
 
-def _keyed(rows: KeyedInput) -> tuple[Keys, pa.Table] | None:
+def _keyed(rows: KeyedInput, zone: str) -> tuple[Keys, pa.Table] | None:
     if not isinstance(rows, ColumnarInput):
         raise InvariantError(f"{type(rows).__name__} is no columnar input")
-    return rows.keyed()
+    return rows.keyed(zone)

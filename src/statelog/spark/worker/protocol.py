@@ -37,6 +37,7 @@ class BatchContext:
         time_mode: "none", "processingtime" or "eventtime".
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: The batch's watermark; -1 without.
+        zone: The session's time zone, in which a processor of columns gets points in time.
     """
 
     processor: AnyProcessor
@@ -44,6 +45,7 @@ class BatchContext:
     time_mode: str
     now_ms: int = -1
     watermark_ms: int = -1
+    zone: str = "UTC"
 
     @property
     def due_until_ms(self) -> int:

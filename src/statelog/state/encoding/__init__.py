@@ -2,6 +2,7 @@
 State as bytes, and back.
 
     python_values   Arrow columns as lists of Python values
+    nested          columns in another type of the same bytes, or with floats in one form
     converters      one value: the user's, the one state keeps, Arrow's
     values          tuples of values and keys as Arrow columns
     upgrade         columns and entries of an earlier schema as the present one has them

@@ -22,6 +22,8 @@ Converter: TypeAlias = Callable[[Any], Any]
 """From a value of the user's or of Arrow's, which may be of any type."""
 StructFactory: TypeAlias = Callable[[Sequence[str], Sequence[Any]], Any]
 """Makes a nested struct of names and values."""
+_UTC: Final = pa.lib.string_to_tzinfo("UTC")
+"""UTC as the object with which Arrow makes times, so that they need no conversion."""
 NAN: Final = float("nan")
 """The one NaN of keys: a NaN equals itself in a dict only as the same object."""
 
@@ -270,15 +272,51 @@ def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     return None
 
 
-def frozen(value: Any) -> Any:
-    """Return part of a key as tables hold it: hashable, with one NaN."""
-    if isinstance(value, float) and value != value:
-        return NAN
+def frozen(value: Any, kind: pa.DataType) -> Any:
+    """
+    Return part of a key as tables hold it.
+
+    It is hashable, and equal to what equals it in Spark: there is one NaN and one zero, and a point in
+    time is in UTC.  Python compares two times of one zone by their clocks, which show an hour of
+    autumn twice.
+    """
+    if isinstance(value, float):
+        return equal_float(value)
     if isinstance(value, dict):
-        return tuple(frozen(part) for part in value.values())
+        parts = zip(kind, value.values(), strict=True)
+        return tuple(frozen(part, field.type) for field, part in parts)
     if isinstance(value, list | tuple):
-        return tuple(frozen(part) for part in value)
+        if pa.types.is_struct(kind):
+            parts = zip(kind, value, strict=True)
+            return tuple(frozen(part, field.type) for field, part in parts)
+        return tuple(frozen(part, kind.value_type) for part in value)
+    if isinstance(value, dt.datetime) and _is_local_timestamp(kind):
+        return value.astimezone(_UTC)
     return value
+
+
+def equal_float(value: float) -> float:
+    """Return a float as a key has it: 0.0 for -0.0, and one object for all NaNs."""
+    return value + 0.0 if value == value else NAN
+
+
+def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
+    """Return a converter of a map key in its canonical form, so that equal ones are equal; or None."""
+    if pa.types.is_floating(kind):
+        return equal_float
+    if not pa.types.is_struct(kind):
+        return None
+    names = [field.name for field in kind]
+    inner = [equal_key(field.type, factory) for field in kind]
+    if not any(inner):
+        return None
+    return lambda value: factory(
+        names,
+        [
+            part if convert is None or part is None else convert(part)
+            for convert, part in zip(inner, value, strict=True)
+        ],
+    )
 
 
 def thawed(value: Any, kind: pa.DataType) -> Any:

@@ -17,10 +17,10 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.state.encoding.converters import (
     ALWAYS_CHECKED,
-    NAN,
     Converter,
     StructFactory,
     canonical,
+    equal_key,
     from_arrow,
     frozen,
     is_mutable,
@@ -28,6 +28,7 @@ from statelog.state.encoding.converters import (
     thawed,
     to_arrow,
 )
+from statelog.state.encoding.nested import has_floats, relabelled, with_equal_floats
 from statelog.state.encoding.python_values import to_python
 from statelog.state.kinds import Values
 
@@ -184,7 +185,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 class MapKeyCodec(StructCodec):
     """
-    A `StructCodec` of dict keys: hashable tuples, with one NaN.
+    A `StructCodec` of dict keys: hashable tuples, with one NaN and one zero.
 
     Raises:
         UsageError: A field is an array or a map.
@@ -196,12 +197,13 @@ class MapKeyCodec(StructCodec):
         super().__init__(schema, struct_factory=struct_factory, what=what)
         if self.is_mutable:
             raise UsageError(f"{what}: arrays and maps cannot be part of a map key")
-        self._floating = any(pa.types.is_floating(field.type) for field in schema)
+        forms = [equal_key(field.type, struct_factory) for field in schema]
+        self._forms = forms if any(forms) else None
 
     def normalize(self, value: Iterable[Any]) -> Values:
         """Return *value* as the key of its entry; see `StructCodec.normalize`."""
         key = super().normalize(value)
-        return _with_one_nan(key) if self._floating else key
+        return key if self._forms is None else _equal(key, self._forms)
 
     def _tuple(self, value: Any) -> Values:
         # On Spark text is the tuple of its letters, so code with keys of one letter works there.
@@ -212,19 +214,24 @@ class MapKeyCodec(StructCodec):
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """Return the rows of Arrow columns as keys."""
         keys = super().decode(columns)
-        return list(map(_with_one_nan, keys)) if self._floating else keys
+        forms = self._forms
+        return keys if forms is None else [_equal(key, forms) for key in keys]
 
 
-def _with_one_nan(key: Values) -> Values:
-    return tuple(NAN if part != part else part for part in key)
+def _equal(key: Values, forms: Sequence[Converter | None]) -> Values:
+    return tuple(
+        part if convert is None or part is None else convert(part)
+        for convert, part in zip(forms, key, strict=True)
+    )
 
 
 class KeyCodec:
     """
     Convert grouping keys between user, dict and Arrow columns.
 
-    A key is a tuple of column values.  Nested columns are frozen into tuples to be hashable, and
-    every NaN becomes one object, because keys that group together must be equal.
+    A key is a tuple of column values.  Keys that group together must be equal: nested columns are
+    frozen into tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and points
+    in time are in UTC.
 
     Args:
         schema: Names and Arrow types of the key columns.
@@ -233,16 +240,38 @@ class KeyCodec:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._nested = any(pa.types.is_nested(field.type) for field in schema)
-        self._floating = any(pa.types.is_floating(field.type) for field in schema)
+        self._floating = any(has_floats(field.type) for field in schema)
+        self._zoned = any(
+            pa.types.is_timestamp(field.type) and field.type.tz is not None for field in schema
+        )
 
     @property
     def is_plain(self) -> bool:
-        """Whether keys are hashable and comparable as Spark gives them."""
+        """Whether keys in the columns of `uniform` are equal where their bytes are."""
         return not (self._nested or self._floating)
+
+    def uniform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """
+        Return key columns in the types of the schema, with equal floats in one form.
+
+        Args:
+            columns: Of rows or of state, whose times may be in another time zone.
+
+        Raises:
+            pyarrow.ArrowException: A column does not fit the type of its field.
+        """
+        if self._floating:
+            columns = [with_equal_floats(column) for column in columns]
+        return [
+            relabelled(column, field.type)
+            for column, field in zip(columns, self.schema, strict=True)
+        ]
 
     def freeze(self, key: Values) -> Values:
         """Return *key* in the form that tables hold."""
-        return key if self.is_plain else tuple(map(frozen, key))
+        if self.is_plain and not self._zoned:
+            return key
+        return tuple(frozen(part, field.type) for part, field in zip(key, self.schema, strict=True))
 
     def thaw(self, key: Values) -> Values:
         """Return a frozen key as the user sees it."""
@@ -264,7 +293,7 @@ class KeyCodec:
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
         """Return frozen keys."""
-        keys = zip(*map(to_python, columns), strict=True)
+        keys = zip(*map(to_python, self.uniform(columns)), strict=True)
         return list(keys) if self.is_plain else [self.freeze(key) for key in keys]
 
 

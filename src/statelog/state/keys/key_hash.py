@@ -137,17 +137,10 @@ def _by_text(field: pa.Field) -> _ColumnHasher:
     codec = KeyCodec(pa.schema([field]))
 
     def hash_texts(column: pa.Array, seeds: Hashes) -> Hashes:
-        texts = [repr(_positive_zero(key)) for key in codec.decode([column])]
+        texts = [repr(key) for key in codec.decode([column])]
         return _bytes(pa.array(texts, pa.string()), seeds)
 
     return hash_texts
-
-
-def _positive_zero(value: object) -> object:
-    """Return a frozen key with -0.0 as 0.0: equal keys must hash alike."""
-    if isinstance(value, tuple):
-        return tuple(map(_positive_zero, value))
-    return value + 0.0 if isinstance(value, float) else value
 
 
 def _numbers(column: pa.Array, to: pa.DataType | None = None) -> _Words:

@@ -37,6 +37,7 @@ class VariableRows:
 
     def __init__(self, codec: OperatorCodec, state_id: int) -> None:
         self._state = codec.states[state_id]
+        self._key = codec.key
         self._key_width = 1 + len(codec.key.schema)
         self._column = self._key_width + codec.live.index(state_id)
         fields = [pa.field(KEY_GROUP_COLUMN, pa.int32())]
@@ -59,7 +60,8 @@ class VariableRows:
         """
         cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
         at = pa.array(cells)
-        repeated = [column.take(at) for column in keys.columns[: self._key_width]]
+        group, *parts = (column.take(at) for column in keys.columns[: self._key_width])
+        repeated = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.Array:
@@ -104,5 +106,6 @@ class CollectionRows(VariableRows):
             column = pa.MapArray.from_arrays(
                 column.offsets, pairs.field(0), pairs.field(1), type=self._cell.type
             )
-        columns = [one.filter(some) for one in keys.columns[: self._key_width]]
+        group, *parts = (one.filter(some) for one in keys.columns[: self._key_width])
+        columns = [group, *self._key.uniform(parts)]
         return pa.RecordBatch.from_arrays([*columns, column], schema=self.schema)

@@ -5,6 +5,7 @@ State in columns: each key has a slot, each variable a column of cells.
     slot_index     keys -> slots; key_columns: the keys; chunked_column: a column that grows
     entry_heap     entries in columns, found by position; cell_column: the position of each slot's cell
     cold_runs      keys beyond the memory budget; slot_rows: the rows of slots in the columns of a snapshot
+    zoned          the types in which a processor gets columns: those of state, in the session's time zone
     slot_table     cells of all variables; slot_state: the cache of a worker, brought forward as `KeyedState` is
     column_state   what a columnar processor holds
 """
@@ -15,6 +16,7 @@ from statelog.state.slots.slot_index import SlotIndex
 from statelog.state.slots.slot_rows import snapshot_of
 from statelog.state.slots.slot_state import SlotState
 from statelog.state.slots.slot_table import SlotTable
+from statelog.state.slots.zoned import known_zone, zoned_table
 
 __all__ = [
     "ColumnState",
@@ -24,6 +26,8 @@ __all__ = [
     "SlotState",
     "SlotTable",
     "columns_of",
+    "known_zone",
     "snapshot_of",
     "table_of",
+    "zoned_table",
 ]

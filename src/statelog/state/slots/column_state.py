@@ -13,6 +13,7 @@ from statelog.errors import UsageError
 from statelog.state.encoding.values import stored_field
 from statelog.state.slots.keys import Keys
 from statelog.state.slots.slot_table import SlotTable
+from statelog.state.slots.zoned import zoned_table
 
 
 class ColumnState:
@@ -40,7 +41,9 @@ class ColumnState:
         """
         positions = self._column.live(self._table.find(keys), self._table.now_ms)
         columns = self._column.heap.take(positions)[: len(self._fields)]
-        return pa.Table.from_arrays(columns, schema=pa.schema(self._fields))
+        return zoned_table(
+            pa.Table.from_arrays(columns, schema=pa.schema(self._fields)), self._table.zone
+        )
 
     def exists(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Return for each key whether it has a value."""
@@ -148,7 +151,7 @@ class ColumnTimers:
 
 def columns_of(values: Any, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:
     """
-    Return the columns of a table in the types of a schema.
+    Return the columns of a table in the types of a schema, as they are stored.
 
     Args:
         values: What a processor gave; see `ColumnState.put`.
@@ -169,16 +172,17 @@ def columns_of(values: Any, schema: pa.Schema, length: int, what: str) -> list[p
         )
     columns = []
     for field in schema:
-        column = table.column(field.name)
+        column, kind = table.column(field.name), stored_field(field).type
         try:
-            cast = column if column.type == field.type else column.cast(field.type)
+            # Not to the type itself: Arrow sees nulls in the NOT NULL fields of a struct that is null.
+            cast = column if column.type == kind else column.cast(kind)
         except pa.ArrowException as error:
             raise UsageError(
                 f"{what}: field {field.name!r} takes {field.type}, not {column.type} ({error})"
             ) from error
         whole = cast.combine_chunks()
         if isinstance(whole, pa.ChunkedArray):
-            whole = whole.chunk(0) if whole.num_chunks else pa.array([], field.type)
+            whole = whole.chunk(0) if whole.num_chunks else pa.array([], kind)
         if null := _forbidden_null(field, whole):
             raise UsageError(f"{what}: field {null!r} is NOT NULL, and has a null")
         columns.append(whole)

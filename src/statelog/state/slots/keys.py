@@ -13,6 +13,7 @@ import pyarrow as pa
 from statelog.errors import UsageError
 from statelog.state.keys.key_hash import Hashes, hash_columns
 from statelog.state.kinds.kind import RowNumbers
+from statelog.state.slots.zoned import zoned_table
 
 
 class Keys:
@@ -46,6 +47,8 @@ class Keys:
         self.starts = starts
         self.ends = ends
         self._hashes = hashes
+        self.zone = "UTC"
+        """The time zone of points in time in `table`."""
         self.slots: RowNumbers | None = None
         """Where the state of the keys is, once it was looked up; -1 for a key without any."""
         self.origin: tuple[Keys, RowNumbers] | None = None
@@ -63,7 +66,7 @@ class Keys:
     @cached_property
     def table(self) -> pa.Table:
         """The keys, one row each."""
-        return pa.Table.from_arrays(self.columns, schema=self.schema)
+        return zoned_table(pa.Table.from_arrays(self.columns, schema=self.schema), self.zone)
 
     @property
     def counts(self) -> RowNumbers:
@@ -108,6 +111,7 @@ class Keys:
             self.ends[at],
             None if self._hashes is None else self._hashes[at],
         )
+        some.zone = self.zone
         if self.slots is not None:
             some.slots = self.slots[at]
         if self.origin is not None:

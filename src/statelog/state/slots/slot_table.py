@@ -48,8 +48,8 @@ class SlotTable:
         limit_bytes: Beyond so many bytes keys are moved to cold runs; None for no bound.
         files: Opens the host's files for cold runs, if there may be some.
 
-    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `cold`: the keys
-    without slots.
+    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
+    which a processor gets keys and values; `cold`: the keys without slots.
 
     Raises:
         UsageError: The operator has list or map state.
@@ -80,6 +80,7 @@ class SlotTable:
         self.limit_bytes = limit_bytes
         self.cold = ColdRuns(self.layout, None if limit_bytes is None else files(self.layout))
         self.now_ms = -1
+        self.zone = "UTC"
         self._counts = np.zeros(0, np.int64)
         self._tidy_at = _SPARE_SLOTS
         self._folded = 0
@@ -147,7 +148,7 @@ class SlotTable:
             none,
             none,
         )
-        keys.slots = slots
+        keys.slots, keys.zone = slots, self.zone
         return keys
 
     # --- what is pending --------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class SlotTable:
     def _insert(self, table: pa.Table, hashes: Hashes) -> None:
         """Give rows in the columns of a snapshot slots; their keys have none with cells."""
         batch = one_batch(table)
-        keys = batch.columns[1 : self.layout.first_state]
+        keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
         key_groups = batch.column(0).to_numpy()
         slots = self._add(keys, hashes, key_groups)
         for state_id, at in self.layout.columns.items():
@@ -286,7 +287,7 @@ class SlotTable:
         counts = [part.num_rows for _, part in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
         width = len(self.codec.key.schema)
-        keys = batch.columns[:width]
+        keys = self.codec.key.uniform(batch.columns[:width])
         hashes = hash_columns(keys, self.codec.key.schema)
         if self.cold:  # its row would count again otherwise
             some = self._without_cells(self.index.find(keys, hashes))

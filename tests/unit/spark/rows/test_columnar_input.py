@@ -26,7 +26,7 @@ def test_distinct_keys_are_one_row_each_in_the_order_of_arrival() -> None:
     numbers = [[5, 3], [], [9]]
     read = ColumnarInput(InputLayout((1, 2), 3), KeyCodec(KEY), is_distinct=True)
     read.read(map(batch, numbers))
-    found = read.keyed()
+    found = read.keyed("UTC")
     assert found is not None
     keys, rows = found
     assert keys["name"].to_pylist() == ["k5", "k3", "k9"]
@@ -37,7 +37,7 @@ def test_distinct_keys_are_one_row_each_in_the_order_of_arrival() -> None:
     # The same as when the keys are looked for.
     other = ColumnarInput(InputLayout((1, 2), 3), KeyCodec(KEY))
     other.read(map(batch, numbers))
-    searched = other.keyed()
+    searched = other.keyed("UTC")
     assert searched is not None
     assert searched[0].table.equals(keys.table)
     assert searched[1].equals(rows)

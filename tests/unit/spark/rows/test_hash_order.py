@@ -50,7 +50,7 @@ def rows_by_key(column: pa.Array) -> dict[str, list[int]]:
 def test_the_rows_of_a_key_are_together_in_the_order_of_arrival(name: str) -> None:
     column = COLUMNS[name]
     assert hash_order([column], schema_of(column)) is not None
-    found = read(column).keyed()
+    found = read(column).keyed("UTC")
     assert found is not None
     keys, rows = found
     numbers = rows["number"].to_numpy()
@@ -85,7 +85,7 @@ def test_keys_whose_hashes_differ_in_lower_bits_only_are_not_mixed(
 
     monkeypatch.setattr(module, "hash_columns", alike)
     assert hash_order([column], schema_of(column)) is None
-    found = read(column).keyed()
+    found = read(column).keyed("UTC")
     assert found is not None
     assert sorted(found[0].counts.tolist()) == sorted(map(len, rows_by_key(column).values()))
     # Rows that arrive by key are in order as they are.

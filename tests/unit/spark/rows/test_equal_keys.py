@@ -1,0 +1,146 @@
+"""Every format of rows gives keys that are equal in Spark to the processor as one key."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.zones import REPEATED_HOURS, ZONES
+
+from statelog.spark import ColumnarProcessor
+from statelog.spark.rows.columnar_input import ColumnarInput
+from statelog.spark.rows.interface import KeyedInput
+from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
+from statelog.spark.rows.row_input import RowInput
+from statelog.state.encoding.values import KeyCodec
+from statelog.testing import ProcessorTester
+
+IN_UTC = pa.timestamp("us", "UTC")
+
+
+def pair_of(at: pa.DataType) -> pa.DataType:
+    return pa.struct([pa.field("start", at), pa.field("part", pa.float64())])
+
+
+def read(format_name: str, kind: pa.DataType, stored: pa.DataType, values: list[Any]) -> KeyedInput:
+    codec = KeyCodec(pa.schema([("key", stored)]))
+    layout = InputLayout((1,), 1)
+    found: KeyedInput = (
+        RowInput(layout, codec)
+        if format_name == "rows"
+        else FrameInput(layout, codec, PandasSettings.defaults(getattr(kind, "tz", None) or "UTC"))
+    )
+    groups = pa.array([3] * len(values), pa.int32())
+    found.read([pa.RecordBatch.from_arrays([groups, pa.array(values, kind)], ["group", "key"])])
+    return found
+
+
+@pytest.mark.parametrize("format_name", ["rows", "pandas"])
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_each_moment_is_a_key_and_the_key_of_the_log(
+    format_name: str, zone: str, is_nested: bool
+) -> None:
+    moments = REPEATED_HOURS[zone]
+    values: list[Any] = [*moments, *reversed(moments)]
+    kind, stored = pa.timestamp("us", zone), IN_UTC
+    if is_nested:
+        values = [{"start": one, "part": 0.0} for one in values]
+        kind, stored = pair_of(kind), pair_of(stored)
+    found = read(format_name, kind, stored, values)
+    entries = [(key, shown, list(rows)) for key, shown, rows in found.keys(3)]
+    from_log = KeyCodec(pa.schema([("key", stored)])).decode([pa.array(values, stored)])
+    assert from_log[: len(moments)] == [key for key, _, _ in entries]
+    assert [2] * len(moments) == [
+        sum(map(len, rows)) if format_name == "pandas" else len(rows) for _, _, rows in entries
+    ]
+    if not is_nested:  # the processor gets it in the session's time zone
+        assert {zone} == {
+            str(shown[0].tzinfo) for _, shown, _ in entries
+        } or format_name == "pandas"
+
+
+@pytest.mark.parametrize("format_name", ["rows", "pandas"])
+@pytest.mark.parametrize("first", [0.0, -0.0])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_the_processor_gets_zero_for_both_zeros(
+    format_name: str, first: float, is_nested: bool
+) -> None:
+    kind, values = pa.float64(), [first, 1.5, -first]
+    if is_nested:
+        kind = pair_of(IN_UTC)
+        values = [{"start": None, "part": one} for one in values]
+    found = read(format_name, kind, kind, values)
+    entries = [(repr(key), repr(shown)) for key, shown, _ in found.keys(3)]
+    given = [repr(({"start": None, "part": one},) if is_nested else (one,)) for one in (0.0, 1.5)]
+    held = [repr(((None, one),) if is_nested else (one,)) for one in (0.0, 1.5)]
+    assert list(zip(held, given, strict=True)) == entries
+
+
+@pytest.mark.parametrize("is_distinct", [False, True])
+def test_the_keys_of_columns_have_one_zero(is_distinct: bool) -> None:
+    codec = KeyCodec(pa.schema([("key", pa.float64())]))
+    found = ColumnarInput(InputLayout((1,), 1), codec, is_distinct=is_distinct)
+    values = pa.array([-0.0, 2.0] if is_distinct else [-0.0, 2.0, 0.0])
+    groups = pa.array([3] * len(values), pa.int32())
+    found.read([pa.RecordBatch.from_arrays([groups, values], ["group", "key"])])
+    keyed = found.keyed("UTC")
+    assert keyed is not None
+    assert "[0.0, 2.0]" == repr(keyed[0]["key"].to_pylist())
+
+
+class Calls(StatefulProcessor):
+    """Counts the calls of each key."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        n = (self.count.get() or (0,))[0] + 1
+        self.count.update((n,))
+        yield Row(n=n)
+
+
+@pytest.mark.parametrize("schema", [None, "at timestamp"])
+def test_a_tester_has_a_key_for_each_moment_in_any_zone(schema: str | None) -> None:
+    zone = "America/New_York"
+    in_zone = pa.array(REPEATED_HOURS[zone], pa.timestamp("us", zone)).to_pylist()
+    in_utc = pa.array(REPEATED_HOURS[zone], IN_UTC).to_pylist()
+    tester = ProcessorTester(Calls(), keySchema=schema)
+    for expected, keys in enumerate([in_zone, in_utc, in_zone], 1):
+        for key in keys:
+            assert [Row(n=expected)] == tester.test(key, [Row(x=1)])
+        tester.restart()
+
+
+class Counts(ColumnarProcessor):
+    """Counts the rows of each key, and shows the key when its timer is due."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getColumnState("count", "n bigint")
+        self.timers = handle.timers
+
+    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+        n = self.count.get(keys)["n"].fill_null(0).to_numpy() + keys.counts
+        self.count.put(keys, {"n": n})
+        self.timers.register(keys, np.full(len(keys), 100))
+        yield {"key": keys["key"], "n": n}
+
+    def expired(self, keys: Any, expiry_ms: Any, times: Any) -> Iterator[Any]:
+        yield {"key": keys["key"], "n": self.count.get(keys)["n"]}
+
+
+def test_columns_written_as_minus_zero_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    tester = ProcessorTester(Counts(), timeMode="ProcessingTime", keySchema="key double")
+    with monkeypatch.context() as before:  # as an earlier statelog wrote it
+        before.setattr(KeyCodec, "uniform", lambda _codec, columns: list(columns))
+        tester.testColumns({"key": [-0.0, -0.0]})
+        assert repr(tester.testColumns({"key": [0.0]})["key"].to_pylist()) == "[0.0]"
+    tester.restart()
+    assert tester.testColumns({"key": [0.0]}).to_pylist() == [{"key": 0.0, "n": 4}]
+    tester.restart()
+    assert "[0.0]" == repr(tester.setProcessingTime(200)["key"].to_pylist())
