@@ -132,6 +132,11 @@ class InlineStateChangeUploadScheduler:
         """Reports whether the upload of a large task would wait."""
         return self._delegate.availability
 
+    @property
+    def uploads_in_flight(self) -> int:
+        """Uploads of the delegate that have not returned; 0 where it cannot tell."""
+        return int(getattr(self._delegate, "uploads_in_flight", 0))
+
     def close(self) -> None:
         """Close the delegate."""
         self._closed = True

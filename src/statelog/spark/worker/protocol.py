@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import RowFormat
@@ -92,6 +93,7 @@ class TaskState:
         schema: JSON of the operator's state schema.
         backend: Where the worker keeps the state.
         operator: Index of the operator in the query.
+        changelog: How the tasks upload.
     """
 
     location: str
@@ -102,6 +104,7 @@ class TaskState:
     backend: StateBackendConfig = field(default_factory=StateBackendConfig)
     operator: int = 0
     run_id: str = ""
+    changelog: ChangelogOptions = field(default_factory=task_changelog_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
