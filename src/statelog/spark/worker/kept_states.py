@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.errors import StatelogError
+from statelog.metrics import MetricsJournal
 from statelog.options import Options
 from statelog.runtime.ids import RandomIds
 from statelog.spark.rows.types import make_row
@@ -61,10 +62,12 @@ class KeptState:
         self.state = new_state(spec.context.processor, codec, backend, _name_of(spec), self.ids)
         self.frozen_entries: int | None = None
         self.used_s = 0.0
+        self.metrics = MetricsJournal()
         self.storage = FsStateChangelogStorage.from_options(
             Options(changelog=task_state.changelog),
             self.store,
             job_id="",
+            metrics=self.metrics,
             inline_bytes=spec.inline_bytes,
         )
 

@@ -184,6 +184,8 @@ class TaskAck:
         late_rows: Input rows that were dropped; *rows* leaves them out.
         delta_bytes: Bytes of all changes.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
+        uploads: What the worker recorded of its uploads since its last answer, with those of tasks
+            that failed in between; see `MetricsJournal`.
         objects, object_bytes: Number and size of the objects that it wrote to the store.
         recording, recording_file: What chosen keys saw: in the answer, or the name of its file.
         recorded_keys, dropped_keys: Number of keys in it, and of those that exceeded a bound.
@@ -208,6 +210,7 @@ class TaskAck:
     top_keys: list[tuple[int, str, int]] = field(default_factory=list)
     delta_bytes: int = 0
     next_due_ms: int = NEVER_MS
+    uploads: list[tuple[str, float]] = field(default_factory=list)
     objects: int = 0
     object_bytes: int = 0
     recording: bytes = b""

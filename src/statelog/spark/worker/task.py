@@ -149,6 +149,7 @@ def _answer(
     ack.entries = sum(ack.group_entries)
     ack.objects = kept.store.objects_put - objects
     ack.object_bytes = kept.store.bytes_put - object_bytes
+    ack.uploads = kept.metrics.take()
     freeze(kept)
     ack.milliseconds = watch.milliseconds
     return ack, output

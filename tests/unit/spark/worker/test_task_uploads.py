@@ -26,6 +26,7 @@ from tests.unit.spark.worker.test_large_input import (
 from statelog.errors import ProcessorError, StoreError, UploadFailedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle
 from statelog.options import task_changelog_options
+from statelog.spark.driver.progress import UploadFigures, upload_figures
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
 from statelog.spark.worker import task as task_module
@@ -137,6 +138,7 @@ def test_a_small_micro_batch_starts_no_thread_and_writes_nothing(
     assert threads_of_statelog() == before
     assert not puts.seen
     assert {ByteStreamStateHandle} == {type(handle) for handle in log_of(job)}
+    assert upload_figures(job.acks) == UploadFigures(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 def test_every_object_of_a_task_is_put_again_after_errors(
@@ -152,6 +154,17 @@ def test_every_object_of_a_task_is_put_again_after_errors(
     assert puts.seen == {"dstl": 4, "taskowned": 4, "output": 4}
     assert len(stored(job)) == 3, "attempts that failed leave nothing"
     assert ack.objects == 3
+    figures = upload_figures(job.acks)
+    assert (3, 12, 9, 9) == (
+        figures.uploads,
+        figures.upload_attempts,
+        figures.upload_failures,
+        figures.upload_retries,
+    )
+    assert figures.upload_bytes > 1_000
+    assert figures.slowest_upload_ms > 0
+    job.run(numbers(500, 50), monkeypatch, snapshots={})
+    assert upload_figures(job.acks[1:]).upload_retries == 0, "each answer has its own figures"
 
 
 def test_the_number_of_attempts_is_an_option(
