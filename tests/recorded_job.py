@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +14,13 @@ from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
-from statelog.options import CheckpointOptions
+from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.recordings import (
     committed_recordings,
     kept_recordings,
     keys_of_operators,
+    recording_files,
 )
 from statelog.spark.query.declared_state import operator_schema
 from statelog.spark.query.record import RecordRule, RecordSpec, key_bytes_of
@@ -27,7 +29,6 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import arrow_schema
 from statelog.spark.testing.ddl import parse_ddl
-from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.task import run_task
 from statelog.state.keys.key_groups import key_group_of
@@ -186,7 +187,7 @@ class RecordedJob:
             self.coordinator.acknowledge(
                 self.batch_id, TaskStateSnapshot(ack.key_group_range, ack.log)
             )
-        files = OutputFiles(self.store, self.paths, RandomIds())
+        files = partial(recording_files, self.store, self.paths, task_changelog_options())
         fresh = committed_recordings(files, acks, self.batch_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
         record = BatchRecord(

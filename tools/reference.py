@@ -25,6 +25,7 @@ from statelog.cli import main as cli
 from statelog.metrics import METRICS
 from statelog.options.sections import default_of
 from statelog.options.table import FOREIGN, OPTIONS, SECTIONS, OptionKind, OptionSpec
+from statelog.options.task_defaults import IN_FLIGHT_SHARE, PREEMPTIVE_SHARE, task_defaults
 from statelog.options.units import describe, describe_size, parse_size
 from statelog.spark.query.setting import Place, Setting
 from statelog.spark.query.settings import SETTINGS, QuerySettings
@@ -64,10 +65,32 @@ The option classes take values, not text: a `datetime.timedelta`, a `bool`, a wh
 `compression_enabled="no"` and `upload_max_attempts=2.5` are rejected; `ChangelogOptions.from_mapping` and `load_options` read text.
 """
 
+QUERY_HEAD = """\
+## In a query
+
+A query on Spark reads the options of `checkpoint` and `snapshot`, and those of `changelog` for the uploads of its tasks:
+changes above `inlineBytes`, snapshots, staged rows and recordings. Give them as any [setting](settings.md):
+`spark.statelog.changelog.upload.max-attempts`, an argument in the code, or an option of the writer.
+
+These have other defaults in a query, because a task waits for its uploads, and its memory is bounded by `memoryBudget`:
+
+| Key | Default in a query |
+|---|---|
+"""
+
+REFUSED_HEAD = """
+A query rejects these, and the keys of Flink's for them. As environment variables, which a process may have for its own changelogs,
+they are ignored with a warning.
+
+| Key | Why |
+|---|---|
+"""
+
 FOREIGN_HEAD = """\
 ## Keys of Flink that are not options here
 
 These are accepted, so that a Flink configuration can be used as it is. Where only one value is possible, any other is rejected.
+A query rejects those that have no effect ([above](#in-a-query)).
 
 | Key | Value | Why |
 |---|---|---|
@@ -120,9 +143,8 @@ An unknown name, a value out of range and values that contradict each other are 
 `stateLocation` in the session is a base folder: each query keeps its state in it under its `queryName`. `storeOptions` is a mapping in
 the code and `storeOptions.<option>` in the other places; all places are merged.
 
-The [options](options.md) of the sections `checkpoint` and `snapshot` are read from the same places and from the
-environment. Options of other sections have no effect on a query, and a warning says so. `changelog.base-path` is rejected, because
-`stateLocation` names the place.
+The [options](options.md) are read from the same places and from the environment. Each takes effect in a query, or is rejected with
+the reason: see [options in a query](options.md#in-a-query).
 
 A former name is accepted in this version, with a warning.
 
@@ -185,6 +207,7 @@ def options_page() -> str:
                 f"| `{spec.key}` | `{spec.flink_keys[0]}` | {keys(spec.flink_keys[1:])} |\n"
                 for spec in with_flink
             ]
+    parts.append("\n" + query_section())
     parts.append("\n" + FOREIGN_HEAD)
     parts += [
         f"| {keys(each.keys)} | {'any' if each.allowed is None else describe(each.allowed)} | "
@@ -198,6 +221,28 @@ def default_text(spec: OptionSpec) -> str:
     """Return the default as one would write it."""
     value = default_of(spec)
     return describe_size(value) if spec.kind is OptionKind.SIZE else describe(value)
+
+
+def query_section() -> str:
+    """Return what the options mean in a query."""
+    notes = {
+        "changelog.upload.max-in-flight": f", a {IN_FLIGHT_SHARE}th of `memoryBudget`",
+        "changelog.preemptive-persist-threshold": f", a {PREEMPTIVE_SHARE}th of `memoryBudget`",
+        "changelog.batch.persist-size-threshold": (
+            f", a {PREEMPTIVE_SHARE}th of `memoryBudget`, at most 10 mb"
+        ),
+    }
+    kinds = {spec.key: spec.kind for spec in OPTIONS}
+    rows = []
+    for key, value in task_defaults().items():
+        is_size = kinds[key] is OptionKind.SIZE
+        text = describe_size(value) if is_size else describe(value)
+        rows.append(f"| `{key}` | {text}{notes.get(key, '')} |\n")
+    refused = [f"| `{spec.key}` | {spec.not_in_query} |\n" for spec in OPTIONS if spec.not_in_query]
+    foreign = [
+        f"| {keys(each.keys)} | {each.reason} |\n" for each in FOREIGN if each.allowed is None
+    ]
+    return QUERY_HEAD + "".join(rows) + REFUSED_HEAD + "".join(refused + foreign)
 
 
 def meaning(spec: OptionSpec) -> str:

@@ -6,7 +6,14 @@ import threading
 import pytest
 
 import statelog as sl
-from statelog.metrics import METRICS, HistogramSnapshot, MetricKind
+from statelog.metrics import (
+    METRICS,
+    HistogramSnapshot,
+    MetricKind,
+    Metrics,
+    MetricsJournal,
+    add_entries,
+)
 
 
 def test_the_table_has_flinks_names_and_says_what_they_mean() -> None:
@@ -87,3 +94,18 @@ def test_what_is_not_in_the_table_is_refused() -> None:
         with pytest.raises(sl.UsageError, match="METRICS"):
             call()
     assert MetricKind.GAUGE == METRICS["upload_queue_size"].kind
+
+
+def test_a_journal_is_recorded_by_another_process_once() -> None:
+    journal, metrics = MetricsJournal(), Metrics()
+    journal.count("number_of_upload_requests", 3)
+    journal.record("upload_sizes", 500)
+    journal.record("upload_sizes", 700)
+    for _ in range(2):  # the second time there is nothing to take
+        add_entries(metrics, journal.take())
+    for each in (journal, metrics):
+        assert each.value("number_of_upload_requests") == 3
+        sizes = each.value("upload_sizes")
+        assert isinstance(sizes, HistogramSnapshot)
+        assert (sizes.values, sizes.total_sum) == ((500, 700), 1200)
+    add_entries(metrics, [("of_a_newer_version", 1.0)])

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
-from statelog.runtime.ids import RandomIds
+from statelog.options import Options, task_changelog_options
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.tables import Overlay
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import ObjectStore
 
 INLINE_BYTES = 64 * 1024
 """Changes of one range up to this size travel inside the checkpoint's own object."""
@@ -32,14 +29,11 @@ class ChangeWriter:
     """
 
     def __init__(self, store: ObjectStore, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
-        ids = RandomIds()
-        uploader = StateChangeFsUploader(store, paths=LocationPaths(), ids=ids)
-        self._storage = FsStateChangelogStorage(
+        self._storage = FsStateChangelogStorage.from_options(
+            Options(changelog=task_changelog_options()),
             store,
             job_id="",
-            scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(INLINE_BYTES, uploader, ids=ids)
-            ),
+            inline_bytes=INLINE_BYTES,
         )
         self._codec = codec
         self._key_groups = key_groups
@@ -50,7 +44,7 @@ class ChangeWriter:
         """
         Append changes as one change set; nothing where there are none.
 
-        Blocks: For the store, when many bytes wait for upload.
+        Blocks: While bytes in flight are at their limit.
         """
         self.append_changes(self._codec.encode(overlays))
 
@@ -82,7 +76,11 @@ class ChangeWriter:
         return self._writer.persist(start, checkpoint_id).result().job_manager_owned
 
     def close(self) -> None:
-        """Close the writer; files that no handle names are deleted."""
+        """
+        Close the writer; files that no handle names are deleted.
+
+        Blocks: At most a few seconds, for deletions and uploads that are running.
+        """
         if self._writer is not None:
             self._writer.close()
         self._storage.close()

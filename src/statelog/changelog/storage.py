@@ -15,13 +15,26 @@ from typing import Self
 import pyarrow as pa
 
 from statelog import arguments
-from statelog.changelog.from_options import checked_job_id, checked_options, store_of
-from statelog.changelog.local.download_cache import DownloadCache
+from statelog.changelog.from_options import (
+    checked_job_id,
+    checked_options,
+    retry_policy,
+    store_of,
+)
 from statelog.changelog.local.recovery import LocalRecoveryConfig
 from statelog.changelog.local.registry import LocalChangelogRegistry
+from statelog.changelog.parts import (
+    answers_at_once,
+    check_handle,
+    check_parts,
+    check_places,
+    download_cache,
+)
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+from statelog.changelog.upload.inline import InlineStateChangeUploadScheduler
+from statelog.changelog.upload.objects import ObjectUploads
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.writer import FsStateChangelogWriter, WriterContext
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
@@ -36,8 +49,6 @@ from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
 _CLOSE_TIMEOUT_S = 1.0
-_LOW_LATENCY_SCHEMES = ("file:", "memory:")
-"""Stores that answer faster than a thread wakes up: a waiting thread runs the upload itself."""
 
 
 class FsStateChangelogStorage:
@@ -62,6 +73,8 @@ class FsStateChangelogStorage:
             `options.download_local_cache_max_bytes`; none for no cache.  Ignored for a store on
             local disk.
         runtime: Clock, threads and ids; None for the real ones.
+        inline_bytes: Changes of one upload up to this size stay in their handles, without a thread
+            and without a request; None for files only.
 
     Raises:
         InvalidOptionsError: No location, or an invalid one; a job id that is not the name of one
@@ -80,10 +93,11 @@ class FsStateChangelogStorage:
         runtime: Runtime | None = None,
         local_recovery: LocalRecoveryConfig | None = None,
         cache_directories: Sequence[str | os.PathLike[str]] = (),
+        inline_bytes: int | None = None,
     ) -> None:
         self._options = checked_options(options)
-        _check_places(local_recovery, cache_directories)
-        _check_parts(metrics, scheduler, registry)
+        check_places(local_recovery, cache_directories)
+        check_parts(metrics, scheduler, registry)
         self._store = store_of(base_path, self._options)
         self._metrics = metrics if metrics is not None else Metrics()
         if runtime is None:
@@ -113,24 +127,31 @@ class FsStateChangelogStorage:
                 local_recovery=local_recovery,
                 runtime=runtime,
             )
-        self._scheduler: StateChangeUploadScheduler = scheduler
-        self._cache: DownloadCache | None = None
-        if cache_directories and not self._store.url.startswith("file:"):
-            self._cache = DownloadCache(
-                self._store,
-                cache_directories,
-                runtime=runtime,
-                max_bytes=self._options.download_local_cache_max_bytes,
-                idle_timeout=self._options.download_local_cache_idle_timeout,
-                metrics=self._metrics,
+        self._inline: InlineStateChangeUploadScheduler | None = None
+        if inline_bytes is not None:
+            scheduler = self._inline = InlineStateChangeUploadScheduler(
+                inline_bytes, scheduler, runtime.ids
             )
+        self._scheduler: StateChangeUploadScheduler = scheduler
+        caller_runs_uploads = answers_at_once(self._store)
+        self._objects = ObjectUploads(
+            self._store,
+            retry_policy(self._options),
+            runtime,
+            self._metrics,
+            self._registry,
+            caller_runs_uploads=caller_runs_uploads,
+        )
+        self._cache = download_cache(
+            self._store, cache_directories, self._options, runtime, self._metrics
+        )
         self._writer_context = WriterContext(
             scheduler=scheduler,
             registry=self._registry,
             runtime=runtime,
             metrics=self._metrics,
             preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
-            caller_runs_uploads=self._store.url.startswith(_LOW_LATENCY_SCHEMES),
+            caller_runs_uploads=caller_runs_uploads,
         )
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
@@ -145,6 +166,7 @@ class FsStateChangelogStorage:
         job_id: str | None = None,
         metrics: Metrics | None = None,
         cache_directories: Sequence[str | os.PathLike[str]] = (),
+        inline_bytes: int | None = None,
     ) -> Self:
         """
         Return the storage that all sections of *options* describe.
@@ -156,6 +178,7 @@ class FsStateChangelogStorage:
             job_id: As for the class.
             metrics: As for the class.
             cache_directories: As for the class.
+            inline_bytes: As for the class.
 
         Raises:
             InvalidOptionsError: As for the class, or *options* is of another class.
@@ -170,6 +193,7 @@ class FsStateChangelogStorage:
             metrics=metrics,
             local_recovery=LocalRecoveryConfig.of(options.local_recovery),
             cache_directories=cache_directories,
+            inline_bytes=inline_bytes,
         )
 
     @property
@@ -196,6 +220,22 @@ class FsStateChangelogStorage:
     def scheduler(self) -> StateChangeUploadScheduler:
         """Uploads for all writers; its `availability` says whether a persist would wait."""
         return self._scheduler
+
+    @property
+    def objects(self) -> ObjectUploads:
+        """Puts whole objects, such as snapshots, by the policy of the options."""
+        return self._objects
+
+    @property
+    def inline_bytes(self) -> int:
+        """Changes of one upload up to this size stay in their handles; may be set again."""
+        return 0 if self._inline is None else self._inline.threshold_bytes
+
+    @inline_bytes.setter
+    def inline_bytes(self, size: int) -> None:
+        if self._inline is None:
+            raise UsageError("this storage has files only; construct it with inline_bytes")
+        self._inline.threshold_bytes = arguments.whole_number(size, "inline_bytes", low=0)
 
     @uninterrupted
     def create_writer(
@@ -259,7 +299,7 @@ class FsStateChangelogStorage:
         Blocks: For the store.   Thread: any.
         """
         self._process.check()
-        _check_handle(handle)
+        check_handle(handle)
         source = self._store if self._cache is None else self._cache
         return read_changes(
             source, handle, local=self._readable(local), report=report, metrics=self._metrics
@@ -289,7 +329,7 @@ class FsStateChangelogStorage:
         Blocks: For the store.   Thread: any.
         """
         self._process.check()
-        _check_handle(handle)
+        check_handle(handle)
         if key_group_range is not None:
             arguments.instance(key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
         source = self._store if self._cache is None else self._cache
@@ -325,6 +365,7 @@ class FsStateChangelogStorage:
         close_all(
             *(writer.close for writer in writers),
             self._scheduler.close,
+            self._objects.close,
             self._registry.close,
             *((copies.close,) if copies is not None else ()),
             *((cache.close,) if cache is not None else ()),
@@ -350,34 +391,3 @@ class FsStateChangelogStorage:
     def _forget(self, log_id: int) -> None:
         with self._runtime.lock:
             self._writers.pop(log_id, None)
-
-
-def _check_handle(handle: object) -> None:
-    """Raise `UsageError` for an object that is not a changelog handle."""
-    wanted = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
-    arguments.instance(handle, "handle", ChangelogStateHandle, wanted)
-
-
-def _check_parts(metrics: object, scheduler: object, registry: object) -> None:
-    """Raise `UsageError` for a part of the wrong class."""
-    if metrics is not None:
-        arguments.instance(metrics, "metrics", Metrics, "a Metrics")
-    if scheduler is not None:
-        methods, wanted = ("upload", "close"), "a StateChangeUploadScheduler"
-        arguments.acting(scheduler, "scheduler", methods, wanted)
-    if registry is not None:
-        wanted = "a TaskChangelogRegistry"
-        arguments.instance(registry, "registry", TaskChangelogRegistry, wanted)
-
-
-def _check_places(local_recovery: object, cache_directories: object) -> None:
-    """Raise `InvalidOptionsError` for local directories of the wrong type."""
-    if local_recovery is not None:
-        arguments.instance(
-            local_recovery,
-            "local_recovery",
-            LocalRecoveryConfig,
-            "a LocalRecoveryConfig",
-            error=InvalidOptionsError,
-        )
-    arguments.paths(cache_directories, "cache_directories", error=InvalidOptionsError)

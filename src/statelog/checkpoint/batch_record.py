@@ -30,6 +30,7 @@ _OPTIONAL: Final = (
     "retries",
     "objects",
     "object_bytes",
+    "uploads",
 )
 """Fields that are left out where they are unknown: records of earlier versions do not have them."""
 
@@ -107,6 +108,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             micro-batch, `puts` of claims and of the commit before; None if unknown.
         objects, object_bytes: Number and size of the objects that the tasks wrote to the store; None
             if unknown.
+        uploads: Figures of the tasks' uploads: `uploads`, `attempts`, `retries`, `bytes`, `slowest_ms`
+            and `wait_ms`; None if there were none, or unknown.
         recordings: The recordings of this micro-batch, and the kept ones of those before it.
     """
 
@@ -134,6 +137,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     retries: dict[str, int] | None = None
     objects: int | None = None
     object_bytes: int | None = None
+    uploads: dict[str, int] | None = None
     recordings: tuple[RecordingEntry, ...] = ()
 
     @property

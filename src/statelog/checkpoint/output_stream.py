@@ -14,7 +14,7 @@ leaves nothing.  Deviations:
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
@@ -25,6 +25,9 @@ from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHa
 from statelog.store import ObjectStore
 
 MAX_ATTEMPTS: Final = 10
+
+PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
+"""Puts an object under a new name of its first argument, and returns the name."""
 
 
 class FsCheckpointStateOutputStream(io.RawIOBase):
@@ -40,6 +43,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         buffer_bytes: As in Flink; not below the threshold.
         entropy: Marker to replace in the folder, or None.
         new_name: Makes unique names.
+        put: Puts the object, by a policy of its own; None for ten attempts at once.
 
     Raises:
         UsageError: The buffer is smaller than the threshold.
@@ -56,6 +60,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         buffer_bytes: int,
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
+        put: PutObject | None = None,
     ) -> None:
         super().__init__()
         if buffer_bytes < threshold_bytes:
@@ -68,6 +73,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         self._threshold = threshold_bytes
         self._entropy = entropy
         self._new_name = new_name
+        self._put_object = put
         self._pieces: list[bytes] = []
         self._size = 0
         self._discarded = False
@@ -113,6 +119,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             ClosedError: The stream was closed before.
             StoreError: Ten puts under ten names failed; their objects were deleted as far as
                 possible.
+            UploadFailedError: The same, where the stream has a policy of its own.
 
         Blocks: On the store, above the threshold.   Thread: the stream's.
         Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
@@ -128,6 +135,8 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             self.close()
 
     def _put(self) -> str:
+        if self._put_object is not None:
+            return self._put_object(self._new_path, self._pieces)
         cause: OSError | None = None
         path = ""
         for _ in range(MAX_ATTEMPTS):

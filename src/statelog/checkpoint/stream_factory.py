@@ -15,7 +15,7 @@ from typing import Final
 from statelog.arguments import acting, instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
 from statelog.checkpoint.object_names import Entropy, random_name
-from statelog.checkpoint.output_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream
+from statelog.checkpoint.output_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream, PutObject
 from statelog.errors import UsageError
 from statelog.model import StreamStateHandle
 from statelog.options import StreamOptions
@@ -51,6 +51,8 @@ class FsCheckpointStreamFactory:
         write_buffer_bytes: As in Flink, >= 0; raised to the threshold.
         entropy: Marker to replace in the folders, or None.
         new_name: Makes unique names.
+        put: Puts the objects, such as `FsStateChangelogStorage.objects.put`; None for ten attempts
+            at once.
 
     Raises:
         UsageError: A size is out of range, or a folder is missing.
@@ -69,6 +71,7 @@ class FsCheckpointStreamFactory:
         write_buffer_bytes: int = DEFAULT_WRITE_BUFFER_BYTES,
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
+        put: PutObject | None = None,
     ) -> None:
         acting(store, "store", ("put_if_absent", "get", "delete"), "an ObjectStore")
         text(exclusive_directory, "exclusive_directory")
@@ -98,6 +101,7 @@ class FsCheckpointStreamFactory:
         self._write_buffer = write_buffer_bytes
         self._entropy = entropy
         self._new_name = new_name
+        self._put = put
 
     @classmethod
     def for_checkpoint(
@@ -108,6 +112,7 @@ class FsCheckpointStreamFactory:
         paths: LocationPaths | None = None,
         threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
         write_buffer_bytes: int = DEFAULT_WRITE_BUFFER_BYTES,
+        put: PutObject | None = None,
     ) -> FsCheckpointStreamFactory:
         """
         Return the factory for one checkpoint of a location; raises `UsageError` like `cls`.
@@ -118,6 +123,7 @@ class FsCheckpointStreamFactory:
             paths: Names below a folder of the store; None for its root.
             threshold_bytes: As for the class.
             write_buffer_bytes: As for the class.
+            put: As for the class.
         """
         paths = paths if paths is not None else LocationPaths()
         return cls(
@@ -127,6 +133,7 @@ class FsCheckpointStreamFactory:
             task_owned_directory=paths.task_owned(),
             threshold_bytes=threshold_bytes,
             write_buffer_bytes=write_buffer_bytes,
+            put=put,
         )
 
     @classmethod
@@ -196,6 +203,7 @@ class FsCheckpointStreamFactory:
             buffer_bytes=max(self._write_buffer, self._threshold),
             entropy=self._entropy,
             new_name=self._new_name,
+            put=self._put,
         )
 
     def can_fast_duplicate(self, handle: StreamStateHandle, scope: CheckpointedStateScope) -> bool:

@@ -1,5 +1,6 @@
 """Metrics: the table of all of them, and a registry that holds their values."""
 
+from statelog.metrics.journal import MetricsJournal, add_entries
 from statelog.metrics.registry import HISTOGRAM_SIZE, HistogramSnapshot, Metrics, MetricValue
 from statelog.metrics.table import METRICS, MetricKind, MetricSpec
 
@@ -11,4 +12,6 @@ __all__ = [
     "MetricSpec",
     "MetricValue",
     "Metrics",
+    "MetricsJournal",
+    "add_entries",
 ]

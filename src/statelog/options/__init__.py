@@ -10,6 +10,7 @@ from statelog.options.sections import (
 )
 from statelog.options.sources import load_options
 from statelog.options.table import OPTIONS
+from statelog.options.task_defaults import task_changelog_options, task_defaults
 from statelog.options.units import KIB, MIB, parse_duration, parse_size
 
 __all__ = [
@@ -25,4 +26,6 @@ __all__ = [
     "load_options",
     "parse_duration",
     "parse_size",
+    "task_changelog_options",
+    "task_defaults",
 ]

@@ -53,6 +53,7 @@ def load_options(
     environ: Mapping[str, str] | None = None,
     yaml_file: str | os.PathLike[str] | None = None,
     yaml_text: str | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Options:
     """
     Load the options of all sections.
@@ -66,6 +67,7 @@ def load_options(
             `STATELOG_<SECTION>_<NAME>`.
         yaml_file: A YAML file, nested or flat, with or without a root `statelog`.
         yaml_text: The same as text; not together with a file.
+        defaults: Settings of the lowest precedence, by key; None for the defaults of the table.
 
     Returns:
         Every section, complete.
@@ -82,6 +84,7 @@ def load_options(
         raise InvalidOptionsError("give YAML as a file or as text, not both")
     found: _Found = {}
     places = (
+        ((key, value, "the defaults") for key, value in (defaults or {}).items()),
         _from_yaml(yaml_file, yaml_text),
         _from_environment(os.environ if environ is None else environ),
         _from_spark(spark_conf or {}),

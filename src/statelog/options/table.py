@@ -74,6 +74,7 @@ class OptionSpec:
         flink_keys: Flink's keys, the present one first.
         description: What it does, in a sentence.
         effect: Whether statelog reads it.
+        not_in_query: Why a query on Spark rejects it; "" where it takes effect there.
     """
 
     section: str
@@ -83,6 +84,7 @@ class OptionSpec:
     flink_keys: tuple[str, ...]
     description: str
     effect: bool = True
+    not_in_query: str = ""
 
     @property
     def key(self) -> str:
@@ -119,14 +121,25 @@ class ForeignKey:
 
 
 def _dfs(
-    field: str, name: str, kind: OptionKind, description: str, effect: bool = True
+    field: str,
+    name: str,
+    kind: OptionKind,
+    description: str,
+    *,
+    effect: bool = True,
+    not_in_query: str = "",
 ) -> OptionSpec:
     keys = tuple(prefix + name for prefix in _DFS)
-    return OptionSpec("changelog", field, name, kind, keys, description, effect)
+    return OptionSpec("changelog", field, name, kind, keys, description, effect, not_in_query)
+
+
+_NO_STREAM: Final = "files are put whole, so there is no stream to buffer"
+_NO_DOWNLOADS: Final = "a task reads the log through a cache in memory, and keeps its state on the host (stateBackend, localDirectory)"
+_NO_COPIES: Final = "a worker keeps its state in memory and on the host's disk (stateBackend, localDirectory), and a restart begins from there"
 
 
 OPTIONS: Final = (
-    _dfs("base_path", "base-path", OptionKind.TEXT, "Root of the changelog files, where it is not given in code."),
+    _dfs("base_path", "base-path", OptionKind.TEXT, "Root of the changelog files, where it is not given in code.", not_in_query="the changelog is stored in the state location; set stateLocation"),
     _dfs("compression_enabled", "compression.enabled", OptionKind.SWITCH, "Snappy-frame the files."),
     _dfs(
         "preemptive_persist_threshold_bytes",
@@ -136,7 +149,7 @@ OPTIONS: Final = (
     ),
     _dfs("batch_persist_delay", "batch.persist-delay", OptionKind.DURATION, "Longest time an upload waits for others to share its file."),
     _dfs("batch_persist_size_threshold_bytes", "batch.persist-size-threshold", OptionKind.SIZE, "Waiting bytes, of all writers, that are uploaded at once; at most `changelog.upload.max-in-flight`."),
-    _dfs("upload_buffer_size_bytes", "upload.buffer-size", OptionKind.SIZE, "Flink's stream buffer; a file is put whole, so there is no stream to buffer.", False),
+    _dfs("upload_buffer_size_bytes", "upload.buffer-size", OptionKind.SIZE, "Flink's stream buffer; a file is put whole, so there is no stream to buffer.", effect=False, not_in_query=_NO_STREAM),
     _dfs("upload_num_threads", "upload.num-threads", OptionKind.COUNT, "Concurrent uploads."),
     _dfs("discard_num_threads", "discard.num-threads", OptionKind.COUNT, "Concurrent deletions."),
     _dfs("upload_max_in_flight_bytes", "upload.max-in-flight", OptionKind.SIZE, "Bytes queued or uploading, of all writers; above it callers wait."),
@@ -151,8 +164,9 @@ OPTIONS: Final = (
         OptionKind.DURATION,
         tuple(f"{prefix}download.local-cache.idle-timeout-ms" for prefix in _DFS),
         "Time after its last use at which a downloaded file is deleted from local disk.",
+        not_in_query=_NO_DOWNLOADS,
     ),
-    OptionSpec("changelog", "download_local_cache_max_bytes", "download.local-cache.max-size", OptionKind.SIZE, (), "Bound of the downloaded files on local disk; larger files are not kept."),
+    OptionSpec("changelog", "download_local_cache_max_bytes", "download.local-cache.max-size", OptionKind.SIZE, (), "Bound of the downloaded files on local disk; larger files are not kept.", not_in_query=_NO_DOWNLOADS),
     OptionSpec("changelog", "batch_fixed_delay", "batch.fixed-delay", OptionKind.SWITCH, (), "Wait for the delay even if no upload is running, as Flink does."),
     OptionSpec("changelog", "backpressure_timeout", "backpressure-timeout", OptionKind.DURATION, (), "Longest wait of a caller for upload capacity."),
     OptionSpec("checkpoint", "retained", "retained", OptionKind.COUNT, (f"{_EXECUTION}num-retained", "state.checkpoints.num-retained"), "Completed checkpoints that can be restored."),
@@ -165,6 +179,7 @@ OPTIONS: Final = (
         OptionKind.SIZE,
         (f"{_EXECUTION}data-inline-threshold", "state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold"),
         "State up to this size stays in its handle; at most 1 mb.",
+        not_in_query="changes and rows of a task up to inlineBytes are stored in the object of the micro-batch, and a snapshot is always a file; set inlineBytes",
     ),
     OptionSpec(
         "stream",
@@ -174,15 +189,16 @@ OPTIONS: Final = (
         (f"{_EXECUTION}write-buffer-size", "state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
         "Flink's stream buffer, raised to the threshold; an object is put whole here.",
         False,
+        _NO_STREAM,
     ),
     OptionSpec("snapshot", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
     OptionSpec("snapshot", "min_log_bytes", "min-log-size", OptionKind.SIZE, (), "A smaller log never makes a snapshot due by its size."),
     OptionSpec("snapshot", "max_log_handles", "max-log-handles", OptionKind.COUNT, (), "Checkpoints whose log one key group may have to replay, whatever its size."),
     OptionSpec("snapshot", "slice_bytes", "slice-size", OptionKind.SIZE, (), "Size of the snapshot that one micro-batch writes; see `snapshot.max-slices`."),
     OptionSpec("snapshot", "max_slices", "max-slices", OptionKind.COUNT, (), "Slices of a state at most; a state too large for so many is cut into larger slices."),
-    OptionSpec("local-recovery", "backup", "backup", OptionKind.SWITCH, (f"{_EXECUTION}local-backup.enabled",), "Write local copies of uploaded files; by default the value of `local-recovery.recovery`."),
-    OptionSpec("local-recovery", "recovery", "recovery", OptionKind.SWITCH, ("execution.state-recovery.from-local", "state.backend.local-recovery"), "Read local copies where they exist."),
-    OptionSpec("local-recovery", "directories", "directories", OptionKind.PATHS, (f"{_EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"), "Directories of this host for local copies."),
+    OptionSpec("local-recovery", "backup", "backup", OptionKind.SWITCH, (f"{_EXECUTION}local-backup.enabled",), "Write local copies of uploaded files; by default the value of `local-recovery.recovery`.", not_in_query=_NO_COPIES),
+    OptionSpec("local-recovery", "recovery", "recovery", OptionKind.SWITCH, ("execution.state-recovery.from-local", "state.backend.local-recovery"), "Read local copies where they exist.", not_in_query=_NO_COPIES),
+    OptionSpec("local-recovery", "directories", "directories", OptionKind.PATHS, (f"{_EXECUTION}local-backup.dirs", "taskmanager.state.local.root-dirs"), "Directories of this host for local copies.", not_in_query=_NO_COPIES),
 )  # fmt: skip
 """Every option."""
 

@@ -265,6 +265,7 @@ def _of_record(
 ) -> CheckpointFigures:
     """Add what the record of a micro-batch says."""
     retries = record.retries or {}
+    uploads = record.uploads or {}
     objects = one.objects or 1
     if record.objects is not None:
         objects = 1 + record.objects
@@ -288,6 +289,11 @@ def _of_record(
         task_ms=record.task_ms or {},
         task_retries=retries.get("tasks"),
         put_retries=retries.get("puts"),
+        uploads=uploads.get("uploads"),
+        upload_retries=uploads.get("retries"),
+        upload_bytes=uploads.get("bytes"),
+        slowest_upload_ms=uploads.get("slowest_ms"),
+        upload_wait_ms=uploads.get("wait_ms"),
         rewound=went_back or record.rewound == one.checkpoint_id,
     )
 

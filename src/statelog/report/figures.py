@@ -34,6 +34,9 @@ class CheckpointFigures:
         task_ms: Phases inside of run, of the slowest task in each.
         task_retries, put_retries: Attempts of tasks that failed; puts that were repeated, of the
             claim or the commit before.
+        uploads, upload_retries: Uploads of its tasks, and attempts of them after the first.
+        upload_bytes, slowest_upload_ms: Their bytes before compression, and the longest one.
+        upload_wait_ms: Time that tasks waited because too many bytes were in flight.
         rewound: Whether it was committed by `statelog rewind`, or went back to an older one.
     """
 
@@ -62,6 +65,11 @@ class CheckpointFigures:
     task_ms: dict[str, int] = field(default_factory=dict)
     task_retries: int | None = None
     put_retries: int | None = None
+    uploads: int | None = None
+    upload_retries: int | None = None
+    upload_bytes: int | None = None
+    slowest_upload_ms: int | None = None
+    upload_wait_ms: int | None = None
     rewound: bool = False
 
     @property

@@ -68,6 +68,14 @@ def _retries(figures: Figures) -> Iterator[Finding]:
             f"Puts of claims and commits were repeated {texts.plural(puts, 'time')} because the "
             "store answered that the name is taken.",
         )
+    repeated = sum(one.upload_retries or 0 for one in figures.checkpoints)
+    if repeated:
+        uploads = sum(one.uploads or 0 for one in figures.checkpoints)
+        yield Finding(
+            "note",
+            f"Uploads of tasks were repeated {texts.plural(repeated, 'time')}, of "
+            f"{texts.plural(uploads, 'upload')}: the store failed or was slow.",
+        )
 
 
 def _restart(figures: Figures) -> Iterator[Finding]:

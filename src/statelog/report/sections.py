@@ -243,6 +243,10 @@ def _retries(rows: Sequence[CheckpointFigures]) -> Html:
             f"{own[0].checkpoint_id} to {own[-1].checkpoint_id}",
             texts.count(_sum([one.task_retries for one in own])),
             texts.count(_sum([one.put_retries for one in own])),
+            texts.count(_sum([one.uploads for one in own])),
+            texts.count(_sum([one.upload_retries for one in own])),
+            texts.size(_sum([one.upload_bytes for one in own])),
+            texts.duration(_highest([one.slowest_upload_ms for one in own])),
         ]
         for epoch, own in runs.items()
     ]
@@ -257,7 +261,16 @@ def _retries(rows: Sequence[CheckpointFigures]) -> Html:
             "the client of the store repeats by itself are not counted.",
         ),
         table(
-            ["Run", "Checkpoints", "Failed task attempts", "Repeated puts"],
+            [
+                "Run",
+                "Checkpoints",
+                "Failed task attempts",
+                "Repeated puts",
+                "Uploads of tasks",
+                "Repeated attempts",
+                "Bytes uploaded",
+                "Slowest upload",
+            ],
             parts,
             caption="Retries and restarts",
         ),
@@ -268,9 +281,14 @@ def _retries(rows: Sequence[CheckpointFigures]) -> Html:
 def _retried(rows: Sequence[CheckpointFigures]) -> Html | None:
     """Return the checkpoints whose micro-batch or commit was repeated in part."""
     retried = [
-        [str(one.checkpoint_id), texts.count(one.task_retries), texts.count(one.put_retries)]
+        [
+            str(one.checkpoint_id),
+            texts.count(one.task_retries),
+            texts.count(one.put_retries),
+            texts.count(one.upload_retries),
+        ]
         for one in rows
-        if one.task_retries or one.put_retries
+        if one.task_retries or one.put_retries or one.upload_retries
     ]
     if not retried:
         return None
@@ -279,7 +297,7 @@ def _retried(rows: Sequence[CheckpointFigures]) -> Html | None:
         {},
         tag("summary", {}, "Table: checkpoints with retries"),
         table(
-            ["Checkpoint", "Failed task attempts", "Repeated puts"],
+            ["Checkpoint", "Failed task attempts", "Repeated puts", "Repeated uploads"],
             retried,
             caption="Checkpoints with retries",
         ),
@@ -289,6 +307,10 @@ def _retried(rows: Sequence[CheckpointFigures]) -> Html | None:
 def _sum(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def _highest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def skew_section(figures: Figures) -> Html:

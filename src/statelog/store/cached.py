@@ -7,6 +7,7 @@ micro-batch several times within seconds; the cache saves the repeated requests.
 
 from __future__ import annotations
 
+import threading  # noqa: TID251 - only a lock around two counters
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -25,7 +26,7 @@ class CachedStore:
         store: The store to cache.
         max_bytes: Bound of the kept objects; larger objects are not kept.
 
-    Thread: one at a time.
+    Thread: one at a time; puts and deletions from any.
     """
 
     def __init__(self, store: ObjectStore, max_bytes: int) -> None:
@@ -34,6 +35,7 @@ class CachedStore:
         self._objects: OrderedDict[str, memoryview] = OrderedDict()
         self._bytes = 0
         self._verified: dict[str, int] = {}
+        self._counting = threading.Lock()
         self.objects_put = 0
         self.bytes_put = 0
 
@@ -95,8 +97,9 @@ class CachedStore:
         self._count(data)
 
     def _count(self, data: Buffers) -> None:
-        self.objects_put += 1
-        self.bytes_put += sum(map(len, pieces_of(data)))
+        with self._counting:
+            self.objects_put += 1
+            self.bytes_put += sum(map(len, pieces_of(data)))
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object."""

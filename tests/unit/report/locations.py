@@ -47,6 +47,7 @@ def small_job(folder: Path) -> ObjectStore:
             "previous_ms": {"commit": 5, "deliver": 6, "clean_up": 7},
             "task_ms": {"process": 80},
             "retries": {"tasks": 2, "puts": 1},
+            "uploads": {"uploads": 3, "attempts": 5, "retries": 2, "bytes": 70, "slowest_ms": 9},
             "objects": 2,
         },
         {

@@ -58,8 +58,15 @@ def test_each_stored_checkpoint_has_its_figures(figures: Figures) -> None:
     assert (1002, 7, 3) == (two.change_bytes, two.output_bytes, two.objects)
     assert (1, len(SNAPSHOT)) == (two.snapshots, two.snapshot_bytes)
     assert (2, 1) == (two.task_retries, two.put_retries)
+    assert (3, 2, 70, 9) == (
+        two.uploads,
+        two.upload_retries,
+        two.upload_bytes,
+        two.slowest_upload_ms,
+    )
     assert {"process": 80} == two.task_ms
     three = found[3]
+    assert three.uploads is None
     assert (0, 0) == (three.snapshots, three.snapshot_bytes)
     assert (1, len(SNAPSHOT)) == (three.full_snapshots, three.full_snapshot_bytes)
     assert (4, 4 * CHANGES) == (three.log_handles, three.log_bytes)

@@ -1,4 +1,4 @@
-"""An uploader that stores small change sets inside the handle."""
+"""An uploader and a scheduler that store small change sets inside the handle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from statelog.arguments import acting, whole_number
-from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
+from statelog.changelog.api import AvailabilityProvider
+from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
+from statelog.changelog.upload.task import (
+    TaskResults,
+    UploadTask,
+    UploadTasksResult,
+    end_tasks,
+    fail_tasks,
+)
 from statelog.changelog.upload.uploader import (
     PREFIX_SIZE,
     UPLOADER_METHODS,
@@ -16,9 +24,11 @@ from statelog.changelog.upload.uploader import (
     _pass_on,
     upload_result,
 )
+from statelog.errors import ClosedError
 from statelog.format.segment import SegmentWriter
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.ids import IdSource, RandomIds
+from statelog.runtime.interrupts import uninterrupted
 
 
 class InlineStateChangeUploader:
@@ -57,43 +67,12 @@ class InlineStateChangeUploader:
 
     def prepare(self, tasks: Sequence[UploadTask]) -> Write:
         """Encode *tasks* into handles, or let the delegate prepare them."""
-        result = self._inline(tasks)
+        result = inline_result(tasks, self._threshold_bytes, self._ids)
         if result is not None:
             return partial(_pass_on, result)
         if isinstance(self._delegate, PreparingUploader):
             return self._delegate.prepare(tasks)
         return partial(self._delegate.upload, tasks)
-
-    def _inline(self, tasks: Sequence[UploadTask]) -> UploadTasksResult | None:
-        """Return *tasks* as handles with their bytes; None if they are too large."""
-        # A batch that is certainly too large is not encoded here.
-        least = sum(
-            change_set.size_bytes + PREFIX_SIZE * len(change_set)
-            for task in tasks
-            for change_set in task.change_sets
-        )
-        if least > self._threshold_bytes:
-            return None
-        handles: list[StreamStateHandle] = []
-        entries: list[TaskResults] = []
-        size = payload_bytes = 0
-        for task in tasks:
-            results = []
-            for change_set, encoded in task.in_order():
-                segment = SegmentWriter()
-                at = segment.add_encoded(encoded)
-                data = b"".join(segment.finish())
-                size += len(data)
-                payload_bytes += segment.payload_size
-                if size > self._threshold_bytes:
-                    return None
-                handle = ByteStreamStateHandle(self._ids.new_id(), data)
-                handles.append(handle)
-                results.append(upload_result(change_set, handle, at))
-            entries.append(TaskResults(task, tuple(results)))
-        return UploadTasksResult(
-            tasks=tuple(entries), handles=tuple(handles), payload_bytes=payload_bytes
-        )
 
     def discard(self, result: UploadTasksResult) -> None:
         """Delete the files of the delegate; inline bytes need no deletion."""
@@ -103,3 +82,96 @@ class InlineStateChangeUploader:
     def close(self) -> None:
         """Close the delegate."""
         self._delegate.close()
+
+
+class InlineStateChangeUploadScheduler:
+    """
+    Stores small tasks in their handles at once, and passes large ones to another scheduler.
+
+    A small task ends within `upload`: no thread, no timer, no request to the store.
+
+    Args:
+        threshold_bytes: Largest summed length of the files in the handles of one task.
+        delegate: Uploads larger tasks; closed with this scheduler.
+        ids: Makes the handles' names.
+
+    Attributes: `threshold_bytes`, which applies to tasks uploaded from now on.
+    """
+
+    def __init__(
+        self, threshold_bytes: int, delegate: StateChangeUploadScheduler, ids: IdSource
+    ) -> None:
+        self.threshold_bytes = whole_number(threshold_bytes, "inline_bytes", low=0)
+        self._delegate = delegate
+        self._ids = ids
+        self._closed = False
+
+    @uninterrupted
+    def upload(self, task: UploadTask) -> None:
+        """
+        Upload *task*; errors are those of the delegate.
+
+        Blocks: Only where the delegate does.   Thread: any.
+
+        Raises:
+            ClosedError: The scheduler is closed; the task has been failed with it.
+        """
+        if self._closed:
+            error = ClosedError("the upload scheduler is closed; create a new storage")
+            fail_tasks([task], error)
+            raise error
+        result = inline_result([task], self.threshold_bytes, self._ids)
+        if result is None:
+            self._delegate.upload(task)
+            return
+        (entry,) = _pass_on(result).tasks
+        end_tasks([(task, partial(task.complete, entry.results))])
+
+    @property
+    def availability(self) -> AvailabilityProvider:
+        """Reports whether the upload of a large task would wait."""
+        return self._delegate.availability
+
+    @property
+    def uploads_in_flight(self) -> int:
+        """Uploads of the delegate that have not returned; 0 where it cannot tell."""
+        return int(getattr(self._delegate, "uploads_in_flight", 0))
+
+    def close(self) -> None:
+        """Close the delegate."""
+        self._closed = True
+        self._delegate.close()
+
+
+def inline_result(
+    tasks: Sequence[UploadTask], threshold_bytes: int, ids: IdSource
+) -> UploadTasksResult | None:
+    """Return *tasks* as handles with their bytes; None if they exceed the threshold."""
+    # A batch that is certainly too large is not encoded here.
+    least = sum(
+        change_set.size_bytes + PREFIX_SIZE * len(change_set)
+        for task in tasks
+        for change_set in task.change_sets
+    )
+    if least > threshold_bytes:
+        return None
+    handles: list[StreamStateHandle] = []
+    entries: list[TaskResults] = []
+    size = payload_bytes = 0
+    for task in tasks:
+        results = []
+        for change_set, encoded in task.in_order():
+            segment = SegmentWriter()
+            at = segment.add_encoded(encoded)
+            data = b"".join(segment.finish())
+            size += len(data)
+            payload_bytes += segment.payload_size
+            if size > threshold_bytes:
+                return None
+            handle = ByteStreamStateHandle(ids.new_id(), data)
+            handles.append(handle)
+            results.append(upload_result(change_set, handle, at))
+        entries.append(TaskResults(task, tuple(results)))
+    return UploadTasksResult(
+        tasks=tuple(entries), handles=tuple(handles), payload_bytes=payload_bytes
+    )

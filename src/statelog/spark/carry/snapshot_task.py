@@ -12,10 +12,12 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.stream_factory import FsCheckpointStreamFactory
 from statelog.errors import InvariantError, UsageError
 from statelog.model import JsonObject, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.options import Options, task_changelog_options
 from statelog.spark.carry.state_rows import ORDER_COLUMN, STATE_COLUMN, StateRows
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.session import is_connect
@@ -125,13 +127,19 @@ def write_snapshot_of(
     if writer is None:
         return SnapshotAnswer(partition, None)
     store = open_location(task.location, options=dict(task.store_options), fsync=task.fsync)
-    # Always a file, see `worker.task`.
-    factory = FsCheckpointStreamFactory.for_checkpoint(
-        store, task.checkpoint_id, paths=LocationPaths(), threshold_bytes=0
-    )
-    with factory.create_task_owned_state_stream() as stream:
-        stream.write(writer.finish())
-        handle = stream.close_and_get_handle()
+    options = Options(changelog=task_changelog_options())
+    with FsStateChangelogStorage.from_options(options, store, job_id="") as storage:
+        # Always a file, see `worker.task`.
+        factory = FsCheckpointStreamFactory.for_checkpoint(
+            store,
+            task.checkpoint_id,
+            paths=LocationPaths(),
+            threshold_bytes=0,
+            put=storage.objects.put,
+        )
+        with factory.create_task_owned_state_stream() as stream:
+            stream.write(writer.finish())
+            handle = stream.close_and_get_handle()
     if handle is None:
         raise InvariantError("a snapshot cannot be empty: a Parquet file has a footer")
     snapshot = MaterializedHandle(key_groups, task.checkpoint_id, handle)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.snapshot_schedule import LogDistances
-from statelog.spark.driver.progress import slowest_phases, summed_catch_up
+from statelog.metrics import add_entries
+from statelog.spark.driver.progress import slowest_phases, summed_catch_up, upload_figures
 from statelog.spark.driver.skew import largest_groups, largest_keys, skew_warning
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import QuerySettings
@@ -69,6 +70,8 @@ class BatchReports:
         late_rows = sum(ack.late_rows for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
         self._metrics.count("num_records_in", record.rows)
+        for ack in acks:
+            add_entries(self._metrics, ack.uploads)
         self._metrics.gauge("state_entries", lambda: record.state_entries)
         self._emit(
             BatchProgress(
@@ -84,6 +87,7 @@ class BatchReports:
                 output_bytes=record.output_bytes,
                 objects=1 + sum(ack.objects for ack in acks),
                 object_bytes=batch.metadata_bytes + sum(ack.object_bytes for ack in acks),
+                **upload_figures(acks)._asdict(),
                 log_bytes=distances.log_bytes,
                 log_handles=distances.log_handles,
                 snapshots=sum(ack.snapshot is not None for ack in acks),

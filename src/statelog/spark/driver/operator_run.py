@@ -215,6 +215,7 @@ class OperatorRun:
                 schema=location.schemas[self._index].to_json(),
                 backend=settings.backend_of_each(len(self._query.operators)),
                 operator=self._index,
+                changelog=settings.changelog,
             ),
             checkpoint_id=batch.checkpoint_id,
             base_id=last.checkpoint_id,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.worker.protocol import TaskAck
+
+_NS_PER_MS: Final = 1_000_000
 
 
 def slowest_phases(acks: Sequence[TaskAck]) -> dict[str, float]:
@@ -28,6 +31,42 @@ def summed_catch_up(acks: Sequence[TaskAck]) -> dict[str, int]:
     }
 
 
+class UploadFigures(NamedTuple):
+    """The fields of these names of a `BatchProgress`."""
+
+    uploads: int
+    upload_bytes: int
+    upload_attempts: int
+    upload_failures: int
+    upload_timeouts: int
+    upload_retries: int
+    slowest_upload_ms: float
+    upload_wait_ms: float
+
+
+def upload_figures(acks: Sequence[TaskAck]) -> UploadFigures:
+    """Return the figures of the uploads of all tasks."""
+    values: dict[str, list[float]] = {}
+    for ack in acks:
+        for name, value in ack.uploads:
+            values.setdefault(name, []).append(value)
+
+    def total(name: str) -> float:
+        return sum(values.get(name, ()))
+
+    attempts_of_each = values.get("total_attempts_per_upload", [])
+    return UploadFigures(
+        uploads=len(attempts_of_each),
+        upload_bytes=int(total("upload_sizes")),
+        upload_attempts=int(total("number_of_upload_requests")),
+        upload_failures=int(total("number_of_upload_failures")),
+        upload_timeouts=int(total("number_of_upload_timeouts")),
+        upload_retries=int(sum(attempts_of_each)) - len(attempts_of_each),
+        slowest_upload_ms=max(values.get("upload_durations", ()), default=0.0) / _NS_PER_MS,
+        upload_wait_ms=total("changelog_busy_time") / _NS_PER_MS,
+    )
+
+
 def source_metrics(progress: BatchProgress) -> dict[str, str]:
     """
     Return the figures of a micro-batch as the metrics of a source in Spark's progress.
@@ -48,6 +87,14 @@ def source_metrics(progress: BatchProgress) -> dict[str, str]:
         "outputBytes": progress.output_bytes,
         "objects": progress.objects,
         "objectBytes": progress.object_bytes,
+        "uploads": progress.uploads,
+        "uploadBytes": progress.upload_bytes,
+        "uploadAttempts": progress.upload_attempts,
+        "uploadFailures": progress.upload_failures,
+        "uploadTimeouts": progress.upload_timeouts,
+        "uploadRetries": progress.upload_retries,
+        "slowestUploadMs": round(progress.slowest_upload_ms),
+        "uploadWaitMs": round(progress.upload_wait_ms),
         "logBytes": progress.log_bytes,
         "logHandles": progress.log_handles,
         "snapshots": progress.snapshots,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from statelog.spark.driver.progress import slowest_phases
+from statelog.spark.driver.progress import UploadFigures, slowest_phases, upload_figures
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.stopwatch import Stopwatch
 
@@ -32,6 +32,7 @@ class RecordedCost(NamedTuple):
     retries: dict[str, int]
     objects: int
     object_bytes: int
+    uploads: dict[str, int] | None
 
 
 class RecordedCosts:
@@ -61,6 +62,7 @@ class RecordedCosts:
             },
             objects=sum(ack.objects for ack in acks),
             object_bytes=sum(ack.object_bytes for ack in acks),
+            uploads=_uploads(upload_figures(acks)),
         )
 
     def committed(self, watch: Stopwatch) -> None:
@@ -68,6 +70,20 @@ class RecordedCosts:
         self._previous = {
             phase: ms for phase, ms in _rounded(watch.milliseconds).items() if phase in _AFTER
         }
+
+
+def _uploads(figures: UploadFigures) -> dict[str, int] | None:
+    """Return what a record has of the uploads; None where there were none."""
+    if not figures.upload_attempts:
+        return None
+    return {
+        "uploads": figures.uploads,
+        "attempts": figures.upload_attempts,
+        "retries": figures.upload_retries,
+        "bytes": figures.upload_bytes,
+        "slowest_ms": round(figures.slowest_upload_ms),
+        "wait_ms": round(figures.upload_wait_ms),
+    }
 
 
 def _rounded(milliseconds: dict[str, float]) -> dict[str, int]:

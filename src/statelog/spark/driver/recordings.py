@@ -8,11 +8,16 @@ retained checkpoint that names it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
+from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.batch_record import RecordingEntry
-from statelog.errors import StoreError, UsageError
+from statelog.errors import StoreError, UnavailableError, UsageError
+from statelog.options import ChangelogOptions, Options
+from statelog.runtime.ids import RandomIds
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.query import Query
 from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
@@ -20,6 +25,7 @@ from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck
 from statelog.state.recordings.format import encode_file
+from statelog.store import LocationPaths, ObjectStore
 
 _log = logging.getLogger("statelog.spark")
 
@@ -70,8 +76,27 @@ def record_spec(
     )
 
 
+@contextlib.contextmanager
+def recording_files(
+    store: ObjectStore, paths: LocationPaths, options: ChangelogOptions
+) -> Iterator[OutputFiles]:
+    """
+    Yield what writes recordings, by the policy of the tasks.
+
+    Args:
+        store: Where files are written.
+        paths: Makes their names.
+        options: Attempts and time-outs.
+    """
+    # Opened for one put: few micro-batches have one, and no thread remains.
+    with FsStateChangelogStorage.from_options(
+        Options(changelog=options), store, job_id=""
+    ) as storage:
+        yield OutputFiles(storage.objects.put, paths, RandomIds())
+
+
 def committed_recordings(
-    files: OutputFiles,
+    files: Callable[[], AbstractContextManager[OutputFiles]],
     acks: Sequence[TaskAck],
     checkpoint_id: int,
     now_ms: int,
@@ -80,7 +105,7 @@ def committed_recordings(
     Write the recordings of a micro-batch, and return how its checkpoint names them.
 
     Args:
-        files: Writes files of the state location.
+        files: Opens what writes files of the state location; see `recording_files`.
         acks: The answers of the tasks of all operators.
         checkpoint_id: The checkpoint being made.
         now_ms: The wall clock.
@@ -91,9 +116,13 @@ def committed_recordings(
     inline = [ack for ack in acks if ack.recording]
     try:
         if inline:
-            handle = files.put_recording(encode_file([ack.recording for ack in inline]))
+            with files() as opened:
+                handle = opened.put_recording(encode_file([ack.recording for ack in inline]))
             entries.append(_entry(handle.path, handle.size_bytes, inline, checkpoint_id, now_ms))
-    except StoreError as error:  # a query does not stop for want of its recordings
+    except (
+        StoreError,
+        UnavailableError,
+    ) as error:  # a query does not stop for want of its recordings
         _log.warning("checkpoint %d has no recordings: %s", checkpoint_id, error)
     for ack in acks:
         if ack.recording_file is not None:

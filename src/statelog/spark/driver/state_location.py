@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
@@ -26,7 +27,7 @@ from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import pause
 from statelog.runtime.ids import RandomIds
-from statelog.spark.driver.recordings import committed_recordings, kept_recordings
+from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
     check_is_new,
@@ -35,7 +36,6 @@ from statelog.spark.driver.restart import (
 )
 from statelog.spark.driver.snapshot_planner import SnapshotPlanner
 from statelog.spark.query.query import Query
-from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.state.schema.evolution import evolve
@@ -294,7 +294,8 @@ class StateLocation:
 
         Blocks: On the store, where keys were recorded.
         """
-        files = OutputFiles(self._store, self._paths, RandomIds())
+        options = self._query.settings.changelog
+        files = partial(recording_files, self._store, self._paths, options)
         now = now_ms()
         fresh = committed_recordings(files, acks, checkpoint_id, now)
         before = () if self.record is None else self.record.recordings

@@ -41,6 +41,13 @@ class BatchProgress:
         output_bytes: Bytes of the staged rows.
         objects: Objects written to the store, the commit included.
         object_bytes: Their size.
+        uploads, upload_bytes: Uploads of the tasks that succeeded, and their bytes before
+            compression: files of changes, snapshots, staged rows and recordings.
+        upload_attempts, upload_failures, upload_timeouts: Attempts of all uploads, those of them that
+            raised an error, and those that took longer than the time-out.
+        upload_retries: Attempts after the first of the uploads that succeeded.
+        slowest_upload_ms: The longest upload, with all its attempts.
+        upload_wait_ms: Summed time that tasks waited because too many bytes were in flight.
         log_bytes, log_handles: The log after the snapshots: bytes of changes, number of handles.
         snapshots, snapshots_failed: Snapshots that were written; snapshots that failed.
         largest_key_groups: The key groups with the most rows, at most three.
@@ -66,6 +73,14 @@ class BatchProgress:
     output_bytes: int = 0
     objects: int = 0
     object_bytes: int = 0
+    uploads: int = 0
+    upload_bytes: int = 0
+    upload_attempts: int = 0
+    upload_failures: int = 0
+    upload_timeouts: int = 0
+    upload_retries: int = 0
+    slowest_upload_ms: float = 0.0
+    upload_wait_ms: float = 0.0
     log_bytes: int = 0
     log_handles: int = 0
     snapshots: int = 0
@@ -89,6 +104,7 @@ class BatchProgress:
             f"keys={self.keys} "
             f"out={self.output_rows} state_entries={self.state_entries} "
             f"delta_bytes={self.delta_bytes} objects={self.objects} "
-            f"object_bytes={self.object_bytes} log_behind_snapshot={self.log_bytes}B/"
+            f"object_bytes={self.object_bytes} uploads={self.uploads} "
+            f"upload_retries={self.upload_retries} log_behind_snapshot={self.log_bytes}B/"
             f"{self.log_handles} tasks={self.tasks} ms[{phases}] slowest_task_ms[{slowest}]"
         )

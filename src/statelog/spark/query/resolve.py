@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.options import load_options
+from statelog.options import OPTIONS, load_options, task_defaults
 from statelog.options.table import ForeignKey, find_option
 from statelog.spark.query.setting import Place, Setting
 from statelog.spark.query.settings import (
@@ -25,13 +26,13 @@ from statelog.spark.query.settings import (
     SETTINGS,
     QuerySettings,
 )
+from statelog.state.backend import DEFAULT_BUDGET
 from statelog.store.encryption import with_source
 
 _log = logging.getLogger("statelog.spark")
 
 _STORE_OPTIONS: Final = "storeoptions."
 _OPERATOR_ID: Final = "operatorid"
-_EFFECTIVE_SECTIONS: Final = ("checkpoint", "snapshot")
 _REFUSAL: Final = {
     Place.SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
     Place.WRITER: "it belongs to the operator: give it to transform_with_state",
@@ -148,14 +149,21 @@ def resolve_settings(
             for name, value in (written or {}).items()
         ),
     )
+    budget = DEFAULT_BUDGET
+    for layer in (session, code, writer):
+        budget = layer.settings.get("memory_budget", budget)
+    environ = os.environ if environ is None else environ
+    _warn_of_variables(environ)
     options = load_options(
         code.options | writer.options,
         spark_conf={CONF_PREFIX + key: str(value) for key, value in session.options.items()},
         environ=environ,
+        defaults=task_defaults(budget),
     )
     base = session.settings.pop("state_location", None)
     given = code.settings.pop("store_options", {})
     values: dict[str, Any] = {
+        "changelog": options.changelog,
         "checkpoints": options.checkpoint,
         "snapshot_policy": options.snapshot,
         **session.settings,
@@ -225,7 +233,7 @@ def _option(key: str, origin: str) -> str:
     A key of Flink's is unchanged.
 
     Raises:
-        InvalidOptionsError: There is no such option, or it has no meaning on Spark.
+        InvalidOptionsError: There is no such option, or it has no effect in a query.
     """
     try:
         spec = find_option(key)
@@ -235,13 +243,26 @@ def _option(key: str, origin: str) -> str:
         hint = f"unknown setting {key!r}; did you mean {known!r}?" if similar else error
         raise InvalidOptionsError(f"{origin}: {hint}", key=key) from None
     if isinstance(spec, ForeignKey):
-        return key
-    if spec.key == "changelog.base-path":
-        raise InvalidOptionsError(
-            f"{origin} has no meaning on Spark: the changelog is stored in the state location, "
-            "which stateLocation names",
-            key=key,
-        )
-    if spec.section not in _EFFECTIVE_SECTIONS:
-        _log.warning("%s has no effect on Spark: tasks upload at the end of a batch", origin)
-    return spec.key
+        if spec.allowed is not None:  # `load_options` compares the value
+            return key
+        reason = spec.reason
+    elif not spec.not_in_query:
+        return spec.key
+    else:
+        reason = spec.not_in_query
+    raise InvalidOptionsError(f"{origin} has no effect in a query, remove it: {reason}", key=key)
+
+
+def _warn_of_variables(environ: Mapping[str, str]) -> None:
+    """
+    Warn of environment variables without effect in a query.
+
+    They are not rejected: a process may have them for its own changelogs.
+    """
+    for spec in OPTIONS:
+        if spec.not_in_query and spec.variable in environ:
+            _log.warning(
+                "environment variable %s has no effect in a query: %s",
+                spec.variable,
+                spec.not_in_query,
+            )

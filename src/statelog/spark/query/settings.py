@@ -12,13 +12,18 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import DEFAULT_MAX_PARALLELISM
-from statelog.options import CheckpointOptions, SnapshotPolicy
+from statelog.options import (
+    ChangelogOptions,
+    CheckpointOptions,
+    SnapshotPolicy,
+    task_changelog_options,
+)
 from statelog.options.units import (
     parse_bool,
     parse_count,
@@ -68,6 +73,7 @@ class QuerySettings:
     Args:
         base_location: Folder with a subfolder for the state of each query, where the session has
             one.
+        changelog: The options `changelog.*`: how tasks upload.
 
     Raises:
         InvalidOptionsError: A value is out of range, or two contradict each other.
@@ -83,6 +89,7 @@ class QuerySettings:
         default=None,
     )
     base_location: str | None = None
+    changelog: ChangelogOptions = field(default_factory=task_changelog_options)
     delivery: Delivery = setting(
         "delivery",
         choice_of(Delivery),

@@ -9,25 +9,26 @@ query has ended, most likely, and if not, the next task restores it.
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.inline import InlineStateChangeUploader
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
-from statelog.changelog.upload.uploader import StateChangeFsUploader
+from statelog.errors import StatelogError
+from statelog.metrics import MetricsJournal
+from statelog.options import Options
 from statelog.runtime.ids import RandomIds
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.spark.worker.run import new_state
-from statelog.spark.worker.task_log import files_only
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import CachedStore, LocationPaths, open_location
+
+_log = logging.getLogger("statelog.spark")
 
 KEPT_S: Final = 600.0
 """Seconds without a task after which a state is forgotten, longer than most triggers."""
@@ -59,22 +60,23 @@ class KeptState:
         codec = OperatorCodec(OperatorStateSchema.from_json(task_state.schema), make_row)
         backend = task_state.backend
         self.state = new_state(spec.context.processor, codec, backend, _name_of(spec), self.ids)
-        self.budget_bytes = backend.budget_bytes
         self.frozen_entries: int | None = None
         self.used_s = 0.0
-        uploader = StateChangeFsUploader(self.store, paths=self.paths, ids=self.ids)
-        self.storage = FsStateChangelogStorage(
+        self.metrics = MetricsJournal()
+        self.storage = FsStateChangelogStorage.from_options(
+            Options(changelog=task_state.changelog),
             self.store,
             job_id="",
-            scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(spec.inline_bytes, uploader, ids=self.ids)
-            ),
+            metrics=self.metrics,
+            inline_bytes=spec.inline_bytes,
         )
 
-    @cached_property
-    def large_storage(self) -> FsStateChangelogStorage:
-        """The storage for the changes of a task with much input."""
-        return files_only(self.store, self.paths, self.ids, self.budget_bytes)
+    def close(self) -> None:
+        """Stop the threads of the changelog, if it started any; errors are logged."""
+        try:
+            self.storage.close()
+        except StatelogError as error:
+            _log.warning("the changelog of an earlier run could not be closed: %s", error)
 
 
 class KeptStates:
@@ -111,7 +113,7 @@ class KeptStates:
     def _forget(self, names: Sequence[str]) -> None:
         """Forget states, and free their memory before a task takes more."""
         for name in names:
-            del self._by_name[name]
+            self._by_name.pop(name).close()
         gc.unfreeze()  # a task that froze its modules froze its own objects, too
         gc.collect()
         for kept in self._by_name.values():

@@ -14,14 +14,14 @@ from itertools import islice
 
 import pyarrow as pa
 
-from statelog.format.buffers import checksum
+from statelog.format.buffers import Buffers, checksum
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.ids import IdSource
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.ipc import to_ipc
 from statelog.spark.worker.protocol import StagedOutput
 from statelog.spark.worker.spill import Piece, SpillFile
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths
 
 _FIRST_ROWS = 131_072
 _LEAST_ROWS = 1_024
@@ -140,12 +140,12 @@ class OutputFiles:
     Writes staged rows to files of the state location.
 
     Args:
-        store: Where files are written.
+        put_object: Puts an object under a new name and returns it; see `ObjectUploads.put`.
         paths: Makes their names.
         ids: Makes unique names.
     """
 
-    store: ObjectStore
+    put_object: Callable[[Callable[[], str], Buffers], str]
     paths: LocationPaths
     ids: IdSource
 
@@ -155,7 +155,7 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        return self._put(self.paths.output(self.ids.new_id()), data)
+        return self._put(self.paths.output, data)
 
     def put_recording(self, data: bytes) -> FileStateHandle:
         """
@@ -163,10 +163,10 @@ class OutputFiles:
 
         Blocks: For the store.
         """
-        return self._put(self.paths.recording(self.ids.new_id()), data)
+        return self._put(self.paths.recording, data)
 
-    def _put(self, path: str, data: bytes) -> FileStateHandle:
-        self.store.put(path, data)
+    def _put(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
+        path = self.put_object(lambda: path_of(self.ids.new_id()), data)
         return FileStateHandle(path, len(data), checksum([data]))
 
 

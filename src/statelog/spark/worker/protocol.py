@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import MaterializedHandle
+from statelog.options import ChangelogOptions, task_changelog_options
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.query.record import RecordSpec
 from statelog.spark.rows.formats import RowFormat
@@ -94,6 +95,7 @@ class TaskState:
         schema: JSON of the operator's state schema.
         backend: Where the worker keeps the state.
         operator: Index of the operator in the query.
+        changelog: How the tasks upload.
     """
 
     location: str
@@ -104,6 +106,7 @@ class TaskState:
     backend: StateBackendConfig = field(default_factory=StateBackendConfig)
     operator: int = 0
     run_id: str = ""
+    changelog: ChangelogOptions = field(default_factory=task_changelog_options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +186,8 @@ class TaskAck:
         late_rows: Input rows that were dropped; *rows* leaves them out.
         delta_bytes: Bytes of all changes.
         next_due_ms: When the next timer of its key groups is due; `NEVER_MS` for none.
+        uploads: What the worker recorded of its uploads since its last answer, with those of tasks
+            that failed in between; see `MetricsJournal`.
         objects, object_bytes: Number and size of the objects that it wrote to the store.
         recording, recording_file: What chosen keys saw: in the answer, or the name of its file.
         recorded_keys, dropped_keys: Number of keys in it, and of those that exceeded a bound.
@@ -207,6 +212,7 @@ class TaskAck:
     top_keys: list[tuple[int, str, int]] = field(default_factory=list)
     delta_bytes: int = 0
     next_due_ms: int = NEVER_MS
+    uploads: list[tuple[str, float]] = field(default_factory=list)
     objects: int = 0
     object_bytes: int = 0
     recording: bytes = b""

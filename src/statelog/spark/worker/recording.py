@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.errors import ProcessorError, StoreError
+from statelog.errors import ProcessorError, StoreError, UnavailableError
 from statelog.model.json_types import Json
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
@@ -55,7 +55,10 @@ def acknowledge_recording(
         return
     try:
         ack.recording_file = files.put_recording(encode_file([data]))
-    except StoreError as error:  # a query does not stop for want of its recordings
+    except (
+        StoreError,
+        UnavailableError,
+    ) as error:  # a query does not stop for want of its recordings
         _log.warning("what %d keys saw was not recorded: %s", ack.recorded_keys, error)
 
 

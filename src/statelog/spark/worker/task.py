@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -39,7 +39,7 @@ from statelog.spark.worker.run import TaskRun, new_run
 from statelog.spark.worker.spill import SpillFile
 from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
-from statelog.spark.worker.task_log import TaskLog
+from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
 from statelog.store import ObjectStore
 
 _ERROR_MAX = 2000
@@ -92,6 +92,26 @@ def _run(
         raise changed_partitions()
     watch = Stopwatch()
     kept = _states.of(spec)
+    with task_uploads(kept.storage) as uploads:
+        ack, output = _answer(spec, kept, uploads, partition, batches, file=file, watch=watch)
+        uploads.hand_over()
+    fail_point("before-acknowledge")
+    acknowledge(ack)
+    return output.batches() if isinstance(output, DirectOutput) else iter(())
+
+
+def _answer(
+    spec: TaskSpec,
+    kept: KeptState,
+    uploads: TaskUploads,
+    partition: int,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    file: SpillFile,
+    watch: Stopwatch,
+) -> tuple[TaskAck, StagedOutputParts | DirectOutput]:
+    """Process a partition; return the answer, and the output."""
+    context = TaskContext.get()
     objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
     key_group_range = spec.ranges[partition]
     attempt = context.attemptNumber() if context is not None else 0
@@ -113,26 +133,26 @@ def _run(
     ack.late_rows = late.rows
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
-    output = _output(kept, spec, file)
+    files = OutputFiles(uploads.put, kept.paths, kept.ids)
+    output = _output(spec, file, files)
     run = new_run(spec.context, kept.state, key_group_range, output, recorder)
     with replayable_failure(kept.store, kept.paths, recorder, spec):
-        _process(kept, spec, rows, run, ack, watch)
+        _process(_Task(kept, spec, uploads, run, ack, watch), rows)
     if isinstance(output, StagedOutputParts):
         ack.output = output.staged()
         watch.lap("stage")
     ack.output_rows = output.row_count
     if recorder is not None:
-        acknowledge_recording(OutputFiles(kept.store, kept.paths, kept.ids), recorder, spec, ack)
+        acknowledge_recording(files, recorder, spec, ack)
         watch.lap("record")
     ack.group_entries = kept.state.entry_counts(key_group_range)
     ack.entries = sum(ack.group_entries)
     ack.objects = kept.store.objects_put - objects
     ack.object_bytes = kept.store.bytes_put - object_bytes
+    ack.uploads = kept.metrics.take()
     freeze(kept)
     ack.milliseconds = watch.milliseconds
-    fail_point("before-acknowledge")
-    acknowledge(ack)
-    return output.batches() if isinstance(output, DirectOutput) else iter(())
+    return ack, output
 
 
 def _recorder(kept: KeptState, spec: TaskSpec) -> TaskRecorder | None:
@@ -150,7 +170,9 @@ def _input_rows(spec: TaskSpec) -> TaskRows:
     return rows if spec.record is None else replace(rows, row_format=KeepingFormat(rows.row_format))
 
 
-def _output(kept: KeptState, spec: TaskSpec, file: SpillFile) -> StagedOutputParts | DirectOutput:
+def _output(
+    spec: TaskSpec, file: SpillFile, files: OutputFiles
+) -> StagedOutputParts | DirectOutput:
     def check(batch: pa.RecordBatch) -> None:
         if rows.event_time_output is not None:
             check_event_times(batch, rows.event_time_output, context.watermark_ms, context.batch_id)
@@ -159,49 +181,55 @@ def _output(kept: KeptState, spec: TaskSpec, file: SpillFile) -> StagedOutputPar
     output = rows.row_format.output(rows.output, context.batch_id)
     if not spec.staged:
         return DirectOutput(output, check, rows.output, file)
-    files = OutputFiles(kept.store, kept.paths, kept.ids)
     return StagedOutputParts(output, check, rows.output, files, spec.inline_bytes)
 
 
-def _process(
-    kept: KeptState,
-    spec: TaskSpec,
-    rows: TaskInput,
-    run: TaskRun,
-    ack: TaskAck,
-    watch: Stopwatch,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A task that runs: its worker's state, its instructions, its uploads, its run and its answer."""
+
+    kept: KeptState
+    spec: TaskSpec
+    uploads: TaskUploads
+    run: TaskRun
+    ack: TaskAck
+    watch: Stopwatch
+
+
+def _process(task: _Task, rows: TaskInput) -> None:
     """Run the processor and append its changes."""
+    spec, run, ack, watch = task.spec, task.run, task.ack, task.watch
     run.begin()
     in_parts = rows.is_large and run.in_parts(rows.file)
     if in_parts and ack.partition in spec.snapshots and spec.base_id >= 0:
         # This micro-batch's changes are never in memory together: the snapshot is without them.
-        _snapshot(kept, spec, spec.base_id, run, ack)
+        _snapshot(task, spec.base_id)
         watch.lap("snapshot")
-    storage = kept.large_storage if in_parts else kept.storage
-    log = TaskLog(storage, kept.state.codec, ack.key_group_range, spec.checkpoint_id)
-    with contextlib.closing(log):
-        for part in rows.parts():
-            watch.lap("input")
-            run.take(part.rows, part.initial)
-            watch.lap("process")
-            if in_parts:
-                run.retire(log.append(run))
-                watch.lap("append")
-        run.end()
-        ack.keys, ack.next_due_ms = run.key_count, run.next_due_ms()
+    # Many small parts together would exceed what the answer may hold.
+    inline_bytes = 0 if in_parts else spec.inline_bytes
+    log = task.uploads.log(
+        task.kept.state.codec, ack.key_group_range, spec.checkpoint_id, inline_bytes
+    )
+    for part in rows.parts():
+        watch.lap("input")
+        run.take(part.rows, part.initial)
         watch.lap("process")
-        run.output.flush()
-        watch.lap("output")
-        log.append(run)
-        ack.log, ack.delta_bytes = log.persist(), log.delta_bytes
+        if in_parts:
+            run.retire(log.append(run))
+            watch.lap("append")
+    run.end()
+    ack.keys, ack.next_due_ms = run.key_count, run.next_due_ms()
+    watch.lap("process")
+    run.output.flush()
+    watch.lap("output")
+    log.append(run)
+    ack.log, ack.delta_bytes = log.persist(), log.delta_bytes
     if ack.log is not None and not in_parts:
-        handle_id = ack.log.state_handle_id
-        run.stage(spec.checkpoint_id, spec.base_id, handle_id)
+        run.stage(spec.checkpoint_id, spec.base_id, ack.log.state_handle_id)
     fail_point("between-uploads")
     watch.lap("append")
     if ack.partition in spec.snapshots and not in_parts:
-        _snapshot(kept, spec, spec.checkpoint_id, run, ack)
+        _snapshot(task, spec.checkpoint_id)
         watch.lap("snapshot")
 
 
@@ -221,13 +249,7 @@ def _load(
     return kept.store, stored.record.checkpoint.for_range(key_group_range)
 
 
-def _snapshot(
-    kept: KeptState,
-    spec: TaskSpec,
-    checkpoint_id: int,
-    run: TaskRun,
-    ack: TaskAck,
-) -> None:
+def _snapshot(task: _Task, checkpoint_id: int) -> None:
     """
     Write a snapshot of *checkpoint_id*, or report its failure.
 
@@ -235,23 +257,22 @@ def _snapshot(
     """
     try:
         fail_point("before-snapshot")
-        key_group_range = spec.snapshots[ack.partition]
-        ack.snapshot = _write_snapshot(kept, spec, key_group_range, checkpoint_id, run)
+        task.ack.snapshot = _write_snapshot(task, checkpoint_id)
     except Exception as error:
-        ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
+        task.ack.snapshot_error = f"{type(error).__name__}: {error}"[:_ERROR_MAX]
 
 
-def _write_snapshot(
-    kept: KeptState,
-    spec: TaskSpec,
-    key_group_range: KeyGroupRange,
-    checkpoint_id: int,
-    run: TaskRun,
-) -> MaterializedHandle:
+def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
     # Always a file: inside the handle it would be part of every later checkpoint.
-    data = run.snapshot(key_group_range)
+    kept, spec = task.kept, task.spec
+    key_group_range = spec.snapshots[task.ack.partition]
+    data = task.run.snapshot(key_group_range)
     factory = FsCheckpointStreamFactory.for_checkpoint(
-        kept.store, spec.checkpoint_id, paths=kept.paths, threshold_bytes=0
+        kept.store,
+        spec.checkpoint_id,
+        paths=kept.paths,
+        threshold_bytes=0,
+        put=task.uploads.put,
     )
     with factory.create_task_owned_state_stream() as stream:
         stream.write(data)

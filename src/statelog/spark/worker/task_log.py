@@ -2,45 +2,17 @@
 Append the changes of a task to the changelog.
 
 A task that processes its rows at once appends one change set, inline or in a file.  A task with more
-rows appends a set for each part.  The writer uploads the sets while the task continues, so that they
-do not accumulate in memory, and the handle names several files.
+rows appends a set for each part.  The storage uploads these on its threads while the task continues,
+holds the task back at the limit of bytes in flight, and the handle names several files.
 """
 
 from __future__ import annotations
 
 from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.scheduler import DirectStateChangeUploadScheduler
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
-from statelog.options import ChangelogOptions
-from statelog.runtime.ids import IdSource
 from statelog.spark.worker.run import TaskRun
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.store import LocationPaths, ObjectStore
-
-_UPLOADS = 32
-
-
-def files_only(
-    store: ObjectStore, paths: LocationPaths, ids: IdSource, budget_bytes: int
-) -> FsStateChangelogStorage:
-    """
-    Return a storage that writes all changes to files.
-
-    Args:
-        store: Where files are written.
-        paths: Makes their names.
-        ids: Makes unique names.
-        budget_bytes: Memory of the worker; one upload uses a small part of it.
-    """
-    uploader = StateChangeFsUploader(store, paths=paths, ids=ids)
-    return FsStateChangelogStorage(
-        store,
-        job_id="",
-        scheduler=DirectStateChangeUploadScheduler(uploader),
-        options=ChangelogOptions(preemptive_persist_threshold_bytes=budget_bytes // _UPLOADS),
-    )
 
 
 class TaskLog:
@@ -76,8 +48,9 @@ class TaskLog:
 
         Raises:
             ProcessorError: A value does not fit its type.
+            BackpressureTimeoutError: The store does not take the bytes in flight in time.
 
-        Blocks: For the store, when many bytes wait for upload.
+        Blocks: While bytes in flight are at their limit.
         """
         changes = run.encoded()
         if len(changes):
@@ -96,7 +69,10 @@ class TaskLog:
         """
         Make all changes durable, and return their handle or None.
 
-        Blocks: For the store.
+        Raises:
+            UploadFailedError: Every attempt of an upload failed.
+
+        Blocks: For the store, where changes are not small.
         """
         writer = self._writer
         if writer is None:
@@ -105,6 +81,11 @@ class TaskLog:
         return writer.persist(start, checkpoint_id=self._checkpoint_id).result().job_manager_owned
 
     def close(self) -> None:
-        """Close the writer; files that no handle names are deleted."""
+        """Close the writer; files that the handle of `persist` names are kept."""
         if self._writer is not None:
             self._writer.close()
+
+    def give_up(self) -> None:
+        """Close the writer and delete all its files, because no answer will name them."""
+        if self._writer is not None:
+            self._writer.truncate_and_close(self._writer.initial_sequence_number())

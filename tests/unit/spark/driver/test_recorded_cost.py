@@ -35,6 +35,29 @@ def test_the_slowest_task_counts_in_each_phase_and_failed_attempts_add_up() -> N
     assert cost.previous_ms is None
 
 
+def test_uploads_are_recorded_where_there_were_any() -> None:
+    acks = [ack(0, 0), ack(1, 0)]
+    costs = RecordedCosts(Location())
+    assert costs.before_commit(watch(), acks).uploads is None
+    for task, attempts in zip(acks, (1, 3), strict=True):
+        task.uploads = [
+            ("number_of_upload_requests", 1),
+            *[("number_of_upload_requests", 1), ("number_of_upload_failures", 1)] * (attempts - 1),
+            ("total_attempts_per_upload", attempts),
+            ("upload_sizes", 1_000),
+            ("upload_durations", attempts * 2_000_000),
+            ("changelog_busy_time", 1_500_000),
+        ]
+    assert costs.before_commit(watch(), acks).uploads == {
+        "uploads": 2,
+        "attempts": 4,
+        "retries": 2,
+        "bytes": 2_000,
+        "slowest_ms": 6,
+        "wait_ms": 3,
+    }
+
+
 def test_a_phase_of_no_millisecond_is_left_out_of_the_tasks() -> None:
     cost = RecordedCosts(Location()).before_commit(watch(run=1.0), [ack(0, 0, spill=0.3)])
     assert {} == cost.task_ms

@@ -8,7 +8,14 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.options import CheckpointOptions, SnapshotPolicy
+from statelog.options import (
+    OPTIONS,
+    ChangelogOptions,
+    CheckpointOptions,
+    SnapshotPolicy,
+    task_changelog_options,
+)
+from statelog.options.table import FOREIGN
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.record import RecordRule, parse_record
@@ -105,7 +112,12 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"delivery": "twice"}, {}, {}, "staged or direct"),
         ({"restoreFrom": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
         ({"operatorId": "x"}, {}, {}, "no effect there"),
-        ({"changelog.base-path": "x"}, {}, {}, "stateLocation names"),
+        (
+            {"changelog.base-path": "x"},
+            {},
+            {},
+            "base-path' has no effect in a query.*set stateLocation",
+        ),
         ({"tasks": "2", "TASKS": "3"}, {}, {}, "tasks is set a second time"),
         (
             {"retainedCheckpoints": "2", "checkpoint.retained": "3"},
@@ -165,12 +177,88 @@ def test_what_the_code_may_say_is_the_table() -> None:
     assert OperatorSettings.__doc__ is not None
     assert all(f"    {name}: (" in OperatorSettings.__doc__ for name in names)
     undocumented = {one.name for one in fields(QuerySettings)} - set(SETTINGS)
-    assert {"base_location"} == undocumented
+    assert {"base_location", "changelog"} == undocumented
 
 
-def test_what_has_no_effect_on_spark_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    settled({"state.backend.changelog.dstl.dfs.upload.num-threads": "9"})
-    assert "upload.num-threads' has no effect on Spark" in caplog.text
+EFFECTIVE = {
+    "changelog.compression.enabled": True,
+    "changelog.preemptive-persist-threshold": 5_000,
+    "changelog.batch.persist-delay": "7 ms",
+    "changelog.batch.persist-size-threshold": 6_000,
+    "changelog.upload.num-threads": 9,
+    "changelog.discard.num-threads": 2,
+    "changelog.upload.max-in-flight": 7_000,
+    "changelog.upload.retry-policy": "exponential",
+    "changelog.upload.timeout": "3 s",
+    "changelog.upload.max-attempts": 8,
+    "changelog.upload.next-attempt-delay": "4 ms",
+    "changelog.batch.fixed-delay": True,
+    "changelog.backpressure-timeout": "1 min",
+}
+
+
+def test_the_options_of_the_changelog_take_effect_in_a_query() -> None:
+    expected = ChangelogOptions.from_mapping(EFFECTIVE)
+    assert expected == settled({}, EFFECTIVE).changelog
+    assert expected == settled({key: str(value) for key, value in EFFECTIVE.items()}).changelog
+    flink = {
+        f"state.changelog.dstl.dfs.{key.removeprefix('changelog.')}": value
+        for key, value in EFFECTIVE.items()
+        if key not in ("changelog.batch.fixed-delay", "changelog.backpressure-timeout")
+    }
+    ours = {key: EFFECTIVE[key] for key in list(EFFECTIVE)[-2:]}
+    assert expected == settled({}, flink | ours).changelog
+
+
+def test_an_option_takes_effect_in_a_query_or_is_rejected_by_name() -> None:
+    """Every key of every section, and every key of Flink's."""
+    keys = {key: spec for spec in OPTIONS for key in (spec.key, *spec.flink_keys)}
+    sections = {spec.key for spec in OPTIONS if spec.section in ("checkpoint", "snapshot")}
+    for key, spec in keys.items():
+        assert bool(spec.not_in_query) == (spec.key not in EFFECTIVE | dict.fromkeys(sections))
+        for conf, arguments, written in (
+            ({key: "1"}, {}, {}),
+            ({}, {key: "1"}, {}),
+            ({}, {}, {key: "1"}),
+        ):
+            if spec.not_in_query:
+                with pytest.raises(InvalidOptionsError, match="has no effect in a query") as raised:
+                    settled(conf, arguments, written)
+                assert key in str(raised.value)
+                assert spec.not_in_query in str(raised.value)
+    for foreign in FOREIGN:
+        for key in foreign.keys:
+            if foreign.allowed is None:
+                with pytest.raises(InvalidOptionsError, match=f"{key}' has no effect in a query"):
+                    settled({key: "1"})
+            else:
+                assert settled() == settled({key: str(foreign.allowed)})
+
+
+def test_tasks_have_defaults_of_their_own_within_the_budget() -> None:
+    options = settled({"memoryBudget": "256 mb"}).changelog
+    assert (16 << 20, 4 << 20, 4 << 20) == (
+        options.upload_max_in_flight_bytes,
+        options.preemptive_persist_threshold_bytes,
+        options.batch_persist_size_threshold_bytes,
+    )
+    assert settled().changelog == QuerySettings().changelog == task_changelog_options()
+    assert options.upload_timeout.total_seconds() == 30
+    written = settled({"memoryBudget": "256 mb"}, {}, {"changelog.upload.max-in-flight": "1 gb"})
+    assert written.changelog.upload_max_in_flight_bytes == 1 << 30
+
+
+def test_a_variable_without_effect_in_a_query_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environ = {
+        "STATELOG_LOCAL_RECOVERY_BACKUP": "false",
+        "STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "9",
+    }
+    found = resolve_settings({}, {}, environ=environ)
+    assert found.changelog.upload_max_attempts == 9
+    assert "STATELOG_LOCAL_RECOVERY_BACKUP has no effect in a query" in caplog.text
+    assert "MAX_ATTEMPTS" not in caplog.text
 
 
 def test_the_state_lies_where_the_query_is_or_under_its_name() -> None:

@@ -1,0 +1,114 @@
+"""Whole objects are put with the retries, time-outs and metrics of change sets."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.changelog.helpers import ScriptedStore
+
+import statelog as sl
+from statelog.errors import ClosedError, StoreError, UploadFailedError
+
+SETTINGS = {
+    "changelog.upload.next-attempt-delay": "0 ms",
+    "changelog.upload.max-attempts": 4,
+    "changelog.upload.timeout": "30 s",
+}
+
+
+def opened(store: ScriptedStore, **settings: object) -> sl.FsStateChangelogStorage:
+    options = sl.load_options(SETTINGS | settings, environ={})
+    return sl.FsStateChangelogStorage.from_options(options, store, job_id="")
+
+
+@pytest.fixture
+def name() -> Iterator[object]:
+    numbers = itertools.count()
+    yield lambda: f"output/{next(numbers)}"
+
+
+def test_a_put_that_fails_is_tried_again_under_another_name(name: object) -> None:
+    store = ScriptedStore()
+    store.put_errors, store.torn = [StoreError("reset", path=""), OSError("broken pipe")], True
+    with opened(store) as storage:
+        path = storage.objects.put(name, [b"ab", b"c"])  # type: ignore[arg-type]
+        assert store.objects == {path: b"abc"}, "what failed attempts wrote is deleted"
+        assert path == "output/2"
+        values = storage.metrics.snapshot()
+        assert (values["number_of_upload_requests"], values["number_of_upload_failures"]) == (3, 2)
+        assert storage.metrics.value("total_attempts_per_upload").values == (3,)  # type: ignore[union-attr]
+        assert storage.metrics.value("upload_sizes").values == (3,)  # type: ignore[union-attr]
+
+
+def test_a_put_that_always_fails_names_object_and_attempts(name: object) -> None:
+    store = ScriptedStore()
+    store.put_errors = [StoreError(f"fault {n}", path="") for n in range(9)]
+    with opened(store) as storage, pytest.raises(UploadFailedError) as raised:
+        storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+    for text in ("3 bytes", "scripted://", "attempt 4", "fault 3"):
+        assert text in str(raised.value)
+    assert isinstance(raised.value.__cause__, StoreError)
+    assert store.requests["put"] == 4
+
+
+class HangingStore(ScriptedStore):
+    """The first put waits for the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.first = threading.Event(), True
+
+    def put(self, path: str, data: object) -> None:
+        if self.first:
+            self.first = False
+            self.gate.wait(60)
+        super().put(path, data)  # type: ignore[arg-type]
+
+
+def test_a_put_that_hangs_is_overtaken_and_its_late_object_deleted(name: object) -> None:
+    store = HangingStore()
+    with opened(store, **{"changelog.upload.timeout": "20 ms"}) as storage:
+        path = storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+        assert set(store.objects) == {path}
+        store.gate.set()
+        deadline = time.monotonic() + 20
+        while store.requests["delete"] == 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert set(store.objects) == {path}
+        assert storage.metrics.value("number_of_upload_timeouts") == 1
+        assert storage.metrics.value("number_of_discarded_uploads") == 1
+
+
+def test_a_close_ends_a_put_that_runs(name: object) -> None:
+    store = HangingStore()
+    storage = opened(store)
+    errors: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    while store.first:
+        time.sleep(0.001)
+    storage.close()
+    store.gate.set()
+    thread.join(20)
+    assert [type(each) for each in errors] == [ClosedError]
+    with pytest.raises(ClosedError):
+        storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+
+
+def test_what_a_task_gives_up_is_deleted_and_what_it_hands_over_is_kept(name: object) -> None:
+    store = ScriptedStore()
+    with opened(store) as storage:
+        kept, lost = (storage.objects.put(name, b"abc") for _ in range(2))  # type: ignore[arg-type]
+        storage.objects.hand_over([kept])
+        storage.objects.give_up([lost])
+        storage.objects.give_up([kept])
+    assert set(store.objects) == {kept}
