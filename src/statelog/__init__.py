@@ -82,6 +82,7 @@ from statelog.options import (
     StreamOptions,
     load_options,
 )
+from statelog.runtime.mailbox import MailboxExecutor, TaskMailbox
 from statelog.store import ObjectInfo, ObjectStore, open_store
 
 __version__ = "0.2.0"
@@ -133,6 +134,7 @@ __all__ = [
     "LocationState",
     "MAX_FILE_STATE_THRESHOLD",
     "METADATA_KEY_GROUP",
+    "MailboxExecutor",
     "Metrics",
     "ObjectExistsError",
     "ObjectInfo",
@@ -163,6 +165,7 @@ __all__ = [
     "StreamStateHandle",
     "Tag",
     "TaskChangelogRegistry",
+    "TaskMailbox",
     "TaskResults",
     "UnavailableError",
     "UploadFailedError",

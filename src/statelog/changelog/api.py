@@ -112,7 +112,7 @@ PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
 
 
 class StateChangelogWriter(Protocol):
-    """Writes the log of one task's keyed state.  Thread: one owner at a time."""
+    """Writes the log of one task's keyed state.  Thread: any."""
 
     def append(self, key_group: int, value: bytes) -> None:
         """Append one change."""
