@@ -50,6 +50,7 @@ from statelog.errors import (
     StoreError,
     UnavailableError,
     UploadFailedError,
+    UploadTimeoutError,
     UsageError,
     WriterClosedError,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "UploadResult",
     "UploadTask",
     "UploadTasksResult",
+    "UploadTimeoutError",
     "UsageError",
     "WriterClosedError",
     "copy",

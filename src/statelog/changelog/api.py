@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.arguments import number, refused
+from statelog.arguments import Seconds, refused, seconds
 from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
@@ -69,17 +69,20 @@ class AvailabilityProvider:
         """Future that is completed once there is capacity, or on close."""
         return self._future
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: Seconds | None = None) -> bool:
         """
         Wait for capacity or the close; return False on a time-out.
 
-        Blocks: At most *timeout_s*, or without bound for None.
+        Args:
+            timeout_s: Longest wait, in seconds or as a `timedelta`; None for no bound.
+
+        Blocks: At most *timeout_s*.
 
         Raises:
-            UsageError: *timeout_s* is not a finite number of at least 0.
+            UsageError: *timeout_s* is not a finite duration of at least 0.
         """
         if timeout_s is not None:
-            timeout_s = min(number(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
+            timeout_s = min(seconds(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
         try:
             self._future.result(timeout_s)
         except FutureTimeoutError:

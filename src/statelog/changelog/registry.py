@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TypeGuard, assert_never
 
-from statelog.arguments import acting, instance, refused, whole_number
+from statelog.arguments import Seconds, acting, instance, refused, seconds, whole_number
 from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.core.file_ownership import (
     DeleteFile,
@@ -29,6 +29,7 @@ from statelog.core.file_ownership import (
 )
 from statelog.errors import ClosedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
@@ -36,7 +37,7 @@ from statelog.store.api import ObjectStore
 _log = logging.getLogger("statelog")
 
 
-class TaskChangelogRegistry:
+class TaskChangelogRegistry(ClosesAtExit):
     """
     Tracks the files of one storage and deletes those that became garbage.
 
@@ -127,14 +128,15 @@ class TaskChangelogRegistry:
         with self._runtime.lock:
             return len(self._ownership)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: Seconds = 5.0) -> None:
         """
         Wait for running deletions; those that exceed the time-out are left running.
 
-        Blocks: At most *timeout_s*.
+        Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.
         """
+        limit_s = seconds(timeout_s, "timeout_s", low=0)
         with self._runtime.lock:
-            self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
+            self._runtime.lock.wait_for(lambda: self._deleting == 0, limit_s)
         if self._owns_runtime:
             self._runtime.close(0.0)
 

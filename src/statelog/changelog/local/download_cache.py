@@ -53,6 +53,7 @@ from statelog.format.buffers import checksum
 from statelog.format.segment import parse_segment
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
@@ -70,7 +71,7 @@ _LEFT_BEHIND_S: Final = 3600
 """Age at which an unfinished file, or one of a process that died, is removed."""
 
 
-class DownloadCache:
+class DownloadCache(ClosesAtExit):
     """
     Reads changelog files of a store through files on local disk.
 

@@ -18,10 +18,11 @@ from statelog.changelog.upload.uploader import (
 )
 from statelog.format.segment import SegmentWriter
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.ids import IdSource, RandomIds
 
 
-class InlineStateChangeUploader:
+class InlineStateChangeUploader(ClosesAtExit):
     """
     Stores small batches in their handles and passes large ones to another uploader.
 

@@ -11,9 +11,17 @@ from typing import Protocol
 
 from statelog.arguments import acting
 from statelog.changelog.api import AvailabilityProvider
-from statelog.changelog.upload.task import UploadTask, check_answer, end_tasks, ends_of, fail_tasks
+from statelog.changelog.upload.task import (
+    UploadTask,
+    check_answer,
+    end_tasks,
+    ends_of,
+    fail_tasks,
+    upload_failure,
+)
 from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.interrupts import interruptible, uninterrupted
 
 
@@ -44,7 +52,7 @@ class StateChangeUploadScheduler(Protocol):
         ...
 
 
-class DirectStateChangeUploadScheduler:
+class DirectStateChangeUploadScheduler(ClosesAtExit):
     """
     Uploads in the calling thread, task by task, without threads and batches.
 
@@ -62,7 +70,8 @@ class DirectStateChangeUploadScheduler:
         """
         Upload *task* and end it.
 
-        An interrupt of the upload fails the task and is raised.
+        A failure ends it with `UploadFailedError`, as with the batching scheduler.  An interrupt of
+        the upload fails the task and is raised.
         Blocks: For the time of the store's put.   Thread: any.
 
         Raises:
@@ -75,12 +84,12 @@ class DirectStateChangeUploadScheduler:
         try:
             answer = interruptible(self._uploader.upload, [task])
             ends = ends_of(self._uploader, [task], check_answer(self._uploader, answer))
-        except Exception as error:
-            fail_tasks([task], error)
+        except BaseException as error:
+            attempts = f"attempt 1: {type(error).__name__}: {error}"
+            fail_tasks([task], upload_failure(len(task.change_sets), error, attempts))
+            if not isinstance(error, Exception):
+                raise  # an interrupt
             return
-        except BaseException as error:  # an interrupt fails the task and is raised
-            fail_tasks([task], error)
-            raise
         end_tasks(ends)
 
     @property

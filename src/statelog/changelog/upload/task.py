@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.arguments import given, refused
-from statelog.errors import UploadFailedError, UsageError
+from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
@@ -195,6 +195,24 @@ class UploadTasksResult:
         end_tasks(
             [(entry.task, partial(entry.task.complete, entry.results)) for entry in self.tasks]
         )
+
+
+def upload_failure(num_sets: int, error: BaseException | None, attempts: str) -> UploadFailedError:
+    """
+    Return the error of a failed upload, the same for every scheduler.
+
+    Args:
+        num_sets: Change sets of the upload.
+        error: The cause: what the last attempt raised, or its time-out.
+        attempts: The end of each attempt, for the message.
+    """
+    kind = UploadTimeoutError if isinstance(error, TimeoutError) else UploadFailedError
+    failure = kind(
+        f"upload of {num_sets} change sets failed ({attempts}); the writer still holds them, and "
+        "the next persist sends them again"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 Ends = Sequence[tuple[UploadTask, Callable[[], None]]]

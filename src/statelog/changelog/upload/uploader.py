@@ -28,6 +28,7 @@ from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
 from statelog.model.upload_result import UploadResult
 from statelog.runtime.clock import Clock, SystemClock
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
@@ -83,7 +84,7 @@ class PreparingUploader(StateChangeUploader, Protocol):
         ...
 
 
-class StateChangeFsUploader:
+class StateChangeFsUploader(ClosesAtExit):
     """
     Writes each batch as one changelog file.
 
