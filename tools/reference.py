@@ -175,7 +175,7 @@ def options_page() -> str:
         specs = [spec for spec in OPTIONS if spec.section == section]
         parts.append(f"\n## `{section}`\n\n| Key | Kind | Default | Meaning |\n|---|---|---|---|\n")
         parts += [
-            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {meaning(spec)} |\n"
+            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {spec.description} |\n"
             for spec in specs
         ]
         with_flink = [spec for spec in specs if spec.flink_keys]
@@ -198,11 +198,6 @@ def default_text(spec: OptionSpec) -> str:
     """Return the default as one would write it."""
     value = default_of(spec)
     return describe_size(value) if spec.kind is OptionKind.SIZE else describe(value)
-
-
-def meaning(spec: OptionSpec) -> str:
-    """Return the description, and whether the option has an effect."""
-    return spec.description if spec.effect else f"{spec.description} Without effect."
 
 
 def keys(names: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.arguments import Seconds, refused, seconds
+from statelog.flink_names import FlinkNames
 from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
@@ -31,7 +32,7 @@ def _completed() -> Future[None]:
     return future
 
 
-class AvailabilityProvider:
+class AvailabilityProvider(FlinkNames):
     """
     Reports whether a scheduler has upload capacity, and when it has again.
 

@@ -25,6 +25,7 @@ from statelog.changelog.upload.batching import BatchingStateChangeUploadSchedule
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.writer import FsStateChangelogWriter, WriterContext
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
@@ -41,7 +42,7 @@ _LOW_LATENCY_SCHEMES = ("file:", "memory:")
 """Stores that answer faster than a thread wakes up: a waiting thread runs the upload itself."""
 
 
-class FsStateChangelogStorage:
+class FsStateChangelogStorage(FlinkNames):
     """
     Changelogs of one job in one process, on an object store.
 

@@ -46,6 +46,7 @@ from statelog.core.change_log_events import (
 from statelog.errors import (
     WriterClosedError,
 )
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import (
     KeyGroupRange,
@@ -83,7 +84,7 @@ class WriterContext:
     caller_runs_uploads: bool = False
 
 
-class FsStateChangelogWriter(AppendSide, ClosesAtExit):
+class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
     """
     A writer whose change sets become files of an object store.
 

@@ -73,7 +73,6 @@ class OptionSpec:
         kind: The kind of its value.
         flink_keys: Flink's keys, the present one first.
         description: What it does, in a sentence.
-        effect: Whether statelog reads it.
     """
 
     section: str
@@ -82,7 +81,6 @@ class OptionSpec:
     kind: OptionKind
     flink_keys: tuple[str, ...]
     description: str
-    effect: bool = True
 
     @property
     def key(self) -> str:
@@ -118,11 +116,9 @@ class ForeignKey:
     reason: str
 
 
-def _dfs(
-    field: str, name: str, kind: OptionKind, description: str, effect: bool = True
-) -> OptionSpec:
+def _dfs(field: str, name: str, kind: OptionKind, description: str) -> OptionSpec:
     keys = tuple(prefix + name for prefix in _DFS)
-    return OptionSpec("changelog", field, name, kind, keys, description, effect)
+    return OptionSpec("changelog", field, name, kind, keys, description)
 
 
 OPTIONS: Final = (
@@ -136,7 +132,6 @@ OPTIONS: Final = (
     ),
     _dfs("batch_persist_delay", "batch.persist-delay", OptionKind.DURATION, "Longest time an upload waits for others to share its file."),
     _dfs("batch_persist_size_threshold_bytes", "batch.persist-size-threshold", OptionKind.SIZE, "Waiting bytes, of all writers, that are uploaded at once; at most `changelog.upload.max-in-flight`."),
-    _dfs("upload_buffer_size_bytes", "upload.buffer-size", OptionKind.SIZE, "Flink's stream buffer; a file is put whole, so there is no stream to buffer.", False),
     _dfs("upload_num_threads", "upload.num-threads", OptionKind.COUNT, "Concurrent uploads."),
     _dfs("discard_num_threads", "discard.num-threads", OptionKind.COUNT, "Concurrent deletions."),
     _dfs("upload_max_in_flight_bytes", "upload.max-in-flight", OptionKind.SIZE, "Bytes queued or uploading, of all writers; above it callers wait."),
@@ -172,8 +167,7 @@ OPTIONS: Final = (
         "write-buffer-size",
         OptionKind.SIZE,
         (f"{_EXECUTION}write-buffer-size", "state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
-        "Flink's stream buffer, raised to the threshold; an object is put whole here.",
-        False,
+        "Small writes to a checkpoint stream are collected in pieces of this size; raised to the threshold.",
     ),
     OptionSpec("snapshot", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
     OptionSpec("snapshot", "min_log_bytes", "min-log-size", OptionKind.SIZE, (), "A smaller log never makes a snapshot due by its size."),
@@ -197,6 +191,7 @@ FOREIGN: Final = (
     ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows without bound; raise the bounds in the section `snapshot` instead"),
     ForeignKey(tuple(f"{prefix}periodic-materialize.interval" for prefix in _CHANGELOG), OptionKind.DURATION, None, "snapshots are written when the log has grown, not by the clock"),
     ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a failed snapshot fails no micro-batch and is tried again later"),
+    ForeignKey((*(f"{prefix}upload.buffer-size" for prefix in _DFS), "changelog.upload.buffer-size", "upload.buffer-size"), OptionKind.SIZE, None, "a file is put whole, so that no stream has to be buffered"),
     ForeignKey((f"{_EXECUTION}max-concurrent-checkpoints",), OptionKind.COUNT, 1, "micro-batches commit one after another"),
     ForeignKey((f"{_EXECUTION}file-merging.enabled",), OptionKind.SWITCH, None, "tasks of a batch always share one file"),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from statelog.arguments import Seconds, given, refused, seconds
 from statelog.errors import ClosedError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.lock import ThreadLock
 
@@ -44,7 +45,7 @@ class MailboxExecutor(Protocol):
         ...
 
 
-class TaskMailbox(ClosesAtExit):
+class TaskMailbox(ClosesAtExit, FlinkNames):
     """
     A `MailboxExecutor` whose owner runs the commands with `drain` or `run`.
 

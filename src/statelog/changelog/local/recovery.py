@@ -22,6 +22,7 @@ from statelog import arguments
 from statelog.arguments import Seconds, instance, path, seconds, switch, whole_number
 from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.model.state_change import INT32_MAX
@@ -51,7 +52,7 @@ _WAITING_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRecoveryConfig:
+class LocalRecoveryConfig(FlinkNames):
     """
     The directories of local copies, and whether to write and read them.
 

@@ -27,6 +27,7 @@ from statelog.core.local_copies import (
     LocalCopies,
 )
 from statelog.errors import ClosedError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
@@ -38,7 +39,7 @@ _NO_CHECKPOINT: Final = 0
 """The id in a handle without a checkpoint, which is never confirmed or aborted."""
 
 
-class LocalChangelogRegistry(ClosesAtExit):
+class LocalChangelogRegistry(ClosesAtExit, FlinkNames):
     """
     Tracks the local copies of one storage and deletes unneeded ones.
 

@@ -53,6 +53,7 @@ from statelog.errors import (
     InvalidOptionsError,
     UnavailableError,
 )
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit, close_all
@@ -73,7 +74,7 @@ class _Offer:
         self.admitted = False
 
 
-class BatchingStateChangeUploadScheduler(ClosesAtExit):
+class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
     """
     Uploads tasks of all writers in few files, with retries and back-pressure.
 

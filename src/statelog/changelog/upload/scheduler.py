@@ -7,7 +7,8 @@ fails its task; it is not raised to the caller of an append (H10).
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statelog.arguments import acting
 from statelog.changelog.api import AvailabilityProvider
@@ -21,12 +22,58 @@ from statelog.changelog.upload.task import (
 )
 from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
+from statelog.flink_names import FlinkNames, unknown_member
+from statelog.options import ChangelogOptions
 from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.interrupts import interruptible, uninterrupted
+from statelog.store.api import ObjectStore
+
+if TYPE_CHECKING:
+    from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 
 
-class StateChangeUploadScheduler(Protocol):
-    """Uploads tasks; each of them ends exactly once."""
+if TYPE_CHECKING:
+    from abc import ABCMeta as _ProtocolMeta
+else:
+    _ProtocolMeta = type(Protocol)
+
+
+class _Factories(_ProtocolMeta):
+    """
+    Flink's static methods of the interface.
+
+    Methods of the class of a protocol are not part of the protocol, so that a scheduler needs none
+    of them.
+    """
+
+    def direct_scheduler(self, uploader: StateChangeUploader) -> DirectStateChangeUploadScheduler:
+        """Return `DirectStateChangeUploadScheduler(uploader)`."""
+        return DirectStateChangeUploadScheduler(uploader)
+
+    def from_config(
+        self,
+        options: ChangelogOptions | None = None,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        **parts: Any,
+    ) -> BatchingStateChangeUploadScheduler:
+        """Return `BatchingStateChangeUploadScheduler.from_config`, with the same arguments."""
+        from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+
+        return BatchingStateChangeUploadScheduler.from_config(options, base_path, **parts)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise unknown_member(type(self), name, self)
+
+
+class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
+    """
+    Uploads tasks; each of them ends exactly once.
+
+    `StateChangeUploadScheduler.direct_scheduler(uploader)` and `.from_config(options, base_path)`
+    make the two schedulers of statelog, as in Flink.
+    """
 
     def upload(self, task: UploadTask) -> None:
         """
@@ -52,7 +99,7 @@ class StateChangeUploadScheduler(Protocol):
         ...
 
 
-class DirectStateChangeUploadScheduler(ClosesAtExit):
+class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
     """
     Uploads in the calling thread, task by task, without threads and batches.
 
