@@ -197,7 +197,7 @@ def options_page() -> str:
         specs = [spec for spec in OPTIONS if spec.section == section]
         parts.append(f"\n## `{section}`\n\n| Key | Kind | Default | Meaning |\n|---|---|---|---|\n")
         parts += [
-            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {meaning(spec)} |\n"
+            f"| `{spec.key}` | {spec.kind.value} | {default_text(spec)} | {spec.description} |\n"
             for spec in specs
         ]
         with_flink = [spec for spec in specs if spec.flink_keys]
@@ -243,11 +243,6 @@ def query_section() -> str:
         f"| {keys(each.keys)} | {each.reason} |\n" for each in FOREIGN if each.allowed is None
     ]
     return QUERY_HEAD + "".join(rows) + REFUSED_HEAD + "".join(refused + foreign)
-
-
-def meaning(spec: OptionSpec) -> str:
-    """Return the description, and whether the option has an effect."""
-    return spec.description if spec.effect else f"{spec.description} Without effect."
 
 
 def keys(names: Iterable[str]) -> str:

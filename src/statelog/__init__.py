@@ -50,9 +50,11 @@ from statelog.errors import (
     StoreError,
     UnavailableError,
     UploadFailedError,
+    UploadTimeoutError,
     UsageError,
     WriterClosedError,
 )
+from statelog.flink_names import unknown_name
 from statelog.format.trailer import SetEntry
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -82,6 +84,7 @@ from statelog.options import (
     StreamOptions,
     load_options,
 )
+from statelog.runtime.mailbox import MailboxExecutor, TaskMailbox
 from statelog.store import EncryptedStore, ObjectInfo, ObjectStore, open_store
 
 __version__ = "0.2.0"
@@ -134,6 +137,7 @@ __all__ = [
     "LocationState",
     "MAX_FILE_STATE_THRESHOLD",
     "METADATA_KEY_GROUP",
+    "MailboxExecutor",
     "Metrics",
     "ObjectExistsError",
     "ObjectInfo",
@@ -164,22 +168,22 @@ __all__ = [
     "StreamStateHandle",
     "Tag",
     "TaskChangelogRegistry",
+    "TaskMailbox",
     "TaskResults",
     "UnavailableError",
     "UploadFailedError",
     "UploadResult",
     "UploadTask",
     "UploadTasksResult",
+    "UploadTimeoutError",
     "UsageError",
     "WriterClosedError",
-    "copy",
     "discard_local_copies",
     "edit",
     "forget",
     "fork",
     "key_group_range_for_operator",
     "load_options",
-    "open",
     "open_store",
     "read_change_batches",
     "read_changes",
@@ -195,9 +199,11 @@ if TYPE_CHECKING:
     from statelog.carry.forget_report import ForgetReport, KeyTrace
     from statelog.carry.key_edits import EditCounts
     from statelog.carry.recommit import EditReport
-    from statelog.checkpoint.copy_location import CopyProgress, CopyReport, copy
+    from statelog.checkpoint.copy_location import CopyProgress, CopyReport
+    from statelog.checkpoint.copy_location import copy as copy
     from statelog.checkpoint.savepoints import Fork, Tag, fork, tag, tags, untag
-    from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus, open
+    from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus
+    from statelog.state.reader import open as open
 
     MaterializationOptions = SnapshotPolicy
 else:
@@ -236,4 +242,9 @@ else:
                 stacklevel=2,
             )
             return SnapshotPolicy
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise unknown_name(name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names; those that hide a builtin or a module are not in `__all__`."""
+    return sorted([*__all__, "copy", "open", "__all__", "__doc__", "__name__", "__version__"])

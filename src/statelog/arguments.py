@@ -17,6 +17,9 @@ from typing import TypeVar
 from statelog.errors import UsageError
 
 T = TypeVar("T")
+Seconds = float | dt.timedelta
+"""A duration of a call: a number of seconds, or a `timedelta`."""
+
 _SHOWN_CHARACTERS = 80
 
 
@@ -79,6 +82,28 @@ def number(
     if not math.isfinite(value) or (low is not None and value < low):
         raise refused(name, f"a finite number{bound}", value, error)
     return float(value)
+
+
+def seconds(
+    value: object,
+    name: str,
+    *,
+    low: float | None = None,
+    error: type[UsageError] = UsageError,
+) -> float:
+    """
+    Return a duration >= *low* in seconds, given as a number or as a `timedelta`.
+
+    Raises:
+        UsageError: It is something else, infinite, not a number, or too low.
+    """
+    if isinstance(value, dt.timedelta):
+        return number(value.total_seconds(), name, low=low, error=error)
+    bound = "" if low is None else f" of at least {low:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        wanted = f"a finite number of seconds{bound}, or a datetime.timedelta"
+        raise refused(name, wanted, value, error)
+    return number(value, name, low=low, error=error)
 
 
 def switch(value: object, name: str, *, error: type[UsageError] = UsageError) -> bool:

@@ -14,7 +14,8 @@ A class exists only where a caller would act differently::
     │   └── WriterClosedError
     ├── UnavailableError (OSError)          try again; nothing was lost
     │   ├── UploadFailedError                   all attempts of one upload failed
-    │   └── BackpressureTimeoutError            no upload capacity in time
+    │   │   └── UploadTimeoutError (TimeoutError)   the last of them took too long
+    │   └── BackpressureTimeoutError (TimeoutError)   no upload capacity in time
     ├── StoreError (OSError)                the object store refused or failed
     │   ├── ObjectNotFoundError (FileNotFoundError)
     │   └── ObjectExistsError (FileExistsError)
@@ -108,7 +109,12 @@ class RequirementError(UsageError, ImportError):
 
 
 class ClosedError(StatelogError):
-    """The object was closed; open a new one."""
+    """
+    The object was closed; open a new one.
+
+    Not an `OSError`: these are transient, and a caller that repeats a call after an `OSError` would
+    repeat this one without end.
+    """
 
 
 class WriterClosedError(ClosedError):
@@ -121,6 +127,10 @@ class UnavailableError(StatelogError, OSError):
 
 class UploadFailedError(UnavailableError):
     """Every attempt of one upload failed; the changes are still held by the writer."""
+
+
+class UploadTimeoutError(UploadFailedError, TimeoutError):
+    """The last attempt of an upload took too long; `__cause__` is the time-out."""
 
 
 class BackpressureTimeoutError(UnavailableError, TimeoutError):

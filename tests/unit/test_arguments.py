@@ -70,8 +70,10 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: sl.RetryPolicy.fixed(timeout_s=NAN), "time-out.*finite"),
     (lambda: sl.RetryPolicy.fixed(delay_after_failure_s=NAN), "delay.*finite"),
     (lambda: sl.RetryPolicy.exponential(delay_max_s=float("inf")), "delay.*finite"),
-    (lambda: batching(batch_delay_ns=0.5), "batch_delay_ns .*whole"),
-    (lambda: batching(batch_delay_ns=-1), "batch_delay_ns .*at least 0"),
+    (lambda: batching(batch_delay_s="10 ms"), "batch_delay_s .*seconds.* or a datetime.timedelta"),
+    (lambda: batching(batch_delay_s=-1), "batch_delay_s .*at least 0"),
+    (lambda: batching(batch_delay_s=dt.timedelta(-1)), "batch_delay_s .*at least 0"),
+    (lambda: batching(upload_threads=0), "upload_threads .*at least 1"),
     (lambda: batching(batch_threshold_bytes=NAN), "batch_threshold_bytes .*whole"),
     (lambda: batching(max_in_flight_bytes=0, batch_threshold_bytes=0), "max_in_flight_bytes"),
     (lambda: batching(fixed_delay="no"), "fixed_delay .*True or False"),
@@ -256,7 +258,7 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
         (
             sl.StateChangeFsUploader,
             {"store": store},
-            {"store": (), "job_id": ("x",), "compress": (True,), "paths": (None,)},
+            {"store": ("x",), "job_id": ("x",), "compress": (True,), "paths": (None,)},
         ),
         (
             sl.InlineStateChangeUploader,
@@ -272,7 +274,7 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
         (
             sl.TaskChangelogRegistry,
             {"store": store},
-            {"store": (), "copies": (None,), "discard_threads": ()},
+            {"store": ("x",), "copies": (None,), "discard_threads": ()},
         ),
         (
             sl.LocalBackup,
@@ -282,7 +284,7 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
         (
             sl.DownloadCache,
             cache,
-            {"store": (), "directories": (), "max_bytes": (), "idle_timeout": ()},
+            {"store": ("x",), "directories": (), "max_bytes": (), "idle_timeout": ()},
         ),
         (
             sl.FsStateChangelogStorage,
@@ -302,17 +304,25 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
             FsCheckpointStreamFactory,
             streams,
             {
-                "store": (),
+                "store": ("x",),
                 "exclusive_directory": ("x",),
                 "shared_directory": ("x",),
                 "task_owned_directory": ("x", None),
                 "entropy": (None,),
             },
         ),
+        (sl.StateChangeSet.of, changes, {"log_id": (), "sqn": (), "changes": ([], {})}),
         (
-            sl.StateChangeSet.of,
-            changes,
-            {"log_id": (), "sqn": (), "changes": ([], {})},
+            sl.StateChangeSet,
+            {"log_id": 0, "sqn": 0, "batches": []},
+            {"log_id": (), "sqn": (), "batches": ([], {})},
+        ),
+        (sl.KeyGroupRange, {"start": 0, "end": 5}, {"start": (), "end": (-1,)}),
+        (sl.SequenceNumberRange, {"from_sqn": 0, "to_sqn": 5}, {"from_sqn": (), "to_sqn": ()}),
+        (
+            sl.RetryPolicy.fixed,
+            {},
+            {"max_attempts": (), "timeout_s": (None, 1.5, -1), "delay_after_failure_s": (1.5,)},
         ),
     ]
     calls: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {}
@@ -325,12 +335,23 @@ def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
     copy, one = FileStateHandle("/a", 1), pa.array([b"x"])
     calls |= {
         "append": (lambda value: writer.append(1, value), (b"b",)),
+        "append.key_group": (lambda value: writer.append(value, b"b"), (True,)),
+        "persist": (writer.persist, ()),
+        "persist.checkpoint_id": (lambda value: writer.persist(0, value), ()),
+        "confirm": (lambda value: writer.confirm(0, 0, value), ()),
+        "reset": (lambda value: writer.reset(value, 0, 0), ()),
+        "truncate": (writer.truncate, ()),
+        "create_writer.mailbox": (lambda value: storage.create_writer("a", ALL, value), (None,)),
+        "mailbox.execute": (sl.TaskMailbox().execute, ()),
+        "mailbox.run": (sl.TaskMailbox().run, ()),
         "append_meta": (writer.append_meta, (b"b",)),
         "append_batch.values": (lambda value: writer.append_batch([1], value), ()),
         "append_batch.key_groups": (lambda value: writer.append_batch(value, one), ()),
         "read": (storage.read, ()),
         "read_batches": (lambda value: storage.read_batches(empty, value), (None,)),
         "registry.release": (registry.release, ()),
+        "registry.close": (registry.close, (1.5,)),
+        "copies.close": (sl.LocalChangelogRegistry().close, (1.5,)),
         "registry.start_tracking": (lambda value: registry.start_tracking(value, 1), ()),
         "copies.register": (lambda value: copies.register(copy, value), ()),
         "copies.discard": (copies.discard_up_to_checkpoint, ()),

@@ -11,11 +11,10 @@ FLINK = "state.changelog.dstl.dfs."
 
 def test_the_defaults_are_flinks() -> None:
     options = sl.ChangelogOptions()
-    assert (False, 5 << 20, 10 << 20, 1 << 20, 5, 1, 100 << 20, "fixed", 3) == (
+    assert (False, 5 << 20, 10 << 20, 5, 1, 100 << 20, "fixed", 3) == (
         options.compression_enabled,
         options.preemptive_persist_threshold_bytes,
         options.batch_persist_size_threshold_bytes,
-        options.upload_buffer_size_bytes,
         options.upload_num_threads,
         options.discard_num_threads,
         options.upload_max_in_flight_bytes,
@@ -51,6 +50,8 @@ def test_flinks_keys_are_understood_in_all_spellings() -> None:
             "dstl.dfs.preemptive-persist-threshold": "5 mb",
             "batch_persist_delay": "PT0.01S",
             "upload.max-attempts": "7",
+            FLINK + "upload.buffer-size": "2 mb",  # accepted: there is nothing to buffer
+            "upload.buffer-size": "2 mb",
             FLINK + "download.local-cache.idle-timeout-ms": "3 min",
         }
     )

@@ -15,7 +15,8 @@ from typing import Final, Protocol
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.arguments import number, refused
+from statelog.arguments import Seconds, refused, seconds
+from statelog.flink_names import FlinkNames
 from statelog.model import ChangelogStateHandle, SequenceNumber, SnapshotResult
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.lock import Lock, ThreadLock
@@ -31,7 +32,7 @@ def _completed() -> Future[None]:
     return future
 
 
-class AvailabilityProvider:
+class AvailabilityProvider(FlinkNames):
     """
     Reports whether a scheduler has upload capacity, and when it has again.
 
@@ -69,17 +70,20 @@ class AvailabilityProvider:
         """Future that is completed once there is capacity, or on close."""
         return self._future
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: Seconds | None = None) -> bool:
         """
         Wait for capacity or the close; return False on a time-out.
 
-        Blocks: At most *timeout_s*, or without bound for None.
+        Args:
+            timeout_s: Longest wait, in seconds or as a `timedelta`; None for no bound.
+
+        Blocks: At most *timeout_s*.
 
         Raises:
-            UsageError: *timeout_s* is not a finite number of at least 0.
+            UsageError: *timeout_s* is not a finite duration of at least 0.
         """
         if timeout_s is not None:
-            timeout_s = min(number(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
+            timeout_s = min(seconds(timeout_s, "timeout_s", low=0), _LONGEST_WAIT_S)
         try:
             self._future.result(timeout_s)
         except FutureTimeoutError:
@@ -112,7 +116,7 @@ PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
 
 
 class StateChangelogWriter(Protocol):
-    """Writes the log of one task's keyed state.  Thread: one owner at a time."""
+    """Writes the log of one task's keyed state.  Thread: any."""
 
     def append(self, key_group: int, value: bytes) -> None:
         """Append one change."""

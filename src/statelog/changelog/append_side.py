@@ -1,32 +1,32 @@
 """
-The append side of a writer: two columns and a counter, without a lock.
+The append side of a writer: one list and a counter, without a lock.
 
-A signal handler may raise between any two calls (Ctrl-C does).  An `append` interrupted there may
-leave a key group without its value at the end of the column; the next call removes it.
+The list holds a key group, then its value, for each change.  One call adds both, so a change is in
+the list whole or not at all, whatever a signal handler or another thread does.  The counter decides
+only when to flush: a signal or two threads at once may leave it wrong until the next cut, which
+counts the changes.
 
 This is a base class of the writer because a part of the writer would cost a further call for each
 append.
-Source: Flink, FsStateChangelogWriter.append.
+Source: Flink, FsStateChangelogWriter.append; deviates: any thread may append.
 """
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from array import array
 
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.changelog.columns import as_bytes, batch_of_rows, check_length, checked_batch
+from statelog.arguments import refused
+from statelog.changelog.columns import Appended, as_bytes, batches_of, check_length, checked_batch
 from statelog.errors import KeyGroupOutOfRangeError
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch, KeyGroupRange
 from statelog.model.state_change import INT32_MAX, value_bytes
-from statelog.runtime.interrupts import uninterrupted
 
 _CLOSED_START = 2**62
 """Lower bound of a range without key groups: every append then takes the slow path, which checks."""
-_TORN_START = 2**61
-"""The same after an interrupted append: the next call first repairs the columns."""
 
 
 class AppendSide(ABC):
@@ -39,7 +39,7 @@ class AppendSide(ABC):
         key_group_range: The key groups it accepts.
         preemptive_threshold_bytes: Bytes held at which `_flush` is called.
 
-    Thread: The owner of the writer, but for the methods that say otherwise.
+    Thread: any.
     """
 
     def __init__(
@@ -56,17 +56,14 @@ class AppendSide(ABC):
         self._end = key_group_range.end
         # Never above the longest value, so that a longer one always takes the slow path.
         self._threshold_bytes = min(preemptive_threshold_bytes, INT32_MAX)
-        self._batches: list[ChangeBatch] = []
         self._free_bytes = self._start_free_bytes = self._threshold_bytes
-        self._start_rows()
+        self._appended: Appended = []
+        self._add = self._appended.extend
+        self._has_batches = False
 
     @abstractmethod
     def _check_open(self) -> None:
         """Raise `WriterClosedError` if the writer is closed, `StoreError` in a forked child."""
-
-    @abstractmethod
-    def _is_closed(self) -> bool:
-        """Return whether the writer is closed."""
 
     @abstractmethod
     def _flush(self) -> None:
@@ -78,7 +75,8 @@ class AppendSide(ABC):
 
         At the pre-emptive threshold this starts an upload of all changes held.  If that raises,
         the change is in the log and must not be appended again.  After an exception of a signal
-        handler the change is in the log or not; the caller cannot know which.
+        handler the change is in the log or not; the caller cannot know which.  Changes of several
+        threads are in the log in the order of their calls.
 
         Args:
             key_group: Inside the writer's range.
@@ -86,17 +84,18 @@ class AppendSide(ABC):
 
         Raises:
             KeyGroupOutOfRangeError: The key group belongs to another task.
-            UsageError: *value* is not bytes, or longer than 2**31-1; nothing was appended.
+            UsageError: *key_group* is not a whole number, or *value* is not bytes, or longer than
+                2**31-1; nothing was appended.
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: At the threshold, if no upload capacity is free in time.
             StoreError: This process inherited the storage over a fork.
 
-        Blocks: At the threshold, while bytes in flight are at their limit.   Thread: the owner.
+        Blocks: At the threshold, while bytes in flight are at their limit.   Thread: any.
         Source: Flink, FsStateChangelogWriter.append; deviates: the range is checked, a closed
         writer raises, an earlier failed upload does not.
         """
-        if not self._start <= key_group <= self._end:
-            self._refuse(key_group)
+        if key_group.__class__ is not int or not self._start <= key_group <= self._end:
+            key_group = self._checked_key_group(key_group)
         if value.__class__ is not bytes:
             value = as_bytes(value)
         free_bytes = self._free_bytes - len(value)
@@ -104,14 +103,7 @@ class AppendSide(ABC):
             self._append_checked(key_group, value)
             return
         self._free_bytes = free_bytes
-        try:
-            self._add_key_group(key_group)
-            self._add_value(value)
-        except BaseException:
-            # First, and without a call: the repair may be interrupted too.
-            self._start = _TORN_START
-            self._repair_rows()
-            raise
+        self._add((key_group, value))
 
     def append_meta(self, value: bytes) -> None:
         """
@@ -122,12 +114,11 @@ class AppendSide(ABC):
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: As for `append`.
 
-        Blocks: As `append`.   Thread: the owner.
+        Blocks: As `append`.   Thread: any.
         """
         self._check_open()
         if value.__class__ is not bytes:
             value = as_bytes(value)
-        self._repair_rows()
         self._append_checked(METADATA_KEY_GROUP, value)
 
     def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
@@ -147,7 +138,7 @@ class AppendSide(ABC):
             WriterClosedError: The writer is closed.
             BackpressureTimeoutError: As for `append`.
 
-        Blocks: As `append`.   Thread: the owner.
+        Blocks: As `append`.   Thread: any.
         """
         self._check_open()
         batch = checked_batch(key_groups, values)
@@ -157,10 +148,10 @@ class AppendSide(ABC):
         owned = self._key_group_range
         if lowest < owned.start or highest > owned.end:
             self._refuse(lowest if lowest < owned.start else highest)
-        if self._key_groups:
-            self._end_rows()
-        self._free_bytes = free_bytes = self._free_bytes - value_bytes(batch.values)
-        self._batches.append(batch)
+        size_bytes = value_bytes(batch.values)
+        self._free_bytes = free_bytes = self._free_bytes - size_bytes
+        self._has_batches = True  # first: a cut on another thread may come between
+        self._add((None, (batch, size_bytes)))
         if free_bytes <= 0:
             self._flush()
 
@@ -168,71 +159,56 @@ class AppendSide(ABC):
         """Append a change after a check of its length; upload at the threshold."""
         check_length(len(value))
         self._free_bytes = free_bytes = self._free_bytes - len(value)
-        try:
-            self._add_key_group(key_group)
-            self._add_value(value)
-        except BaseException:
-            self._start = _TORN_START
-            self._repair_rows()
-            raise
+        self._add((key_group, value))
         if free_bytes <= 0:
             self._flush()
 
-    def _start_rows(self) -> None:
-        self._key_groups: array[int] = array("i")
-        self._values: list[bytes] = []
-        self._add_key_group = self._key_groups.append
-        self._add_value = self._values.append
-
-    def _repair_rows(self) -> None:
-        """Remove a key group without a value, and allow appends again."""
-        if self._start == _TORN_START:
-            del self._key_groups[len(self._values) :]
-            # Counted again: the bytes of that value were subtracted before it was appended.
-            appended_bytes = sum(batch.size_bytes for batch in self._batches)
-            self._free_bytes = self._start_free_bytes - appended_bytes - sum(map(len, self._values))
-            self._start = self._key_group_range.start
-            if self._is_closed():  # by another thread, meanwhile
-                self._start = _CLOSED_START
-
-    @uninterrupted
-    def _end_rows(self) -> None:
-        """Turn the changes appended one by one into a batch."""
-        self._repair_rows()
-        if not self._values:
-            return
-        appended_bytes = self._start_free_bytes - self._free_bytes
-        self._batches.append(batch_of_rows(self._key_groups, self._values, appended_bytes))
-        self._start_rows()
-
     def _take_batches(self) -> tuple[tuple[ChangeBatch, ...], int]:
-        """Return what was appended since the last cut, and its size in bytes."""
-        self._end_rows()
-        batches, self._batches = tuple(self._batches), []
-        return batches, self._start_free_bytes - self._free_bytes
+        """
+        Return what was appended since the last cut, and its size in bytes.
+
+        Called under the lock.  Other threads may append meanwhile; these changes are in the next
+        set.
+        """
+        end = len(self._appended)
+        if not end:
+            return (), 0
+        key_groups, values = self._appended[0:end:2], self._appended[1:end:2]
+        taken = batches_of(key_groups, values, self._has_batches)
+        del self._appended[:end]  # last: if memory runs out above, the changes are kept
+        left = self._appended[1::2]  # of other threads, since `end`
+        self._free_bytes = self._start_free_bytes - sum(
+            len(each) if isinstance(each, bytes) else each[1] for each in left
+        )
+        return taken
 
     def _measure_free_bytes(self, pending_bytes: int) -> None:
         """Set how many bytes may be appended before a flush, with *pending_bytes* cut already."""
-        appended_bytes = self._start_free_bytes - self._free_bytes
-        if not self._values and not self._batches:
-            appended_bytes = 0
+        appended_bytes = self._start_free_bytes - self._free_bytes if self._appended else 0
         self._start_free_bytes = self._threshold_bytes - pending_bytes
         self._free_bytes = self._start_free_bytes - appended_bytes
 
     def _end_appends(self) -> None:
-        """Send every later append to the slow path, which refuses it.  Thread: any."""
+        """Send every later append to the slow path, which refuses it."""
         self._start, self._end = _CLOSED_START, _CLOSED_START - 1
 
     def _forget_appended(self) -> None:
-        """Drop what was appended since the last cut.  Thread: any."""
-        self._batches = []
-        self._start_rows()
+        """Drop what was appended since the last cut."""
+        self._appended.clear()
+
+    def _checked_key_group(self, key_group: object) -> int:
+        """Return the key group of an append as an `int`, or raise."""
+        self._check_open()
+        try:
+            number = operator.index(key_group)  # type: ignore[arg-type]
+        except TypeError:
+            wanted = f"a whole number in {self._key_group_range}, the range of the writer"
+            raise refused("key_group", wanted, key_group) from None
+        if number not in self._key_group_range:
+            self._refuse(number)
+        return number
 
     def _refuse(self, key_group: int) -> None:
-        self._check_open()
-        self._repair_rows()
-        if key_group in self._key_group_range:
-            return  # an interrupted append had closed the range
         raise KeyGroupOutOfRangeError(
             f"key group {key_group} is outside {self._key_group_range}, the range of writer "
             f"{self._log_id} ({self._operator_id}); send the change to the task that owns it",

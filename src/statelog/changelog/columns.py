@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,29 +13,67 @@ import pyarrow.compute as pc
 from statelog.arguments import given
 from statelog.errors import KeyGroupOutOfRangeError, UsageError
 from statelog.model import ChangeBatch
-from statelog.model.state_change import INT32_MAX, ChangeRows, value_bytes
+from statelog.model.state_change import INT32_MAX, ChangeRows, Int32Array, value_bytes
+
+Appended = list[Any]
+"""For each change its key group, then its value; for each batch None, then batch and size."""
 
 FEW_ROWS = 64
-"""Up to this many changes are encoded faster row by row than in columns."""
+"""
+Up to this many changes are encoded faster row by row than in columns.
+
+As columns, one change takes more than a kilobyte.
+"""
 _FEW_BYTES = 1 << 20
 
 
-def batch_of_rows(key_groups: array[int], values: list[bytes], value_bytes: int) -> ChangeBatch:
+def batches_of(
+    key_groups: list[Any], values: list[Any], has_batches: bool
+) -> tuple[tuple[ChangeBatch, ...], int]:
     """
-    Return changes that were appended one by one as a batch.
-
-    Neither list may be changed later.  Few changes stay rows: as columns, one change takes more
-    than a kilobyte.
+    Return what was appended, in order, as batches, and its size in bytes.
 
     Args:
-        key_groups: One for each value.
-        values: The changes.
-        value_bytes: Their summed length, or more.
+        key_groups: The key group of each change that was appended alone; None for a batch.
+        values: The bytes of each change, or a batch and its size in bytes.
+        has_batches: False if every change was appended alone.
     """
-    if len(values) <= FEW_ROWS and value_bytes <= _FEW_BYTES:
+    if not has_batches:
+        rows = _batch_of_rows(key_groups, values)
+        return (rows,), rows.size_bytes
+    batches: list[ChangeBatch] = []
+    size_bytes = start = 0
+    while start < len(values):
+        try:
+            end = key_groups.index(None, start)
+        except ValueError:
+            end = len(values)
+        if end > start:
+            rows = _batch_of_rows(key_groups[start:end], values[start:end])
+            batches.append(rows)
+            size_bytes += rows.size_bytes
+        for batch, batch_bytes in values[end : end + 1]:
+            batches.append(batch)
+            size_bytes += batch_bytes
+        start = end + 1
+    return tuple(batches), size_bytes
+
+
+def _batch_of_rows(key_groups: list[int], values: list[bytes]) -> ChangeBatch:
+    """Return changes that were appended one by one as a batch; few of them stay rows."""
+    if len(values) <= FEW_ROWS and sum(map(len, values)) <= _FEW_BYTES:
         return ChangeRows(tuple(key_groups), tuple(values))
-    kind = pa.large_binary() if value_bytes > INT32_MAX else pa.binary()
-    return ChangeBatch(np.frombuffer(key_groups, dtype=np.int32), pa.array(values, kind))
+    column = pa.array(values, pa.binary())
+    if isinstance(column, pa.ChunkedArray):  # 32-bit offsets are too small
+        column = pa.array(values, pa.large_binary())
+    return ChangeBatch(_key_group_column(key_groups), column)
+
+
+def _key_group_column(key_groups: list[int]) -> Int32Array:
+    try:
+        return np.frombuffer(bytes(key_groups), np.uint8).astype(np.int32)  # a third of the time
+    except ValueError:  # metadata, or a key group above 255
+        return np.frombuffer(array("i", key_groups), dtype=np.int32)
 
 
 def as_bytes(value: object) -> bytes:

@@ -10,9 +10,10 @@ file is deleted too (H6).
 from __future__ import annotations
 
 import logging
+import os
 from typing import TypeGuard, assert_never
 
-from statelog.arguments import acting, instance, refused, whole_number
+from statelog.arguments import Seconds, instance, refused, seconds, whole_number
 from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.core.file_ownership import (
     DeleteFile,
@@ -28,20 +29,23 @@ from statelog.core.file_ownership import (
     SetReleased,
 )
 from statelog.errors import ClosedError
+from statelog.flink_names import FlinkNames
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
+from statelog.store.as_store import as_store
 
 _log = logging.getLogger("statelog")
 
 
-class TaskChangelogRegistry:
+class TaskChangelogRegistry(ClosesAtExit, FlinkNames):
     """
     Tracks the files of one storage and deletes those that became garbage.
 
     Args:
-        store: The store that contains the files.
+        store: The store that contains the files, or its path or URL.
         copies: Tracks the local copies of the files; None if there are none.
         discard_threads: Concurrent deletions, >= 1; ignored with a *runtime*, which has a pool.
         runtime: Lock, and the pool that deletes; None for real ones, which `close` stops.
@@ -49,17 +53,16 @@ class TaskChangelogRegistry:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: str | os.PathLike[str] | ObjectStore,
         *,
         copies: LocalChangelogRegistry | None = None,
         discard_threads: int = 1,
         runtime: Runtime | None = None,
     ) -> None:
         whole_number(discard_threads, "discard_threads", low=1)
-        acting(store, "store", ("delete",), "an ObjectStore")
+        self._store = as_store(store, "store", ("delete",))
         if copies is not None:
             instance(copies, "copies", LocalChangelogRegistry, "a LocalChangelogRegistry")
-        self._store = store
         self._owns_runtime = runtime is None
         self._runtime = (
             system_runtime(discard_threads=discard_threads) if runtime is None else runtime
@@ -127,14 +130,15 @@ class TaskChangelogRegistry:
         with self._runtime.lock:
             return len(self._ownership)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: Seconds = 5.0) -> None:
         """
         Wait for running deletions; those that exceed the time-out are left running.
 
-        Blocks: At most *timeout_s*.
+        Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.
         """
+        limit_s = seconds(timeout_s, "timeout_s", low=0)
         with self._runtime.lock:
-            self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
+            self._runtime.lock.wait_for(lambda: self._deleting == 0, limit_s)
         if self._owns_runtime:
             self._runtime.close(0.0)
 

@@ -38,6 +38,7 @@ from statelog.changelog.upload.objects import ObjectUploads
 from statelog.changelog.upload.scheduler import StateChangeUploadScheduler
 from statelog.changelog.writer import FsStateChangelogWriter, WriterContext
 from statelog.errors import ClosedError, InvalidOptionsError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
@@ -46,12 +47,13 @@ from statelog.runtime.closing import close_after, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.forks import OwningProcess
 from statelog.runtime.interrupts import uninterrupted
+from statelog.runtime.mailbox import MailboxExecutor
 from statelog.store.api import ObjectStore
 
 _CLOSE_TIMEOUT_S = 1.0
 
 
-class FsStateChangelogStorage:
+class FsStateChangelogStorage(FlinkNames):
     """
     Changelogs of one job in one process, on an object store.
 
@@ -239,7 +241,10 @@ class FsStateChangelogStorage:
 
     @uninterrupted
     def create_writer(
-        self, operator_id: str, key_group_range: KeyGroupRange
+        self,
+        operator_id: str,
+        key_group_range: KeyGroupRange,
+        mailbox: MailboxExecutor | None = None,
     ) -> FsStateChangelogWriter:
         """
         Return a new, empty writer.
@@ -247,6 +252,8 @@ class FsStateChangelogStorage:
         Args:
             operator_id: Name of the operator, for messages.
             key_group_range: The key groups it accepts, within 0..32767.
+            mailbox: Runs the callbacks of the writer's persists on its owner's thread, such as a
+                `TaskMailbox`; None for the storage's callback threads.
 
         Raises:
             ClosedError: The storage is closed.
@@ -258,6 +265,8 @@ class FsStateChangelogStorage:
         self._process.check()
         arguments.text(operator_id, "operator_id")
         arguments.instance(key_group_range, "key_group_range", KeyGroupRange, "a KeyGroupRange")
+        if mailbox is not None:
+            arguments.acting(mailbox, "mailbox", ("execute",), "a MailboxExecutor")
         if not len(key_group_range) or key_group_range.end >= MAX_PARALLELISM_LIMIT:
             raise UsageError(
                 f"a writer needs key groups within 0..{MAX_PARALLELISM_LIMIT - 1}, not "
@@ -273,6 +282,7 @@ class FsStateChangelogStorage:
                 key_group_range,
                 self._writer_context,
                 self._forget,
+                mailbox,
             )
         return writer
 

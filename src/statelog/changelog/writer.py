@@ -1,8 +1,9 @@
 """
 The writer: numbered change sets, made durable on request.
 
-Appends are in `append_side.py`; they belong to the writer's thread and take no lock.  Everything
-that concerns sets is decided by `core/change_log.py`, under the storage's lock.
+Appends are in `append_side.py`; they take no lock.  Everything that concerns sets is decided by
+`core/change_log.py`, under the storage's lock.  So any thread may call a writer: each call is one
+step, and steps of several threads are in the log in the order of their calls.
 
 Every call but `append` is one step of `runtime/interrupts.py`: a signal handler runs after it.
 Source: Flink, FsStateChangelogWriter.  Deviations are listed there and at the methods.
@@ -12,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, assert_never
+from typing import assert_never
 
 from statelog.arguments import whole_number
 from statelog.changelog.api import PersistFuture
@@ -46,6 +46,7 @@ from statelog.core.change_log_events import (
 from statelog.errors import (
     WriterClosedError,
 )
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import (
     KeyGroupRange,
@@ -53,10 +54,11 @@ from statelog.model import (
     StreamStateHandle,
 )
 from statelog.model.upload_result import UploadResult
-from statelog.runtime.closing import close_after
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime
 from statelog.runtime.forks import OwningProcess, notify_after_fork
 from statelog.runtime.interrupts import uninterrupted
+from statelog.runtime.mailbox import MailboxExecutor
 from statelog.runtime.pool import CallerRunsFuture
 
 
@@ -82,11 +84,14 @@ class WriterContext:
     caller_runs_uploads: bool = False
 
 
-class FsStateChangelogWriter(AppendSide):
+class FsStateChangelogWriter(AppendSide, ClosesAtExit, FlinkNames):
     """
     A writer whose change sets become files of an object store.
 
     Made by `FsStateChangelogStorage.create_writer`.
+
+    Args:
+        mailbox: Runs the callbacks of persists; None for the storage's callback threads.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class FsStateChangelogWriter(AppendSide):
         key_group_range: KeyGroupRange,
         context: WriterContext,
         on_close: Callable[[int], None],
+        mailbox: MailboxExecutor | None = None,
     ) -> None:
         super().__init__(log_id, operator_id, key_group_range, context.preemptive_threshold_bytes)
         self._scheduler = context.scheduler
@@ -103,6 +109,7 @@ class FsStateChangelogWriter(AppendSide):
         self._runtime = context.runtime
         self._upload_pool = context.runtime.upload_pool if context.caller_runs_uploads else None
         self._on_close = on_close
+        self._mailbox = mailbox
         self._log = ChangeLog(log_id)
         self._persists = PendingPersists(
             log_id,
@@ -145,7 +152,7 @@ class FsStateChangelogWriter(AppendSide):
         Raises:
             WriterClosedError: The writer is closed.
 
-        Thread: the owner.
+        Thread: any.
         """
         self._check_open()
         with self._runtime.lock:
@@ -168,9 +175,10 @@ class FsStateChangelogWriter(AppendSide):
             Future of a handle over [from_sqn, n), n being the next number at the time of the
             call.  An empty range gives a handle without entries.  It fails with
             `UploadFailedError`, or with `WriterClosedError` if the writer is closed first.  It
-            cannot be cancelled.  Callbacks run on the storage's callback threads, never on those
-            of uploads or timers and never under a lock, so a blocking callback delays only other
-            callbacks.  One added after the end runs at once, in the thread that adds it.  On local
+            cannot be cancelled.  Callbacks run in the writer's mailbox, or without one on the
+            storage's callback threads; never on those of uploads or timers and never under a lock,
+            so a blocking callback delays only other callbacks.  All of them may call the writer.
+            One added after the end runs at once, in the thread that adds it.  On local
             disk and in memory, a wait without a time-out runs pending uploads itself, and a disk
             that hangs blocks it.  `result(timeout=...)` never runs uploads.
 
@@ -188,12 +196,14 @@ class FsStateChangelogWriter(AppendSide):
             StoreError: This process inherited the storage over a fork.
 
         Blocks: While bytes in flight are at their limit; with the direct scheduler for the time
-        of the upload.   Thread: the owner.
+        of the upload.   Thread: any.
         Source: Flink, FsStateChangelogWriter.persist; deviates: failed sets are sent again.
         """
         first = SequenceNumber.of(from_sqn).value
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
-        future: PersistFuture = CallerRunsFuture(self._upload_pool, self._runtime.callback_pool)
+        future: PersistFuture = CallerRunsFuture(
+            self._upload_pool, self._runtime.callback_pool, self._mailbox
+        )
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
             self._log.check_persist(first)
@@ -218,7 +228,7 @@ class FsStateChangelogWriter(AppendSide):
         Raises:
             UsageError: The range is reversed or ends above the next number.
 
-        Thread: the owner.
+        Thread: any.
         """
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         first, end = SequenceNumber.of(from_sqn), SequenceNumber.of(to_sqn)
@@ -236,7 +246,7 @@ class FsStateChangelogWriter(AppendSide):
         The next `persist` reuses uploaded sets.  Local copies that neither this log nor another
         checkpoint needs are deleted.
 
-        Thread: the owner.
+        Thread: any.
         Source: Flink, FsStateChangelogWriter.reset, which also deletes the local copies of the
         last confirmed checkpoint (H9).
         """
@@ -259,7 +269,7 @@ class FsStateChangelogWriter(AppendSide):
         Raises:
             ChangesNotAppendedError: *to_sqn* is above the next number.
 
-        Thread: the owner.
+        Thread: any.
         """
         self._post(Truncated(SequenceNumber.of(to_sqn).value))
         with self._runtime.lock:
@@ -272,7 +282,7 @@ class FsStateChangelogWriter(AppendSide):
 
         Sets below are kept for the checkpoints that name them.
 
-        Thread: the owner, or the thread that closes the storage.
+        Thread: any.
         """
         self._end_writer(Closed(SequenceNumber.of(from_sqn).value))
 
@@ -284,22 +294,11 @@ class FsStateChangelogWriter(AppendSide):
         Files that a returned handle names are kept.  Deletes files whose change sets never appeared
         in a returned handle.  A second call does nothing.
 
-        Thread: the owner, or the thread that closes the storage.
+        Thread: any.
         Source: Flink, FsStateChangelogWriter.close; deviates: futures do not hang, a second call
         does nothing.
         """
         self._end_writer(Closed())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        close_after(error, self.close)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -378,9 +377,6 @@ class FsStateChangelogWriter(AppendSide):
     def after_fork(self) -> None:
         """Refuse every later append in a forked child."""
         self._end_appends()
-
-    def _is_closed(self) -> bool:
-        return self._log.closed
 
     def _check_open(self) -> None:
         self._process.check()

@@ -6,7 +6,8 @@ leaves nothing.  Deviations:
 
 * An object store cannot append.  The stream keeps its bytes in memory and puts them at once in
   `close_and_get_handle`.  Only the size decides between inline and object, and no object exists
-  before.  The write buffer is an option because Flink's checks bound it; here it bounds nothing.
+  before.  Small writes are collected in pieces of the buffer's size, so that many of them take
+  little more memory than their bytes.
 * An attempt covers the whole put: one request creates the object and writes it.
 * The handle carries the CRC-32C of the object.
 """
@@ -20,6 +21,7 @@ from typing import Final
 
 from statelog.checkpoint.object_names import Entropy, random_name
 from statelog.errors import ClosedError, StoreError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.format.buffers import Buffer, checksum
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
 from statelog.store import ObjectStore
@@ -30,7 +32,7 @@ PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
 """Puts an object under a new name of its first argument, and returns the name."""
 
 
-class FsCheckpointStateOutputStream(io.RawIOBase):
+class FsCheckpointStateOutputStream(io.RawIOBase, FlinkNames):
     """
     Collects the bytes of one piece of state; `close_and_get_handle` makes them durable.
 
@@ -40,7 +42,8 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         store: The store of a large state.
         directory: Folder of its object.
         threshold_bytes: State up to this size, inclusive, is stored in the handle.
-        buffer_bytes: As in Flink; not below the threshold.
+        buffer_bytes: Size of the pieces that small writes are collected in; not below the
+            threshold.
         entropy: Marker to replace in the folder, or None.
         new_name: Makes unique names.
         put: Puts the object, by a policy of its own; None for ten attempts at once.
@@ -71,11 +74,13 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         self._store = store
         self._directory = directory
         self._threshold = threshold_bytes
+        self._buffer_bytes = buffer_bytes
+        self._buffer = bytearray()
         self._entropy = entropy
         self._new_name = new_name
         self._put_object = put
         self._pieces: list[bytes] = []
-        self._size = 0
+        self._pieces_size = 0
         self._discarded = False
 
     def writable(self) -> bool:
@@ -89,16 +94,37 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         Raises:
             ClosedError: The stream is closed (an empty write is allowed).
         """
-        piece = data if isinstance(data, bytes) else bytes(memoryview(data))
-        if piece:
+        piece = data if data.__class__ is bytes else bytes(memoryview(data))
+        size = len(piece)
+        if not size:
+            return 0
+        if self._discarded:
             self._check_open("closed")
-            self._pieces.append(piece)
-            self._size += len(piece)
-        return len(piece)
+        buffer = self._buffer
+        if len(buffer) + size > self._buffer_bytes:
+            self._end_piece()
+            if size >= self._buffer_bytes:
+                self._add_piece(piece)
+                return size
+        buffer += piece
+        return size
+
+    def _end_piece(self) -> None:
+        if self._buffer:
+            self._add_piece(bytes(self._buffer))
+            self._buffer.clear()
+
+    def _add_piece(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._pieces_size += len(piece)
+
+    def get_pos(self) -> int:
+        """Return the number of bytes written so far; Flink's name for `tell`."""
+        return self.tell()
 
     def tell(self) -> int:
         """Return the number of bytes written so far."""
-        return self._size
+        return self._pieces_size + len(self._buffer)
 
     def flush(self) -> None:
         """Do nothing: an object appears whole, at `close_and_get_handle`."""
@@ -125,12 +151,14 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates as the module says.
         """
         self._check_open("Stream has already been closed and discarded.")
-        if not self._size:
+        self._end_piece()
+        size = self._pieces_size
+        if not size:
             return None
         try:
-            if self._size <= self._threshold:
+            if size <= self._threshold:
                 return ByteStreamStateHandle(self._new_path(), b"".join(self._pieces))
-            return FileStateHandle(self._put(), self._size, checksum(self._pieces))
+            return FileStateHandle(self._put(), size, checksum(self._pieces))
         finally:
             self.close()
 
@@ -154,7 +182,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             else:
                 return path
         raise StoreError(
-            f"could not write {self._size} bytes of state to {path} in {self._store.url} "
+            f"could not write {self._pieces_size} bytes of state to {path} in {self._store.url} "
             f"({MAX_ATTEMPTS} attempts, each under a new name): {cause}",
             path=path,
         ) from cause
@@ -178,6 +206,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         """Close the stream and drop its bytes; never raises."""
         self._discarded = True
         self._pieces = []
+        self._buffer.clear()
         super().close()
 
     def __exit__(

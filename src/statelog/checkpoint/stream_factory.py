@@ -9,18 +9,21 @@ there are no relative handles.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
-from statelog.arguments import acting, instance, text, whole_number
+from statelog.arguments import instance, text, whole_number
 from statelog.checkpoint.duplicate import duplicate_state
 from statelog.checkpoint.object_names import Entropy, random_name
 from statelog.checkpoint.output_stream import MAX_ATTEMPTS, FsCheckpointStateOutputStream, PutObject
 from statelog.errors import UsageError
+from statelog.flink_names import FlinkNames
 from statelog.model import StreamStateHandle
 from statelog.options import StreamOptions
 from statelog.options.sections import INLINE_THRESHOLD_MAX_BYTES
 from statelog.store import LocationPaths, ObjectStore
+from statelog.store.as_store import as_store
 
 MAX_FILE_STATE_THRESHOLD: Final = INLINE_THRESHOLD_MAX_BYTES
 DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
@@ -36,19 +39,20 @@ class CheckpointedStateScope(enum.Enum):
     """Later checkpoints."""
 
 
-class FsCheckpointStreamFactory:
+class FsCheckpointStreamFactory(FlinkNames):
     """
     Makes output streams for the state of one checkpoint.
 
     Construction of the factory or of a stream sends no request.
 
     Args:
-        store: The store of the objects.
+        store: The store of the objects, or its path or URL.
         exclusive_directory: Folder for state of this checkpoint alone (`chk-<id>`).
         shared_directory: Folder for state shared among checkpoints.
-        task_owned_directory: Folder for state that tasks own (snapshots).
         threshold_bytes: State up to this size, inclusive, is stored in the handle; 0 to 1 MiB.
-        write_buffer_bytes: As in Flink, >= 0; raised to the threshold.
+        write_buffer_bytes: Small writes are collected in pieces of this size, >= 0; raised to the
+            threshold.
+        task_owned_directory: Folder for state that tasks own (snapshots); None for the shared one.
         entropy: Marker to replace in the folders, or None.
         new_name: Makes unique names.
         put: Puts the objects, such as `FsStateChangelogStorage.objects.put`; None for ten attempts
@@ -60,20 +64,23 @@ class FsCheckpointStreamFactory:
     Source: Flink, FsCheckpointStreamFactory; deviates as the module says.
     """
 
+    MAX_FILE_STATE_THRESHOLD: ClassVar = MAX_FILE_STATE_THRESHOLD
+    """Largest *threshold_bytes*."""
+
     def __init__(
         self,
-        store: ObjectStore,
-        *,
+        store: str | os.PathLike[str] | ObjectStore,
         exclusive_directory: str,
         shared_directory: str,
-        task_owned_directory: str | None = None,
         threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
         write_buffer_bytes: int = DEFAULT_WRITE_BUFFER_BYTES,
+        *,
+        task_owned_directory: str | None = None,
         entropy: Entropy | None = None,
         new_name: Callable[[], str] = random_name,
         put: PutObject | None = None,
     ) -> None:
-        acting(store, "store", ("put_if_absent", "get", "delete"), "an ObjectStore")
+        self._store = as_store(store, "store", ("put_if_absent", "get", "delete"))
         text(exclusive_directory, "exclusive_directory")
         text(shared_directory, "shared_directory")
         if task_owned_directory is not None:
@@ -93,7 +100,6 @@ class FsCheckpointStreamFactory:
             )
         if not exclusive_directory or not shared_directory:
             raise UsageError("exclusive_directory and shared_directory must not be empty")
-        self._store = store
         self._exclusive = exclusive_directory
         self._shared = shared_directory
         self._task_owned = task_owned_directory or shared_directory

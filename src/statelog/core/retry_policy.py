@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from statelog import arguments
+from statelog.arguments import Seconds
 from statelog.errors import InvalidOptionsError
 
 NS_PER_S = 1_000_000_000
@@ -27,6 +28,8 @@ class RetryKind(enum.Enum):
 class RetryPolicy:
     """
     When to retry; create one with `none`, `fixed` or `exponential`.
+
+    These take durations in seconds or as a `timedelta`; the fields are nanoseconds.
 
     Args:
         kind: How the delay grows.
@@ -61,8 +64,8 @@ class RetryPolicy:
     def fixed(
         cls,
         max_attempts: int = 3,
-        timeout_s: float | None = 1.0,
-        delay_after_failure_s: float = 0.5,
+        timeout_s: Seconds | None = 1.0,
+        delay_after_failure_s: Seconds = 0.5,
     ) -> RetryPolicy:
         """Return Flink's policy: a fixed delay after an error, none after a time-out."""
         return cls(
@@ -76,9 +79,9 @@ class RetryPolicy:
     def exponential(
         cls,
         max_attempts: int = 5,
-        timeout_s: float | None = 1.0,
-        first_delay_s: float = 0.1,
-        delay_max_s: float = 5.0,
+        timeout_s: Seconds | None = 1.0,
+        first_delay_s: Seconds = 0.1,
+        delay_max_s: Seconds = 5.0,
     ) -> RetryPolicy:
         """Return a policy whose delay doubles up to a bound, with jitter."""
         return cls(
@@ -103,13 +106,12 @@ class RetryPolicy:
         return full // 2 + int(full / 2 * jitter)
 
 
-def _ns(seconds: float | None) -> int | None:
-    if seconds is None:
+def _ns(timeout: Seconds | None) -> int | None:
+    if timeout is None:
         return None
-    found = arguments.number(seconds, "the time-out in seconds", error=InvalidOptionsError)
-    return round(found * NS_PER_S) if found > 0 else None
+    timeout_s = arguments.seconds(timeout, "the time-out", error=InvalidOptionsError)
+    return round(timeout_s * NS_PER_S) if timeout_s > 0 else None
 
 
-def _delay_ns(seconds: float) -> int:
-    found = arguments.number(seconds, "the delay in seconds", error=InvalidOptionsError)
-    return round(found * NS_PER_S)
+def _delay_ns(delay: Seconds) -> int:
+    return round(arguments.seconds(delay, "the delay", error=InvalidOptionsError) * NS_PER_S)

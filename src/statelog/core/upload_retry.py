@@ -24,7 +24,7 @@ import enum
 from dataclasses import dataclass
 from typing import assert_never
 
-from statelog.core.retry_policy import RetryPolicy
+from statelog.core.retry_policy import NS_PER_S, RetryPolicy
 from statelog.core.upload_retry_events import (
     Action,
     AttemptFailed,
@@ -214,7 +214,7 @@ class UploadRetry:
         if self._starved_at_ns is not None and now_ns >= self._starved_at_ns:
             self._starved_at_ns = None
             if threads_hang:
-                return self._give_up(None)
+                return self._give_up(self._time_out("no thread was free in time"))
         if self._retry_at_ns is not None and now_ns >= self._retry_at_ns:
             self._retry_at_ns = None
             actions += self._start()
@@ -228,8 +228,17 @@ class UploadRetry:
                 if self._may_retry():
                     actions += self._start()
                 elif not self._may_succeed():
-                    actions += self._give_up(None)
+                    limit_s = (self._policy.timeout_ns or 0) / NS_PER_S
+                    text = f"attempt {number} did not end within {limit_s:g} s"
+                    actions += self._give_up(self._time_out(text))
         return actions
+
+    def _time_out(self, text: str) -> TimeoutError:
+        """Return the error of a time-out; its cause is what an earlier attempt raised."""
+        error = TimeoutError(text)
+        raised = [each.error for each in self._attempts.values() if each.error is not None]
+        error.__cause__ = raised[-1] if raised else None
+        return error
 
     def _give_up(self, error: BaseException | None) -> list[Action]:
         if self._done:

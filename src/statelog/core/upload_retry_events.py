@@ -127,7 +127,8 @@ class UploadGivenUp:
     The upload has failed.
 
     Args:
-        error: What the last attempt raised; None if it timed out or was cancelled.
+        error: What the last attempt raised, or a `TimeoutError` for its time-out; None if the
+            upload was cancelled.
         attempts: The end of each attempt, for a message.
         attempts_out: As for `UploadWon`.
     """

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from statelog.arguments import instance, refused, text, whole_number
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.flink_names import FlinkNames
 from statelog.model.json_types import JsonObject
 from statelog.model.key_group import KeyGroupRange
 from statelog.model.object_path import checked_path
@@ -24,7 +25,7 @@ HANDLE_JSON_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class FileStateHandle:
+class FileStateHandle(FlinkNames):
     """
     Bytes in an object of the store.
 
@@ -52,7 +53,7 @@ class FileStateHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class ByteStreamStateHandle:
+class ByteStreamStateHandle(FlinkNames):
     """
     Bytes carried by the handle itself; no object in the store.
 
@@ -115,7 +116,7 @@ def _stream_handle(value: JsonObject) -> StreamStateHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class HandleAndOffset:
+class HandleAndOffset(FlinkNames):
     """
     Where one change set is stored.
 
@@ -165,7 +166,7 @@ class HandleAndOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangelogStateHandle:
+class ChangelogStateHandle(FlinkNames):
     """
     A piece of one writer's log: change sets in order, each by file and offset.
 

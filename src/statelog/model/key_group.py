@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from statelog.arguments import whole_number
 from statelog.errors import UsageError
+from statelog.flink_names import FlinkNames
 
 METADATA_KEY_GROUP = -1
 """Key group of a metadata change (Flink's constant)."""
@@ -25,7 +26,7 @@ MAX_PARALLELISM_LIMIT = 32768
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class KeyGroupRange:
+class KeyGroupRange(FlinkNames):
     """
     The key groups *start* to *end*, both inclusive.
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from statelog.arguments import whole_number
 from statelog.errors import UsageError
+from statelog.flink_names import FlinkNames
 
 MAX_SEQUENCE_NUMBER = 2**63 - 1
 """Largest number, as in Flink (a signed 64-bit integer)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class SequenceNumber:
+class SequenceNumber(FlinkNames):
     """
     Position of a change set in the log of one writer.
 
@@ -62,7 +63,7 @@ class SequenceNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceNumberRange:
+class SequenceNumberRange(FlinkNames):
     """
     The half-open range [from_sqn, to_sqn) of change sets.
 

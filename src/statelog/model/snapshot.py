@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from statelog.errors import UsageError
+from statelog.flink_names import FlinkNames
 
 HandleT = TypeVar("HandleT")
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotResult(Generic[HandleT]):
+class SnapshotResult(Generic[HandleT], FlinkNames):
     """
     What `persist` returns.
 

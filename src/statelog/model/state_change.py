@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from statelog.arguments import instance, refused, whole_number
 from statelog.errors import UsageError
+from statelog.flink_names import FlinkNames
 from statelog.model.key_group import METADATA_KEY_GROUP
 from statelog.model.sequence_number import SequenceNumber
 
@@ -112,22 +113,42 @@ class ChangeRows(ChangeBatch):
         return map(StateChange, self.rows_key_groups, self.rows_values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StateChangeSet:
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class StateChangeSet(FlinkNames):
     """
     The changes of one writer between two cuts; the unit that is numbered, uploaded and truncated.
 
     Args:
         log_id: Number of the writer within its storage.
         sqn: Position of the set in that writer's log.
-        batches: The changes in append order; small pieces as rows.
-        size_bytes: Sum of the lengths of all values.
+        batches: The changes in append order; small pieces as rows.  Without *size_bytes* single
+            changes, as for `of`.
+        size_bytes: Sum of the lengths of all values; None to count them.
+
+    Raises:
+        UsageError: As for `of`.
     """
 
     log_id: int
     sqn: SequenceNumber
     batches: tuple[ChangeBatch, ...]
     size_bytes: int
+
+    def __init__(
+        self,
+        log_id: int,
+        sqn: SequenceNumber | int,
+        batches: tuple[ChangeBatch, ...] | Iterable[StateChange | tuple[int, bytes]],
+        size_bytes: int | None = None,
+    ) -> None:
+        if size_bytes is None:
+            log_id = whole_number(log_id, "log_id (the number of a writer)", low=0)
+            sqn = SequenceNumber.of(sqn)
+            batches, size_bytes = _batched(batches)
+        object.__setattr__(self, "log_id", log_id)
+        object.__setattr__(self, "sqn", sqn)
+        object.__setattr__(self, "batches", batches)
+        object.__setattr__(self, "size_bytes", size_bytes)
 
     @classmethod
     def of(
@@ -142,18 +163,7 @@ class StateChangeSet:
         Raises:
             UsageError: A number is out of its range, or a change is not such a pair.
         """
-        if not isinstance(changes, Iterable):
-            raise refused("changes", "changes, one after another", changes)
-        pairs = [_checked_pair(each) for each in changes]
-        size_bytes = sum(len(value) for _, value in pairs)
-        kind = pa.large_binary() if size_bytes > INT32_MAX else pa.binary()
-        batch = ChangeBatch(
-            np.array([key_group for key_group, _ in pairs], np.int32),
-            pa.array([value for _, value in pairs], kind),
-        )
-        log_id = whole_number(log_id, "log_id", low=0)
-        batches = (batch,) if pairs else ()
-        return cls(log_id, SequenceNumber.of(sqn), batches, size_bytes)
+        return cls(log_id, sqn, changes)
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -161,6 +171,20 @@ class StateChangeSet:
     def __iter__(self) -> Iterator[StateChange]:
         for batch in self.batches:
             yield from batch
+
+
+def _batched(changes: object) -> tuple[tuple[ChangeBatch, ...], int]:
+    """Return checked changes as batches, and their size in bytes."""
+    if not isinstance(changes, Iterable):
+        raise refused("changes", "changes, one after another", changes)
+    pairs = [_checked_pair(each) for each in changes]
+    size_bytes = sum(len(value) for _, value in pairs)
+    kind = pa.large_binary() if size_bytes > INT32_MAX else pa.binary()
+    batch = ChangeBatch(
+        np.array([key_group for key_group, _ in pairs], np.int32),
+        pa.array([value for _, value in pairs], kind),
+    )
+    return (batch,) if pairs else (), size_bytes
 
 
 def _checked_pair(change: object) -> tuple[int, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from statelog.arguments import instance, whole_number
+from statelog.flink_names import FlinkNames
 from statelog.model.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -16,7 +17,7 @@ from statelog.model.state_change import StateChangeSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadResult:
+class UploadResult(FlinkNames):
     """
     Where one change set has become durable.
 

@@ -40,8 +40,6 @@ class ChangelogOptions:
         batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at
             once.
         batch_fixed_delay: Wait for the delay even if no upload is running, as Flink does.
-        upload_buffer_size_bytes: Flink's stream buffer.  Accepted for compatibility, without
-            effect: a file is put whole, so there is no stream to buffer.
         upload_num_threads: Concurrent uploads.
         discard_num_threads: Concurrent deletions.
         upload_max_in_flight_bytes: Bytes queued or uploading, of all writers; above it callers
@@ -66,7 +64,6 @@ class ChangelogOptions:
     batch_persist_delay: dt.timedelta = dt.timedelta(milliseconds=10)
     batch_persist_size_threshold_bytes: int = 10 * MIB
     batch_fixed_delay: bool = False
-    upload_buffer_size_bytes: int = MIB
     upload_num_threads: int = 5
     discard_num_threads: int = 1
     upload_max_in_flight_bytes: int = 100 * MIB
@@ -167,7 +164,8 @@ class StreamOptions:
 
     Args:
         data_inline_threshold_bytes: State up to this size stays in its handle; 0 to 1 MiB.
-        write_buffer_size_bytes: Flink's stream buffer; without effect.
+        write_buffer_size_bytes: Small writes to a stream are collected in pieces of this size;
+            raised to the threshold.
 
     Raises:
         InvalidOptionsError: A value is out of range.

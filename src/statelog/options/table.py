@@ -73,7 +73,6 @@ class OptionSpec:
         kind: The kind of its value.
         flink_keys: Flink's keys, the present one first.
         description: What it does, in a sentence.
-        effect: Whether statelog reads it.
         not_in_query: Why a query on Spark rejects it; "" where it takes effect there.
     """
 
@@ -83,7 +82,6 @@ class OptionSpec:
     kind: OptionKind
     flink_keys: tuple[str, ...]
     description: str
-    effect: bool = True
     not_in_query: str = ""
 
     @property
@@ -126,14 +124,13 @@ def _dfs(
     kind: OptionKind,
     description: str,
     *,
-    effect: bool = True,
     not_in_query: str = "",
 ) -> OptionSpec:
     keys = tuple(prefix + name for prefix in _DFS)
-    return OptionSpec("changelog", field, name, kind, keys, description, effect, not_in_query)
+    return OptionSpec("changelog", field, name, kind, keys, description, not_in_query)
 
 
-_NO_STREAM: Final = "files are put whole, so there is no stream to buffer"
+_NO_STREAM: Final = "a task writes each snapshot in one piece"
 _NO_DOWNLOADS: Final = "a task reads the log through a cache in memory, and keeps its state on the host (stateBackend, localDirectory)"
 _NO_COPIES: Final = "a worker keeps its state in memory and on the host's disk (stateBackend, localDirectory), and a restart begins from there"
 
@@ -149,7 +146,6 @@ OPTIONS: Final = (
     ),
     _dfs("batch_persist_delay", "batch.persist-delay", OptionKind.DURATION, "Longest time an upload waits for others to share its file."),
     _dfs("batch_persist_size_threshold_bytes", "batch.persist-size-threshold", OptionKind.SIZE, "Waiting bytes, of all writers, that are uploaded at once; at most `changelog.upload.max-in-flight`."),
-    _dfs("upload_buffer_size_bytes", "upload.buffer-size", OptionKind.SIZE, "Flink's stream buffer; a file is put whole, so there is no stream to buffer.", effect=False, not_in_query=_NO_STREAM),
     _dfs("upload_num_threads", "upload.num-threads", OptionKind.COUNT, "Concurrent uploads."),
     _dfs("discard_num_threads", "discard.num-threads", OptionKind.COUNT, "Concurrent deletions."),
     _dfs("upload_max_in_flight_bytes", "upload.max-in-flight", OptionKind.SIZE, "Bytes queued or uploading, of all writers; above it callers wait."),
@@ -187,8 +183,7 @@ OPTIONS: Final = (
         "write-buffer-size",
         OptionKind.SIZE,
         (f"{_EXECUTION}write-buffer-size", "state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
-        "Flink's stream buffer, raised to the threshold; an object is put whole here.",
-        False,
+        "Small writes to a checkpoint stream are collected in pieces of this size; raised to the threshold.",
         _NO_STREAM,
     ),
     OptionSpec("snapshot", "log_to_snapshot_ratio", "log-to-snapshot-ratio", OptionKind.RATIO, (), "The log may grow to this many times the size of the state before snapshots have covered it."),
@@ -213,6 +208,7 @@ FOREIGN: Final = (
     ForeignKey(tuple(f"{prefix}periodic-materialize.enabled" for prefix in _CHANGELOG), OptionKind.SWITCH, True, "without snapshots the log grows without bound; raise the bounds in the section `snapshot` instead"),
     ForeignKey(tuple(f"{prefix}periodic-materialize.interval" for prefix in _CHANGELOG), OptionKind.DURATION, None, "snapshots are written when the log has grown, not by the clock"),
     ForeignKey(tuple(f"{prefix}max-failures-allowed" for prefix in _CHANGELOG), OptionKind.COUNT, None, "a failed snapshot fails no micro-batch and is tried again later"),
+    ForeignKey((*(f"{prefix}upload.buffer-size" for prefix in _DFS), "changelog.upload.buffer-size", "upload.buffer-size"), OptionKind.SIZE, None, "a file is put whole, so that no stream has to be buffered"),
     ForeignKey((f"{_EXECUTION}max-concurrent-checkpoints",), OptionKind.COUNT, 1, "micro-batches commit one after another"),
     ForeignKey((f"{_EXECUTION}file-merging.enabled",), OptionKind.SWITCH, None, "tasks of a batch always share one file"),
 )  # fmt: skip

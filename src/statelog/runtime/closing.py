@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 _log = logging.getLogger("statelog")
 
@@ -43,3 +46,23 @@ def close_after(error: BaseException | None, close: Callable[[], object]) -> Non
         close()
     except Exception as late:
         error.add_note(f"closing failed too: {type(late).__name__}: {late}")
+
+
+class ClosesAtExit(ABC):
+    """A part that the end of a `with` block closes."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        close_after(error, self.close)

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 from statelog.errors import ClosedError, StatelogError, UnavailableError
 from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.runtime.lock import ReentrantThreadLock, ThreadLock
+from statelog.runtime.mailbox import MailboxExecutor
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
@@ -84,22 +85,44 @@ class CallerRunsFuture(Future[T]):
     Args:
         pool: The pool whose work to run; None to wait as any future does.
         callbacks: Runs the callbacks added before the end; None for the thread that ends it.
+        mailbox: Runs them instead, on its owner's thread; *callbacks* runs what it refuses.
     """
 
-    def __init__(self, pool: Pool | None, callbacks: Pool | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool | None,
+        callbacks: Pool | None = None,
+        mailbox: MailboxExecutor | None = None,
+    ) -> None:
         super().__init__()
         # The standard library's condition stays locked if a signal handler raises.
         self._condition: Any = ReentrantThreadLock()
         self._pool = pool
         self._callbacks = callbacks
+        self._mailbox = mailbox
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call *fn* with this future at its end, or at once after it."""
         callbacks = self._callbacks
         if callbacks is None or self.done():
             super().add_done_callback(fn)
+        elif self._mailbox is not None:
+            super().add_done_callback(partial(self._mail, self._mailbox, callbacks, fn))
         else:
             super().add_done_callback(lambda _: call_later(callbacks, fn, self))
+
+    def _mail(
+        self,
+        mailbox: MailboxExecutor,
+        callbacks: Pool,
+        fn: Callable[[Future[T]], object],
+        _: Future[T],
+    ) -> None:
+        try:
+            mailbox.execute(partial(fn, self), "a callback of a persist")
+        except Exception as error:  # each callback is called exactly once
+            _log.warning("a mailbox refused a callback, which runs on a callback thread: %s", error)
+            call_later(callbacks, fn, self)
 
     @uninterrupted
     def result(self, timeout: float | None = None) -> T:

@@ -15,7 +15,7 @@ from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 from statelog.changelog.upload.uploader import StateChangeFsUploader
-from statelog.core.retry_policy import RetryPolicy
+from statelog.core.retry_policy import NS_PER_S, RetryPolicy
 from statelog.model import FileStateHandle
 from statelog.options import ChangelogOptions
 from statelog.store.paths import LocationPaths
@@ -159,7 +159,7 @@ class SimulatedEnvironment:
             uploader,
             runtime=self.runtime,
             policy=self.policy,
-            batch_delay_ns=self.batching.delay_ns,
+            batch_delay_s=self.batching.delay_ns / NS_PER_S,
             batch_threshold_bytes=self.batching.threshold_bytes,
             max_in_flight_bytes=self.batching.limit_bytes,
             fixed_delay=self.batching.fixed_delay,

@@ -184,7 +184,7 @@ class HangingStore(ScriptedStore):
 def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
     store = HangingStore(hanging=5)
     hedging = sl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0)
-    with batching(store, hedging, batch_delay_ns=0) as storage:
+    with batching(store, hedging, batch_delay_s=0) as storage:
         futures = []
         for index in range(5):  # as many as there are upload threads
             writer = storage.create_writer(f"operator {index}", ALL)

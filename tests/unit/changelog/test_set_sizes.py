@@ -142,7 +142,8 @@ def test_a_shifted_column_is_never_acknowledged() -> None:
     """What is wrong in memory must fail the persist, not the restore."""
     with sl.FsStateChangelogStorage(ScriptedStore(), job_id="job") as storage:
         writer = storage.create_writer("op", ALL)
-        writer._batches.append(batch([1, 2], [b"a"]))
+        writer._has_batches = True
+        writer._add((None, (batch([1, 2], [b"a"]), 1)))
         error = writer.persist(SequenceNumber(0)).exception(20)
         assert isinstance(error, sl.UploadFailedError)
         assert "2 key groups and 1 values" in str(error)

@@ -53,9 +53,11 @@ from statelog.format.buffers import checksum
 from statelog.format.segment import parse_segment
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import interruptible, uninterrupted
 from statelog.store.api import ObjectStore
+from statelog.store.as_store import as_store
 from statelog.store.verified import get_again
 
 _log = logging.getLogger("statelog")
@@ -71,12 +73,12 @@ _LEFT_BEHIND_S: Final = 3600
 """Age at which an unfinished file, or one of a process that died, is removed."""
 
 
-class DownloadCache:
+class DownloadCache(ClosesAtExit):
     """
     Reads changelog files of a store through files on local disk.
 
     Args:
-        store: The store to cache.
+        store: The store to cache, or its path or URL.
         directories: Created when needed; the name of a file determines its directory.
         max_bytes: Bound of this process's files on disk; larger files are not kept.
         idle_timeout: Time after its last use at which a file is removed.
@@ -90,7 +92,7 @@ class DownloadCache:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: str | os.PathLike[str] | ObjectStore,
         directories: Sequence[str | os.PathLike[str]],
         *,
         max_bytes: int = _DEFAULTS.download_local_cache_max_bytes,
@@ -98,7 +100,7 @@ class DownloadCache:
         metrics: Metrics | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        arguments.acting(store, "store", ("get", "get_range"), "an ObjectStore")
+        self._store = as_store(store, "store", ("get", "get_range"))
         arguments.paths(directories, "directories", error=InvalidOptionsError)
         arguments.whole_number(max_bytes, "max_bytes", error=InvalidOptionsError)
         arguments.duration(idle_timeout, "idle_timeout", error=InvalidOptionsError)
@@ -107,7 +109,6 @@ class DownloadCache:
                 f"a download cache needs a directory and a bound of at least 0 bytes, not "
                 f"{list(directories)} and {max_bytes}"
             )
-        self._store = store
         self._directories = [os.path.abspath(os.fspath(each)) for each in directories]
         self._owns_runtime = runtime is None
         self._runtime = system_runtime() if runtime is None else runtime

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog import arguments
-from statelog.arguments import instance, number, path, switch, whole_number
+from statelog.arguments import Seconds, instance, path, seconds, switch, whole_number
 from statelog.changelog.local.files import LocalDisk, LocalFiles, remove_quietly
 from statelog.errors import ClosedError, InvalidOptionsError
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle
 from statelog.model.state_change import INT32_MAX
 from statelog.options import LocalRecoveryOptions
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.runtime.pool import Pool, ThreadPool
@@ -50,7 +52,7 @@ _WAITING_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRecoveryConfig:
+class LocalRecoveryConfig(FlinkNames):
     """
     The directories of local copies, and whether to write and read them.
 
@@ -209,7 +211,7 @@ class LocalCopy:
         self._backup.settle(self, wanted=False)
 
 
-class LocalBackup:
+class LocalBackup(ClosesAtExit):
     """
     Writes the local copies of one job.
 
@@ -229,7 +231,7 @@ class LocalBackup:
         self,
         folder: str | os.PathLike[str],
         *,
-        patience_s: float = _PATIENCE_S,
+        patience_s: Seconds = _PATIENCE_S,
         num_threads: int = 5,
         disk: LocalDisk | None = None,
         metrics: Metrics | None = None,
@@ -237,12 +239,11 @@ class LocalBackup:
         pool: Pool | None = None,
     ) -> None:
         whole_number(num_threads, "num_threads", low=1)
-        number(patience_s, "patience_s", low=0)
         self._folder = path(folder, "folder")
         self._runtime = system_runtime() if runtime is None else runtime
         self._owns_pool = pool is None
         self._pool = ThreadPool(num_threads, "statelog-local") if pool is None else pool
-        self._patience_s = patience_s
+        self._patience_s = seconds(patience_s, "patience_s", low=0)
         self._disk = disk if disk is not None else LocalFiles()
         self._metrics = metrics if metrics is not None else Metrics()
         self._writing = 0

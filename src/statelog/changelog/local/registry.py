@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from statelog.arguments import instance, whole_number
+from statelog.arguments import Seconds, instance, seconds, whole_number
 from statelog.changelog.local.files import LocalDisk, LocalFiles
 from statelog.core.local_copies import (
     CheckpointAborted,
@@ -27,7 +27,9 @@ from statelog.core.local_copies import (
     LocalCopies,
 )
 from statelog.errors import ClosedError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 
@@ -37,7 +39,7 @@ _NO_CHECKPOINT: Final = 0
 """The id in a handle without a checkpoint, which is never confirmed or aborted."""
 
 
-class LocalChangelogRegistry:
+class LocalChangelogRegistry(ClosesAtExit, FlinkNames):
     """
     Tracks the local copies of one storage and deletes unneeded ones.
 
@@ -138,15 +140,16 @@ class LocalChangelogRegistry:
         with self._runtime.lock:
             return len(self._copies)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: Seconds = 5.0) -> None:
         """
         Stop tracking, keep the files for a restore, and wait for running deletions.
 
-        Blocks: At most *timeout_s*.   Thread: any.
+        Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.   Thread: any.
         """
+        limit_s = seconds(timeout_s, "timeout_s", low=0)
         self._post(CopiesClosed())
         with self._runtime.lock:
-            self._runtime.lock.wait_for(lambda: self._deleting == 0, timeout_s)
+            self._runtime.lock.wait_for(lambda: self._deleting == 0, limit_s)
         if self._owns_runtime:
             self._runtime.close(0.0)
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Self, assert_never
 
 from statelog import arguments
+from statelog.arguments import Seconds
 from statelog.changelog.api import AvailabilityProvider
 from statelog.changelog.from_options import checked_options, retry_policy
 from statelog.changelog.local.recovery import LocalRecoveryConfig
@@ -28,7 +29,7 @@ from statelog.changelog.upload.task import (
     fail_tasks,
 )
 from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
-from statelog.core.retry_policy import RetryPolicy
+from statelog.core.retry_policy import NS_PER_S, RetryPolicy
 from statelog.core.upload_batcher import (
     Action,
     BatchDone,
@@ -52,14 +53,14 @@ from statelog.errors import (
     InvalidOptionsError,
     UnavailableError,
 )
+from statelog.flink_names import FlinkNames
 from statelog.metrics import Metrics
 from statelog.options import ChangelogOptions
-from statelog.runtime.closing import close_all
+from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.interrupts import uninterrupted
 from statelog.store.api import ObjectStore
 
-NS_PER_S = 1_000_000_000
 _CLOSE_TIMEOUT_S = 1.0
 
 
@@ -73,18 +74,21 @@ class _Offer:
         self.admitted = False
 
 
-class BatchingStateChangeUploadScheduler:
+class BatchingStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
     """
     Uploads tasks of all writers in few files, with retries and back-pressure.
+
+    Durations are seconds or a `timedelta`.
 
     Args:
         uploader: Writes a batch; closed with the scheduler.
         policy: When to retry an upload; None for `RetryPolicy.fixed()`.
-        batch_delay_ns: Longest wait for others to share the file, >= 0; 0 for none.
+        batch_delay_s: Longest wait for others to share the file, >= 0; 0 for none.
         batch_threshold_bytes: Waiting bytes that are uploaded at once, >= 0.
         max_in_flight_bytes: Bound on waiting and uploading bytes, >= 1.
         fixed_delay: Wait for the delay even if no upload is running.
         backpressure_timeout_s: Longest wait for upload capacity, >= 0.
+        upload_threads: Concurrent uploads, >= 1; ignored with a *runtime*, which has a pool.
         metrics: Records batches and attempts.
         runtime: Clock, lock, timers and the upload pool; None for real ones, which `close` stops.
 
@@ -97,46 +101,48 @@ class BatchingStateChangeUploadScheduler:
         uploader: StateChangeUploader,
         *,
         policy: RetryPolicy | None = None,
-        batch_delay_ns: int = 10_000_000,
+        batch_delay_s: Seconds = 0.01,
         batch_threshold_bytes: int = 10 * 1024 * 1024,
         max_in_flight_bytes: int = 100 * 1024 * 1024,
         fixed_delay: bool = False,
-        backpressure_timeout_s: float = 600.0,
+        backpressure_timeout_s: Seconds = 600.0,
+        upload_threads: int = 5,
         metrics: Metrics | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         arguments.acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
         policy = RetryPolicy.fixed() if policy is None else policy
         for name, value, low in (
-            ("batch_delay_ns", batch_delay_ns, 0),
             ("batch_threshold_bytes", batch_threshold_bytes, 0),
             ("max_in_flight_bytes", max_in_flight_bytes, 1),
+            ("upload_threads", upload_threads, 1),
         ):
             arguments.whole_number(value, name, low=low, error=InvalidOptionsError)
-        arguments.switch(fixed_delay, "fixed_delay", error=InvalidOptionsError)
-        arguments.number(
-            backpressure_timeout_s, "backpressure_timeout_s", low=0, error=InvalidOptionsError
+        delay_s, self._backpressure_timeout_s = (
+            arguments.seconds(value, name, low=0, error=InvalidOptionsError)
+            for name, value in (
+                ("batch_delay_s", batch_delay_s),
+                ("backpressure_timeout_s", backpressure_timeout_s),
+            )
         )
+        arguments.switch(fixed_delay, "fixed_delay", error=InvalidOptionsError)
         arguments.instance(
             policy, "policy", RetryPolicy, "a RetryPolicy", error=InvalidOptionsError
         )
         self._closes: list[Callable[[], object]] = []
         if runtime is None:
-            runtime = system_runtime()
+            runtime = system_runtime(upload_threads=upload_threads)
             self._closes.append(partial(runtime.close, _CLOSE_TIMEOUT_S))
         self._batcher = UploadBatcher(
-            delay_ns=batch_delay_ns,
+            delay_ns=round(delay_s * NS_PER_S),
             threshold_bytes=batch_threshold_bytes,
             limit_bytes=max_in_flight_bytes,
             fixed_delay=fixed_delay,
         )
-        self._uploader = uploader
-        if metrics is not None:
-            arguments.instance(metrics, "metrics", Metrics, "a Metrics")
-        self._runtime = runtime
-        self._metrics = metrics if metrics is not None else Metrics()
+        self._uploader, self._runtime = uploader, runtime
+        self._metrics = Metrics() if metrics is None else metrics
+        arguments.instance(self._metrics, "metrics", Metrics, "a Metrics")
         self._uploads = RetryingUploads(uploader, policy, runtime, self._metrics)
-        self._backpressure_timeout_s = backpressure_timeout_s
         self._offers: dict[int, _Offer] = {}
         self._batches: dict[int, list[UploadTask]] = {}
         self._next_task_id = 0
@@ -146,10 +152,13 @@ class BatchingStateChangeUploadScheduler:
             lock=runtime.lock,
             callbacks=runtime.callback_pool,
         )
-        self._metrics.gauge("upload_queue_size", self._queue_size)
-        self._metrics.gauge("upload_queue_age", self._queue_age_ns)
-        self._metrics.gauge("in_flight_bytes", lambda: self.in_flight_bytes)
-        self._metrics.gauge("backpressured_tasks", self._backpressured_tasks)
+        for name, read in (
+            ("upload_queue_size", lambda: self._batcher.queue_size),
+            ("upload_queue_age", lambda: self._batcher.queue_age_ns(runtime.clock.now_ns())),
+            ("in_flight_bytes", lambda: self._batcher.in_flight_bytes),
+            ("backpressured_tasks", lambda: self._batcher.waiting_tasks),
+        ):
+            self._metrics.gauge(name, partial(self._locked, read))
 
     @classmethod
     def from_config(
@@ -203,11 +212,11 @@ class BatchingStateChangeUploadScheduler:
         scheduler = cls(
             uploader,
             policy=retry_policy(options),
-            batch_delay_ns=round(options.batch_persist_delay.total_seconds() * NS_PER_S),
+            batch_delay_s=options.batch_persist_delay,
             batch_threshold_bytes=options.batch_persist_size_threshold_bytes,
             max_in_flight_bytes=options.upload_max_in_flight_bytes,
             fixed_delay=options.batch_fixed_delay,
-            backpressure_timeout_s=options.backpressure_timeout.total_seconds(),
+            backpressure_timeout_s=options.backpressure_timeout,
             metrics=metrics,
             runtime=runtime,
         )
@@ -382,17 +391,9 @@ class BatchingStateChangeUploadScheduler:
             ends = [(task, partial(task.fail, failure)) for task in tasks]
         end_tasks(ends, self._runtime.callback_pool)
 
-    def _queue_size(self) -> int:
+    def _locked(self, read: Callable[[], int]) -> int:
         with self._runtime.lock:
-            return self._batcher.queue_size
-
-    def _queue_age_ns(self) -> int:
-        with self._runtime.lock:
-            return self._batcher.queue_age_ns(self._runtime.clock.now_ns())
-
-    def _backpressured_tasks(self) -> int:
-        with self._runtime.lock:
-            return self._batcher.waiting_tasks
+            return read()
 
 
 def _closed_error() -> ClosedError:

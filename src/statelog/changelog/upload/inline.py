@@ -27,11 +27,12 @@ from statelog.changelog.upload.uploader import (
 from statelog.errors import ClosedError
 from statelog.format.segment import SegmentWriter
 from statelog.model import ByteStreamStateHandle, FileStateHandle, StreamStateHandle
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.ids import IdSource, RandomIds
 from statelog.runtime.interrupts import uninterrupted
 
 
-class InlineStateChangeUploader:
+class InlineStateChangeUploader(ClosesAtExit):
     """
     Stores small batches in their handles and passes large ones to another uploader.
 

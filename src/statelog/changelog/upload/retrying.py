@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
-from statelog.changelog.upload.task import UploadTask, UploadTasksResult, check_answer
+from statelog.changelog.upload.task import (
+    UploadTask,
+    UploadTasksResult,
+    check_answer,
+    upload_failure,
+)
 from statelog.changelog.upload.uploader import PreparingUploader, StateChangeUploader, Write
 from statelog.core.retry_policy import RetryPolicy
 from statelog.core.upload_retry import (
@@ -37,7 +42,7 @@ from statelog.core.upload_retry_events import (
     UploadRequested,
     UploadWon,
 )
-from statelog.errors import ClosedError, StatelogError, UnavailableError, UploadFailedError
+from statelog.errors import ClosedError, StatelogError, UnavailableError
 from statelog.metrics import Metrics
 from statelog.runtime.driver import Runtime
 from statelog.runtime.timers import Timer
@@ -283,12 +288,7 @@ class RetryingUploads:
                 f"the upload scheduler was closed while {upload.num_sets} change sets were "
                 "uploading; append them to a new storage"
             )
-        failure = UploadFailedError(
-            f"upload of {upload.num_sets} change sets failed ({attempts}); the writer still holds "
-            "them, and the next persist sends them again"
-        )
-        failure.__cause__ = error
-        return failure
+        return upload_failure(upload.num_sets, error, attempts)
 
 
 def _is_retryable(error: BaseException) -> bool:

@@ -7,18 +7,73 @@ fails its task; it is not raised to the caller of an append (H10).
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statelog.arguments import acting
 from statelog.changelog.api import AvailabilityProvider
-from statelog.changelog.upload.task import UploadTask, check_answer, end_tasks, ends_of, fail_tasks
+from statelog.changelog.upload.task import (
+    UploadTask,
+    check_answer,
+    end_tasks,
+    ends_of,
+    fail_tasks,
+    upload_failure,
+)
 from statelog.changelog.upload.uploader import UPLOADER_METHODS, StateChangeUploader
 from statelog.errors import ClosedError
+from statelog.flink_names import FlinkNames, unknown_member
+from statelog.options import ChangelogOptions
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.interrupts import interruptible, uninterrupted
+from statelog.store.api import ObjectStore
+
+if TYPE_CHECKING:
+    from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 
 
-class StateChangeUploadScheduler(Protocol):
-    """Uploads tasks; each of them ends exactly once."""
+if TYPE_CHECKING:
+    from abc import ABCMeta as _ProtocolMeta
+else:
+    _ProtocolMeta = type(Protocol)
+
+
+class _Factories(_ProtocolMeta):
+    """
+    Flink's static methods of the interface.
+
+    Methods of the class of a protocol are not part of the protocol, so that a scheduler needs none
+    of them.
+    """
+
+    def direct_scheduler(self, uploader: StateChangeUploader) -> DirectStateChangeUploadScheduler:
+        """Return `DirectStateChangeUploadScheduler(uploader)`."""
+        return DirectStateChangeUploadScheduler(uploader)
+
+    def from_config(
+        self,
+        options: ChangelogOptions | None = None,
+        base_path: str | os.PathLike[str] | ObjectStore | None = None,
+        **parts: Any,
+    ) -> BatchingStateChangeUploadScheduler:
+        """Return `BatchingStateChangeUploadScheduler.from_config`, with the same arguments."""
+        from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+
+        return BatchingStateChangeUploadScheduler.from_config(options, base_path, **parts)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise unknown_member(type(self), name, self)
+
+
+class StateChangeUploadScheduler(Protocol, metaclass=_Factories):
+    """
+    Uploads tasks; each of them ends exactly once.
+
+    `StateChangeUploadScheduler.direct_scheduler(uploader)` and `.from_config(options, base_path)`
+    make the two schedulers of statelog, as in Flink.
+    """
 
     def upload(self, task: UploadTask) -> None:
         """
@@ -44,7 +99,7 @@ class StateChangeUploadScheduler(Protocol):
         ...
 
 
-class DirectStateChangeUploadScheduler:
+class DirectStateChangeUploadScheduler(ClosesAtExit, FlinkNames):
     """
     Uploads in the calling thread, task by task, without threads and batches.
 
@@ -62,7 +117,8 @@ class DirectStateChangeUploadScheduler:
         """
         Upload *task* and end it.
 
-        An interrupt of the upload fails the task and is raised.
+        A failure ends it with `UploadFailedError`, as with the batching scheduler.  An interrupt of
+        the upload fails the task and is raised.
         Blocks: For the time of the store's put.   Thread: any.
 
         Raises:
@@ -75,12 +131,12 @@ class DirectStateChangeUploadScheduler:
         try:
             answer = interruptible(self._uploader.upload, [task])
             ends = ends_of(self._uploader, [task], check_answer(self._uploader, answer))
-        except Exception as error:
-            fail_tasks([task], error)
+        except BaseException as error:
+            attempts = f"attempt 1: {type(error).__name__}: {error}"
+            fail_tasks([task], upload_failure(len(task.change_sets), error, attempts))
+            if not isinstance(error, Exception):
+                raise  # an interrupt
             return
-        except BaseException as error:  # an interrupt fails the task and is raised
-            fail_tasks([task], error)
-            raise
         end_tasks(ends)
 
     @property

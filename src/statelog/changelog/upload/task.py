@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.arguments import given, refused
-from statelog.errors import UploadFailedError, UsageError
+from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
+from statelog.flink_names import FlinkNames
 from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
@@ -25,7 +26,7 @@ from statelog.store.api import ObjectStore
 _log = logging.getLogger("statelog")
 
 
-class UploadTask:
+class UploadTask(FlinkNames):
     """
     Change sets to upload together, and the callbacks at their end.
 
@@ -94,6 +95,20 @@ class UploadTask:
         return True
 
 
+Place = SetEntry | int
+"""Where a set is in a file: what `StateChangeFormat.write` returned, or its payload offset."""
+
+
+def _one_place(place: Place | tuple[int, int]) -> Place:
+    """Return the place of a set, given also as Flink's pair of offsets."""
+    if isinstance(place, SetEntry) or not isinstance(place, tuple):
+        return place
+    if len(place) != 2 or place[0] != place[1]:
+        wanted = "one offset, or twice the same: a local copy has the bytes of the file"
+        raise refused("the place of a set", wanted, place)
+    return place[0]
+
+
 @dataclass(frozen=True, slots=True)
 class TaskResults:
     """One task of a file and the results of its sets."""
@@ -102,26 +117,61 @@ class TaskResults:
     results: Sequence[UploadResult]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadTasksResult:
+@dataclass(frozen=True, slots=True, init=False)
+class UploadTasksResult(FlinkNames):
     """
     One file (or one piece of inline state) with the sets of several tasks.
 
+    Made as in Flink, of the first three arguments, or of the other three.
+
     Args:
+        tasks_offsets: For each task, the place of each of its sets, as for `of`; or Flink's pair of
+            the offsets in the file and in its local copy, which are the same.
+        handle: The file or inline bytes.
+        local_handle: Its host-local copy, an absolute path, or None.
         tasks: The tasks in file order.
         handles: The file, or the inline handles.
         payload_bytes: Encoded size, before compression.
+
+    Raises:
+        UsageError: As for `of`, or a pair of two offsets.
     """
 
     tasks: tuple[TaskResults, ...]
     handles: tuple[StreamStateHandle, ...]
     payload_bytes: int
 
+    def __init__(
+        self,
+        tasks_offsets: Mapping[UploadTask, Mapping[StateChangeSet, Place | tuple[int, int]]]
+        | None = None,
+        handle: StreamStateHandle | None = None,
+        local_handle: FileStateHandle | None = None,
+        *,
+        tasks: tuple[TaskResults, ...] = (),
+        handles: tuple[StreamStateHandle, ...] = (),
+        payload_bytes: int = 0,
+    ) -> None:
+        if tasks_offsets is not None:
+            if not isinstance(tasks_offsets, Mapping) or handle is None:
+                wanted = "a mapping of tasks to the places of their sets, followed by a handle"
+                raise refused("tasks_offsets", wanted, tasks_offsets)
+            places = {
+                change_set: _one_place(place)
+                for offsets in tasks_offsets.values()
+                for change_set, place in offsets.items()
+            }
+            result = UploadTasksResult.of(list(tasks_offsets), places, handle, local_handle)
+            tasks, handles, payload_bytes = result.tasks, result.handles, result.payload_bytes
+        object.__setattr__(self, "tasks", tasks)
+        object.__setattr__(self, "handles", handles)
+        object.__setattr__(self, "payload_bytes", payload_bytes)
+
     @classmethod
     def of(
         cls,
         tasks: Sequence[UploadTask],
-        places: Mapping[StateChangeSet, SetEntry | int],
+        places: Mapping[StateChangeSet, Place],
         handle: StreamStateHandle,
         local_handle: FileStateHandle | None = None,
     ) -> UploadTasksResult:
@@ -195,6 +245,24 @@ class UploadTasksResult:
         end_tasks(
             [(entry.task, partial(entry.task.complete, entry.results)) for entry in self.tasks]
         )
+
+
+def upload_failure(num_sets: int, error: BaseException | None, attempts: str) -> UploadFailedError:
+    """
+    Return the error of a failed upload, the same for every scheduler.
+
+    Args:
+        num_sets: Change sets of the upload.
+        error: The cause: what the last attempt raised, or its time-out.
+        attempts: The end of each attempt, for the message.
+    """
+    kind = UploadTimeoutError if isinstance(error, TimeoutError) else UploadFailedError
+    failure = kind(
+        f"upload of {num_sets} change sets failed ({attempts}); the writer still holds them, and "
+        "the next persist sends them again"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 Ends = Sequence[tuple[UploadTask, Callable[[], None]]]

@@ -11,16 +11,18 @@ inline.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, overload, runtime_checkable
 
-from statelog.arguments import acting, instance, switch
+from statelog.arguments import instance, switch
 from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
+from statelog.flink_names import FlinkNames
 from statelog.format.buffers import Buffer
 from statelog.format.segment import SegmentWriter
 from statelog.format.trailer import SetEntry
@@ -28,9 +30,11 @@ from statelog.metrics import Metrics
 from statelog.model import FileStateHandle, HandleAndOffset, StateChangeSet, StreamStateHandle
 from statelog.model.upload_result import UploadResult
 from statelog.runtime.clock import Clock, SystemClock
+from statelog.runtime.closing import ClosesAtExit
 from statelog.runtime.fail_points import fail_point
 from statelog.runtime.ids import IdSource, RandomIds
 from statelog.store.api import ObjectStore
+from statelog.store.as_store import as_store
 from statelog.store.paths import LocationPaths
 
 UPLOADER_METHODS = ("upload", "discard", "close")
@@ -58,7 +62,7 @@ class StateChangeUploader(Protocol):
 
         Runs on an upload thread; its exceptions are logged.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no discard; late files stay")
 
     def close(self) -> None:
         """Close the uploader.  May be called more than once."""
@@ -83,12 +87,12 @@ class PreparingUploader(StateChangeUploader, Protocol):
         ...
 
 
-class StateChangeFsUploader:
+class StateChangeFsUploader(ClosesAtExit, FlinkNames):
     """
     Writes each batch as one changelog file.
 
     Args:
-        store: The store of the files.
+        store: The store of the files, or its path or URL.
         job_id: Folder of the job: files are stored in `<job_id>/dstl/`.  "" for none.
         paths: Makes their paths; None for those of the job.
         ids: Makes unique names; None for random ones.
@@ -101,7 +105,7 @@ class StateChangeFsUploader:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: str | os.PathLike[str] | ObjectStore,
         *,
         job_id: str = "",
         paths: LocationPaths | None = None,
@@ -112,13 +116,12 @@ class StateChangeFsUploader:
         metrics: Metrics | None = None,
         clock: Clock | None = None,
     ) -> None:
-        acting(store, "store", ("put", "delete"), "an ObjectStore")
+        self._store = as_store(store, "store", ("put", "delete"))
         switch(compress, "compress")
         if paths is not None:
             instance(paths, "paths", LocationPaths, "a LocationPaths")
         self._metrics = metrics if metrics is not None else Metrics()
         self._clock = clock if clock is not None else SystemClock()
-        self._store = store
         self._paths = paths if paths is not None else LocationPaths(checked_job_id(job_id))
         self._ids = ids if ids is not None else RandomIds()
         self._compress = compress

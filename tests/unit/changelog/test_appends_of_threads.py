@@ -1,0 +1,163 @@
+"""
+Appends of two threads: the owner's, and those of continuations on callback threads.
+
+Each change is in the log once, under its own key group, and every persist succeeds.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+
+import pyarrow as pa
+import pytest
+from tests.unit.changelog.helpers import ALL, handle_of
+
+import statelog as sl
+
+RUNS = 200
+"""Runs of the two races in all, where the campaign runs."""
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Let the interpreter change threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def value_of(key_group: int, number: int) -> bytes:
+    """Return a value that names its key group."""
+    return f"{key_group}:{number}".encode()
+
+
+def misplaced(changes: list[sl.StateChange]) -> list[sl.StateChange]:
+    """Return the changes whose value names another key group."""
+    return [each for each in changes if int(each.value.split(b":")[0]) != each.key_group]
+
+
+def check_log(storage: sl.FsStateChangelogStorage, writer: sl.FsStateChangelogWriter) -> list[int]:
+    """Persist twice, check that nothing is misplaced, and return the numbers in the log."""
+    writer.persist(0).result(60)
+    changes = list(storage.read(handle_of(writer.persist(0).result(60))))
+    assert [] == misplaced(changes)
+    writer._log.check_invariants()
+    return sorted(int(each.value.split(b":")[1]) for each in changes)
+
+
+def appends_in_continuations(persists: int = 300, appends: int = 200) -> None:
+    """Append once in each continuation of many persists, while the owner appends too."""
+    total = persists * (appends + 1)
+    numbers = iter(range(total))
+    futures: list[Future[object]] = []
+    continued = threading.Semaphore(0)
+    failures: list[BaseException] = []
+    with sl.FsStateChangelogStorage("memory://continuations") as storage:
+        writer = storage.create_writer("op", ALL)
+
+        def append_more(future: Future[object]) -> None:
+            try:
+                number = next(numbers)
+                writer.append(100, value_of(100, number))
+            except BaseException as error:
+                failures.append(error)
+            continued.release()
+
+        start = 0
+        for _ in range(persists):
+            for _ in range(appends):
+                writer.append(5, value_of(5, next(numbers)))
+            future = writer.persist(start)
+            start = int(writer.next_sequence_number())
+            future.add_done_callback(append_more)
+            futures.append(future)
+        wait(futures, 60)
+        for _ in range(persists):
+            assert continued.acquire(timeout=60)
+        assert [] == failures
+        assert [] == [each.exception() for each in futures if each.exception() is not None]
+        assert list(range(total)) == check_log(storage, writer)
+
+
+def appends_at_full_speed(appends: int) -> None:
+    """Append on two threads without a pause, with a persist between."""
+    failures: list[BaseException] = []
+    with sl.FsStateChangelogStorage("memory://full-speed") as storage:
+        writer = storage.create_writer("op", ALL)
+
+        def append(key_group: int, first: int, end: int) -> None:
+            try:
+                for number in range(first, end):
+                    writer.append(key_group, value_of(key_group, number))
+            except BaseException as error:
+                failures.append(error)
+
+        other = threading.Thread(target=append, args=(100, appends, 2 * appends))
+        other.start()
+        append(5, 0, appends // 2)
+        writer.persist(0).result(60)
+        append(5, appends // 2, appends)
+        other.join(60)
+        assert [] == failures
+        assert list(range(2 * appends)) == check_log(storage, writer)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_appends_in_continuations_are_in_the_log_once_under_their_key_group() -> None:
+    appends_in_continuations(persists=40, appends=50)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_appends_of_two_threads_are_in_the_log_once_under_their_key_group() -> None:
+    appends_at_full_speed(5_000)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_all_kinds_of_appends_of_four_threads_are_in_the_log_once() -> None:
+    failures: list[BaseException] = []
+    options = sl.ChangelogOptions(preemptive_persist_threshold_bytes=500)
+    with sl.FsStateChangelogStorage("memory://kinds", options=options) as storage:
+        writer = storage.create_writer("op", ALL)
+
+        def append(key_group: int) -> None:
+            try:
+                for number in range(key_group * 1000, key_group * 1000 + 300, 3):
+                    writer.append(key_group, value_of(key_group, number))
+                    values = [value_of(key_group, each) for each in (number + 1, number + 2)]
+                    writer.append_batch([key_group] * 2, pa.array(values, pa.binary()))
+                    if number % 90 == 0:
+                        writer.append_meta(b"-1:" + str(-number - 1).encode())
+                        writer.persist(writer.next_sequence_number())
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=append, args=(each,)) for each in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [] == failures
+        numbers = check_log(storage, writer)
+        expected = [each * 1000 + number for each in range(4) for number in range(300)]
+        assert expected == [each for each in numbers if each >= 0]
+        starts = range(0, 4000, 1000)
+        metas = [
+            each for first in starts for each in range(first, first + 300, 3) if each % 90 == 0
+        ]
+        assert sorted(-each - 1 for each in metas) == [each for each in numbers if each < 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("run", range(RUNS // 2))
+def test_the_race_of_continuations(run: int) -> None:
+    appends_in_continuations()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("run", range(RUNS // 2))
+def test_the_race_at_full_speed(run: int) -> None:
+    appends_at_full_speed(300_000)

@@ -1,0 +1,167 @@
+"""What an upload fails with, under each scheduler: one class, and the cause."""
+
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.unit.changelog.helpers import ALL, ScriptedStore
+
+import statelog as sl
+
+ONE_ATTEMPT = sl.RetryPolicy.fixed(max_attempts=1, timeout_s=None)
+Scheduler = Callable[[sl.StateChangeUploader], sl.StateChangeUploadScheduler]
+SCHEDULERS: dict[str, Scheduler] = {
+    "direct": sl.DirectStateChangeUploadScheduler,
+    "batching": lambda uploader: sl.BatchingStateChangeUploadScheduler(
+        uploader, policy=ONE_ATTEMPT
+    ),
+}
+
+
+class Raising:
+    """An uploader that raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+        raise self.error
+
+    def discard(self, result: sl.UploadTasksResult) -> None:
+        raise AssertionError("there is no result")
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def task_end(scheduler: sl.StateChangeUploadScheduler) -> Iterator[list[BaseException]]:
+    """Upload a task with two sets and wait for its failure."""
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def failed(numbers: Sequence[sl.SequenceNumber], error: BaseException) -> None:
+        errors.append(error)
+        ended.set()
+
+    sets = [sl.StateChangeSet.of(0, sqn, [(1, b"one")]) for sqn in (0, 1)]
+    scheduler.upload(sl.UploadTask(sets, print, failed))
+    assert ended.wait(60)
+    yield errors
+    scheduler.close()
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(
+    "error", [OSError("disk"), sl.StoreError("s3"), ValueError("wrong"), sl.ClosedError("store")]
+)
+def test_a_failed_upload_has_one_class_and_its_cause(name: str, error: Exception) -> None:
+    with task_end(SCHEDULERS[name](Raising(error))) as (failure,):
+        assert type(failure) is sl.UploadFailedError
+        assert isinstance(failure, OSError)
+        assert error is failure.__cause__
+        text = f"upload of 2 change sets failed (attempt 1: {type(error).__name__}: {error}); "
+        assert str(failure).startswith(text)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_time_out_of_the_store_is_a_time_out(name: str) -> None:
+    error = TimeoutError("the server took too long")
+    with task_end(SCHEDULERS[name](Raising(error))) as (failure,):
+        assert type(failure) is sl.UploadTimeoutError
+        assert isinstance(failure, TimeoutError) and isinstance(failure, sl.UploadFailedError)
+        assert error is failure.__cause__
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_persist_fails_with_the_same_class(name: str) -> None:
+    store = ScriptedStore()
+    store.put_errors = [sl.StoreError("s3 is down")]
+    scheduler = SCHEDULERS[name](sl.StateChangeFsUploader(store))
+    with sl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"one")
+        error = writer.persist(0).exception(60)
+        assert type(error) is sl.UploadFailedError
+        assert "s3 is down" in str(error) and isinstance(error.__cause__, sl.StoreError)
+
+
+class Hanging(Raising):
+    """An uploader whose first attempt raises and whose later ones hang until the end."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__(error or OSError())
+        self.raises = error is not None
+        self.end = threading.Event()
+
+    def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+        if self.raises:
+            self.raises = False
+            raise self.error
+        self.end.wait(60)
+        raise OSError("late")
+
+
+@pytest.mark.parametrize("first", [None, OSError("reset")])
+def test_an_upload_whose_last_attempt_hangs_is_a_time_out(first: OSError | None) -> None:
+    uploader = Hanging(first)
+    scheduler = sl.BatchingStateChangeUploadScheduler(
+        uploader,
+        policy=sl.RetryPolicy.fixed(2, dt.timedelta(milliseconds=50), dt.timedelta(0)),
+        upload_threads=2,
+    )
+    with task_end(scheduler) as (failure,):
+        assert type(failure) is sl.UploadTimeoutError
+        assert type(failure.__cause__) is TimeoutError
+        assert "attempt 2 did not end within 0.05 s" == str(failure.__cause__)
+        assert first is failure.__cause__.__cause__
+        uploader.end.set()
+
+
+def test_closed_is_no_os_error_so_that_no_retry_repeats_it() -> None:
+    for error in (sl.ClosedError, sl.WriterClosedError):
+        assert not issubclass(error, OSError)
+    for error in (sl.UploadFailedError, sl.BackpressureTimeoutError, sl.StoreError):
+        assert issubclass(error, OSError)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_closed_scheduler_fails_the_task_and_the_call(name: str) -> None:
+    scheduler, errors = SCHEDULERS[name](Raising(OSError())), []
+    scheduler.close()
+    task = sl.UploadTask([], print, lambda _, error: errors.append(error))
+    with pytest.raises(sl.ClosedError, match="create a new storage"):
+        scheduler.upload(task)
+    assert [sl.ClosedError] == [type(each) for each in errors]
+
+
+def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
+    """Three uploads run at once only if there are three threads."""
+    together = threading.Barrier(3)
+
+    class Meeting(Raising):
+        def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+            together.wait(60)
+            raise self.error
+
+    failures: list[Any] = []
+    ended = threading.Semaphore(0)
+
+    def failed(_: object, error: BaseException) -> None:
+        failures.append(error.__cause__)
+        ended.release()
+
+    error = ValueError("all three met")
+    with sl.BatchingStateChangeUploadScheduler(
+        Meeting(error), policy=ONE_ATTEMPT, batch_threshold_bytes=0, upload_threads=3
+    ) as scheduler:
+        for sqn in range(3):
+            scheduler.upload(
+                sl.UploadTask([sl.StateChangeSet.of(0, sqn, [(1, b"x")])], print, failed)
+            )
+        for _ in range(3):
+            assert ended.acquire(timeout=60)
+    assert [error] * 3 == failures

@@ -1,0 +1,129 @@
+"""Commands of a mailbox run on the thread of its owner, each once."""
+
+import datetime as dt
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+import statelog as sl
+
+
+def on_thread(work: Callable[[], object]) -> BaseException | None:
+    """Do *work* on another thread; return what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="other")
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+def test_commands_run_on_the_owners_thread_in_order() -> None:
+    ran: list[tuple[int, threading.Thread]] = []
+    with sl.TaskMailbox() as mailbox:
+        for number in range(5):
+            assert (
+                on_thread(
+                    lambda number=number: mailbox.execute(
+                        lambda: ran.append((number, threading.current_thread()))
+                    )
+                )
+                is None
+            )
+        assert 5 == len(mailbox)
+        assert 5 == mailbox.drain()
+        assert 0 == mailbox.drain()
+    assert [(number, threading.current_thread()) for number in range(5)] == ran
+
+
+def test_a_command_of_a_command_waits_for_the_next_drain() -> None:
+    ran: list[str] = []
+
+    def first() -> None:
+        ran.append("first")
+        mailbox.execute(lambda: ran.append("second"))
+
+    with sl.TaskMailbox() as mailbox:
+        mailbox.execute(first)
+        assert 1 == mailbox.drain()
+        assert ["first"] == ran
+        assert 1 == mailbox.drain()
+    assert ["first", "second"] == ran
+
+
+def test_run_ends_with_the_future_or_the_condition_or_the_time() -> None:
+    with sl.TaskMailbox() as mailbox:
+        future: Future[None] = Future()
+        timer = threading.Timer(0.01, future.set_result, (None,))
+        timer.start()
+        assert mailbox.run(future, timeout_s=60)
+        ran: list[int] = []
+        timer = threading.Timer(0.01, mailbox.execute, (lambda: ran.append(1),))
+        timer.start()
+        assert mailbox.run(lambda: bool(ran), timeout_s=dt.timedelta(minutes=1))
+        assert not mailbox.run(lambda: False, timeout_s=0)
+        assert not mailbox.run(Future(), timeout_s=0.01)
+        assert mailbox.run(lambda: True)
+
+
+def test_an_error_of_a_command_reaches_the_owner_and_keeps_the_others() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    ran: list[int] = []
+    mailbox = sl.TaskMailbox()
+    mailbox.execute(fail, "the first mail")
+    mailbox.execute(lambda: ran.append(1))
+    with pytest.raises(ValueError, match="no") as raised:
+        mailbox.drain()
+    assert ["raised by a command of a mailbox: the first mail"] == raised.value.__notes__
+    assert [] == ran
+    mailbox.execute(fail)
+    mailbox.execute(lambda: ran.append(2))
+    with pytest.raises(ValueError, match="no"):
+        mailbox.close()
+    assert [1, 2] == ran
+
+
+def test_a_closed_mailbox_refuses_commands() -> None:
+    mailbox = sl.TaskMailbox()
+    mailbox.close()
+    mailbox.close()
+    with pytest.raises(sl.ClosedError, match="its owner runs no further commands"):
+        mailbox.execute(print)
+    assert not mailbox.run(lambda: False)
+
+
+def test_another_thread_runs_no_commands() -> None:
+    mailbox = sl.TaskMailbox()
+    mailbox.drain()
+    calls: list[Callable[[], Any]] = [mailbox.drain, mailbox.close, lambda: mailbox.run(print)]
+    for call in calls:
+        error = on_thread(call)
+        assert isinstance(error, sl.UsageError)
+        assert "belongs to the thread 'MainThread'" in str(error)
+    mailbox.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda mailbox: mailbox.execute(5), "command must be a function"),
+        (lambda mailbox: mailbox.run(5), "until must be a function without arguments, or a Future"),
+        (lambda mailbox: mailbox.run(print, "1 s"), "timeout_s must be a finite number of seconds"),
+        (lambda mailbox: mailbox.run(print, -1), "timeout_s must be .* at least 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: Callable[[Any], object], text: str) -> None:
+    with sl.TaskMailbox() as mailbox, pytest.raises(sl.UsageError, match=text):
+        call(mailbox)
