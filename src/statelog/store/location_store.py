@@ -146,6 +146,25 @@ class LocationStore:
             found = self._parents[fork_id] = self._opened(fork_id)
         return found
 
+    def released_parent(self, fork_id: str) -> ObjectStore | None:
+        """
+        Return the store of a parent that may have no tag of the fork, to delete what tags it has.
+
+        Returns:
+            The store; None if the location has no such reference, or the parent's directory is gone.
+
+        Raises:
+            CheckpointError: The reference is damaged (`reason` "damaged").
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        try:
+            reference = ParentReference.read(self._own, fork_id)
+            return _open_existing(reference.location, options=self._options_of(reference))
+        except (ObjectNotFoundError, UsageError):
+            return None
+
     def _opened(self, fork_id: str) -> LocationStore:
         try:
             reference = ParentReference.read(self._own, fork_id)
@@ -157,8 +176,7 @@ class LocationStore:
                 reason="parent",
                 path=_PATHS.parent(fork_id),
             ) from error
-        same_kind = _scheme(reference.location) == _scheme(self.url)
-        options = self._options if same_kind else {}
+        options = self._options_of(reference)
         if self._depth >= _FORKS_MAX:
             raise CheckpointError(
                 f"{self.url} is the {self._depth}th of a chain of forks, or the chain is a circle; "
@@ -172,6 +190,10 @@ class LocationStore:
         if next(iter(parent.list(_PATHS.tags_of("fork", fork_id))), None) is None:
             raise self._refused(reference, fork_id, "it has no tag of this fork")
         return LocationStore(parent, options, self._depth + 1)
+
+    def _options_of(self, reference: ParentReference) -> Mapping[str, object]:
+        """Return the options of the parent's client: those of this one in the same kind of store."""
+        return self._options if _scheme(reference.location) == _scheme(self.url) else {}
 
     def _refused(self, reference: ParentReference, fork_id: str, why: str) -> CheckpointError:
         return CheckpointError(
