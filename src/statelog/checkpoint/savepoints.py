@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from statelog import arguments
+from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.begun_fork import begun_fork
 from statelog.checkpoint.fork import (
@@ -78,7 +78,7 @@ def tag(
     location: Location,
     name: str,
     *,
-    checkpoint: int | None = None,
+    checkpoint: CheckpointName | None = None,
     checkpoint_location: Location | None = None,
     comment: str = "",
     store_options: Mapping[str, object] | None = None,
@@ -93,7 +93,7 @@ def tag(
     Args:
         location: Path or URL of the state location.
         name: Letters, digits, ".", "_" and "-"; not in use for another checkpoint or comment.
-        checkpoint: Its id; None for the newest one.
+        checkpoint: Its id, "latest", "earliest", another tag, or a time of ISO 8601; None for the newest one.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         comment: Stored with the tag, for people.
         store_options: Options of the store's client, as for `open_store`.
@@ -107,12 +107,14 @@ def tag(
     Blocks: On both stores; up to 10 s more until the sink of the micro-batch has taken its rows.
     """
     store = open_existing_store(location, options=store_options)
+    if checkpoint is not None and checkpoint != LATEST:
+        checkpoint = checkpoint_id_of(store, _PATHS, checkpoint)
     present = _same_tag(store, name, _checkpoint(store, checkpoint), comment)
     if present is not None:
         return present
     source = _finished_source(
         store,
-        checkpoint,
+        None if checkpoint == LATEST else checkpoint,
         lambda recorded: query_store(store, checkpoint_location, recorded, store_options),
     )
     checkpoint = source.stored.checkpoint.checkpoint_id
@@ -143,7 +145,7 @@ def _same_tag(store: LocationStore, name: str, checkpoint: int, comment: str) ->
 
 def _finished_source(
     store: LocationStore,
-    checkpoint: int | None,
+    checkpoint: CheckpointName | None,
     open_query: Callable[[str | None], ObjectStore | None],
 ) -> ForkSource:
     """Read a checkpoint whose sink has taken its rows, after a while; None is the newest one."""
@@ -200,7 +202,7 @@ def fork(
     location: Location,
     new_location: Location,
     *,
-    checkpoint: int | None = None,
+    checkpoint: CheckpointName | None = None,
     tag: str | None = None,
     checkpoint_location: Location | None = None,
     new_checkpoint_location: Location | None = None,
@@ -218,7 +220,7 @@ def fork(
     Args:
         location: Path or URL of the state location.
         new_location: Path or URL of the new one, which must be empty.
-        checkpoint: Id of the checkpoint; None for the newest one.
+        checkpoint: Its id, "latest", "earliest", a tag, or a time of ISO 8601; None for the newest one.
         tag: Instead of *checkpoint*: the name of a tag, whose position of the sources is used.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         new_checkpoint_location: The checkpointLocation of the new query.  May be left out if
@@ -238,17 +240,21 @@ def fork(
 
     Blocks: On the stores; up to 10 s more until the sink of the micro-batch has taken its rows.
     """
+    checkpoint = None if checkpoint == LATEST else checkpoint
     if checkpoint is not None and tag is not None:
         raise UsageError("give a checkpoint or a tag, not both")
     place = _new_place(new_location, new_checkpoint_location, state_only)
     store = open_existing_store(location, options=store_options)
     new = open_location(new_location, options=store_options)
     new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
+    if checkpoint in {one.name for one in list_tags(store, _PATHS) if one.kind is TagKind.TAG}:
+        tag = str(checkpoint)
+    wanted_id = None
     if tag is not None:
-        checkpoint = find_tag(store, _PATHS, tag, TagKind.TAG).checkpoint_id
+        wanted_id = find_tag(store, _PATHS, tag, TagKind.TAG).checkpoint_id
     elif checkpoint is not None:
-        checkpoint = arguments.whole_number(checkpoint, "checkpoint", low=0)
-    begun = begun_fork(new, store, checkpoint)
+        wanted_id = checkpoint_id_of(store, _PATHS, checkpoint)
+    begun = begun_fork(new, store, wanted_id)
     if begun is not None and begun.checkpoint is not None:
         return finished_fork(begun, store, new, new_query, copy=copy)
     files = None if begun is None else begun.files(store)
@@ -259,11 +265,9 @@ def fork(
     elif tag is not None:
         source = _tagged_source(store, tag, state_only)
     else:
-        if begun is not None:
-            checkpoint = begun.checkpoint_id
         source = _finished_source(
             store,
-            checkpoint,
+            wanted_id if begun is None else begun.checkpoint_id,
             lambda recorded: (
                 None
                 if state_only
@@ -283,9 +287,9 @@ def _tagged_source(store: LocationStore, tag: str, state_only: bool) -> ForkSour
     return source
 
 
-def _checkpoint(store: LocationStore, checkpoint: int | None) -> int:
+def _checkpoint(store: LocationStore, checkpoint: CheckpointName | None) -> int:
     if checkpoint is not None:
-        return arguments.whole_number(checkpoint, "checkpoint", low=0)
+        return checkpoint_id_of(store, _PATHS, checkpoint)
     return find_checkpoint(store, _PATHS).checkpoint_id
 
 

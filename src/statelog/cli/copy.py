@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.copy_location import CopyProgress, copy_location
+from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import console, open_location, plural, print_json, size_text
-from statelog.store import open_store
+from statelog.store import LocationPaths, open_store
 
 
 def copy(
@@ -18,8 +20,10 @@ def copy(
     new: Annotated[str, typer.Argument(help="The copy: an empty path or URL.")],
     *,
     checkpoint: Annotated[
-        int | None,
-        typer.Option(help="The newest checkpoint of the copy; the newest one by default.", min=0),
+        str | None,
+        typer.Option(
+            help=f"The newest checkpoint of the copy: {CHECKPOINT_FORMS}. The newest one by default."
+        ),
     ] = None,
     parallelism: Annotated[int, typer.Option(help="Objects copied at once.", min=1)] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -46,7 +50,9 @@ def copy(
         report = copy_location(
             source,
             open_store(new),
-            checkpoint_id=checkpoint,
+            checkpoint_id=None
+            if checkpoint is None
+            else checkpoint_id_of(source, LocationPaths(), checkpoint),
             parallelism=parallelism,
             on_progress=progress,
         )

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
+from statelog.cli.options import CheckpointOption
 from statelog.cli.output import console, plural, print_json, progress, size_text
 from statelog.cli.state_rows import open_state
 from statelog.errors import StatelogError, StoreError, UsageError
@@ -38,9 +39,7 @@ def export(
             help="State variable, $timers for timers; may be given several times. All by default."
         ),
     ] = None,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.", min=0)
-    ] = None,
+    checkpoint: CheckpointOption = None,
     operator: Annotated[
         str | None, typer.Option(help="operatorId, where the query has several operators.")
     ] = None,

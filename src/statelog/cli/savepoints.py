@@ -13,6 +13,7 @@ from statelog.checkpoint.savepoints import fork as make_fork
 from statelog.checkpoint.savepoints import tag as make_tag
 from statelog.checkpoint.savepoints import untag as remove_tag
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
+from statelog.cli.options import CheckpointOption
 from statelog.cli.output import EXIT_OK, console, open_location, print_json, utc
 from statelog.errors import CheckpointError, StatelogError, UsageError
 from statelog.redaction import redacted
@@ -33,9 +34,7 @@ def tag(
     name: Annotated[
         str | None, typer.Argument(help="Name of the tag. Without it: list the tags.")
     ] = None,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     checkpoint_location: QueryOption = None,
     comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
     as_json: JsonOption = False,
@@ -113,9 +112,7 @@ def fork(
     location: LocationArgument,
     new_location: Annotated[str, typer.Argument(help="The new state location, which is empty.")],
     *,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     tag_name: Annotated[
         str | None, typer.Option("--tag", help="Fork the checkpoint of this tag.")
     ] = None,
