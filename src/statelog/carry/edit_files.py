@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from statelog.errors import UsageError
 from statelog.state.kinds import StateKind
@@ -50,26 +50,27 @@ def states_in_file(
     if POSITION_COLUMN in table.column_names:
         table = table.sort_by(POSITION_COLUMN)
     keys = _keys(table, path)
+    states: dict[Key, Any]
     if descriptor.kind is StateKind.TIMER:
-        times: dict[Key, Any] = {}
+        states = {}
         for key, time in zip(keys, table.column(FIRES_COLUMN).to_pylist(), strict=True):
-            times.setdefault(key, []).append(time)
-        return times
+            states.setdefault(key, []).append(time)
+        return states
     values = list(_structs(table, "value"))
     if descriptor.kind is StateKind.VALUE:
-        found = dict(zip(keys, values, strict=True))
-        if len(found) != len(values):
+        states = dict(zip(keys, values, strict=True))
+        if len(states) != len(values):
             raise UsageError(
-                f"{os.fspath(path)} has {len(values)} rows of {len(found)} keys; {variable!r} has one "
+                f"{os.fspath(path)} has {len(values)} rows of {len(states)} keys; {variable!r} has one "
                 "value for each key"
             )
-        return found
-    states: dict[Key, Any] = {}
+        return states
+    states = {}
     if descriptor.kind is StateKind.LIST:
         for key, value in zip(keys, values, strict=True):
             states.setdefault(key, []).append(value)
         return states
-    places = [tuple(one.values()) for one in _structs(table, "user_key", with_expiry=False)]
+    places = [tuple(place.values()) for place in _structs(table, "user_key", with_expiry=False)]
     for key, place, value in zip(keys, places, values, strict=True):
         states.setdefault(key, {})[place] = value
     return states
@@ -84,7 +85,9 @@ def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]
 
     Blocks: On the disk.
     """
-    schema = pa.schema([pa.field(f"key.{one.name}", one.type) for one in reader.schema.key_schema])
+    schema = pa.schema(
+        [pa.field(f"key.{part.name}", part.type) for part in reader.schema.key_schema]
+    )
     return _keys(_rows(path, schema, f"the file of keys, {os.fspath(path)},", only=True), path)
 
 
@@ -109,7 +112,7 @@ def _rows(
     try:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}: no such file or folder")
-        table = ds.dataset(path, format="parquet").to_table()
+        table = pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowException) as error:
         raise UsageError(f"{what} cannot be read as Parquet: {error}") from error
     for name in _STRUCTS:
@@ -127,9 +130,9 @@ def _rows(
         problem = f"no column {missing[0]!r}" if missing else f"a column {unknown[0]!r}"
         raise UsageError(f"{what} has {problem}; it takes {', '.join(needed)}")
     names = [name for name in schema.names if name in table.column_names and name != "key_group"]
-    wanted = pa.schema([schema.field(name) for name in names])
+    types = pa.schema([schema.field(name) for name in names])
     try:
-        return table.select(names).cast(wanted)
+        return table.select(names).cast(types)
     except (pa.ArrowException, ValueError) as error:
         raise UsageError(f"{what} has values of another type: {error}") from error
 

@@ -130,7 +130,8 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
     query = StoredQuery(store)
     metadata = msgspec.json.encode({"id": query_id})
     known = query.read(METADATA)
-    if known != metadata if known is not None else not _are_among(query, files):
+    is_other = not _are_among(query, files) if known is None else known != metadata
+    if is_other:
         raise UsageError(
             f"{store.url} is the checkpointLocation of another query already; choose a new folder"
         )

@@ -247,14 +247,14 @@ def fork(
     store = open_existing_store(location, options=store_options)
     new = open_location(new_location, options=store_options)
     new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
-    if checkpoint in {one.name for one in list_tags(store, _PATHS) if one.kind is TagKind.TAG}:
+    if checkpoint in {each.name for each in list_tags(store, _PATHS) if each.kind is TagKind.TAG}:
         tag = str(checkpoint)
-    wanted_id = None
+    forked_id = None
     if tag is not None:
-        wanted_id = find_tag(store, _PATHS, tag, TagKind.TAG).checkpoint_id
+        forked_id = find_tag(store, _PATHS, tag, TagKind.TAG).checkpoint_id
     elif checkpoint is not None:
-        wanted_id = checkpoint_id_of(store, _PATHS, checkpoint)
-    begun = begun_fork(new, store, wanted_id)
+        forked_id = checkpoint_id_of(store, _PATHS, checkpoint)
+    begun = begun_fork(new, store, forked_id)
     if begun is not None and begun.checkpoint is not None:
         return finished_fork(begun, store, new, new_query, copy=copy)
     files = None if begun is None else begun.files(store)
@@ -267,7 +267,7 @@ def fork(
     else:
         source = _finished_source(
             store,
-            wanted_id if begun is None else begun.checkpoint_id,
+            forked_id if begun is None else begun.checkpoint_id,
             lambda recorded: (
                 None
                 if state_only

@@ -81,9 +81,10 @@ def _states(
             raise UsageError(
                 f"--set names {variable!r} twice; put its rows into one file or folder"
             )
-        found = states[variable] = states_in_file(reader, variable, path)
+        states[variable] = states_in_file(reader, variable, path)
         if delete_others:
-            found.update(dict.fromkeys(list(other_keys(reader, variable, found))))
+            others = list(other_keys(reader, variable, states[variable]))
+            states[variable].update(dict.fromkeys(others))
     return states
 
 
@@ -93,15 +94,15 @@ def _print(report: EditReport, location: str, *, dry_run: bool) -> None:
         f"{counts.inserted:,} inserted, {counts.updated:,} updated, {counts.deleted:,} deleted, "
         f"{counts.unchanged:,} unchanged"
     )
-    shown = console()
+    out = console()
     base = f"checkpoint {report.base_id} of {redacted(location)}"
     if report.checkpoint_id is None:
-        shown.print(f"Keys of {base}: {changes}", markup=False, soft_wrap=True)
+        out.print(f"Keys of {base}: {changes}", markup=False, soft_wrap=True)
     else:
-        shown.print(
+        out.print(
             f"Keys changed in checkpoint {report.checkpoint_id}, after {base}: {changes}",
             markup=False,
             soft_wrap=True,
         )
     if dry_run and counts.changed:
-        shown.print("This was a dry run; --apply makes the changes. Stop the query before.")
+        out.print("This was a dry run; --apply makes the changes. Stop the query before.")
