@@ -5,6 +5,7 @@ Change the state of a location from outside of its query, without Spark.
     change_writer  deltas as a log handle
     recommit       one checkpoint more, at the same source position
     edit_keys      keys set and deleted from Python
+    edit_files     the same from Parquet files
     new_snapshot   a snapshot of what a reader returns
     key_traces     the objects that hold a key
     forget_report  what makes each of them go away

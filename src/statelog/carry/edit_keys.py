@@ -23,6 +23,7 @@ from statelog.state.encoding.deltas import StateCodec
 from statelog.state.encoding.values import UNENCODABLE
 from statelog.state.heap.tables import Overlay
 from statelog.state.kinds import Key, StateKind, Values
+from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import TIMERS_NAME
@@ -49,7 +50,7 @@ def edit(
         set: For each variable the new state by key, in the form that `LocationState.get` returns:
             a dict of fields for a value, a list of dicts, a dict of dicts by map key, a list of times
             for `$timers`.  The whole state of the variable is replaced; None deletes it.  With a time to
-            live, entries expire one time to live from now.
+            live, entries expire one time to live from now, or at `expires_at_ms` of their dict.
         delete: Keys whose state is deleted in all variables, timers too; what is set for a key counts.
         operator: Name of the operator, where the query has several.
         dry_run: Only count what would change.
@@ -221,11 +222,15 @@ class EditTarget:
     def _entry(self, state: StateCodec, given: Any) -> tuple[Any, ...]:
         """Return a value as it is stored."""
         names = state.value.schema.names
+        ttl_ms = state.descriptor.ttl_ms
+        expires_at_ms = self._now_ms + (ttl_ms or 0)
+        if isinstance(given, Mapping) and ttl_ms is not None and EXPIRES_FIELD not in names:
+            given = dict(given)
+            expires_at_ms = whole_number(given.pop(EXPIRES_FIELD, expires_at_ms), EXPIRES_FIELD)
         if not isinstance(given, Mapping) or sorted(given) != sorted(names):
             raise UsageError(
                 f"state {state.descriptor.name!r} takes a dict of the fields {', '.join(names)}, not "
                 f"{given!r:.100}"
             )
         value: Values = state.value.normalize(tuple(given[name] for name in names))
-        ttl_ms = state.descriptor.ttl_ms
-        return value if ttl_ms is None else (self._now_ms + ttl_ms, value)
+        return value if ttl_ms is None else (expires_at_ms, value)

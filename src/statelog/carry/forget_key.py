@@ -18,7 +18,13 @@ import msgspec
 import pyarrow as pa
 
 from statelog.carry.edit_keys import EditTarget
-from statelog.carry.forget_report import ForgetReport, KeyTrace, Needs, refuse_pinned
+from statelog.carry.forget_report import (
+    ForgetReport,
+    KeyTrace,
+    Needs,
+    parents_with_key,
+    refuse_pinned,
+)
 from statelog.carry.key_edits import GroupEdits
 from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
 from statelog.carry.new_snapshot import put_snapshot, snapshot_of
@@ -167,6 +173,7 @@ class _Forgetting:
         retained = Needs(self._store, _PATHS, newest).checkpoints
         return replace(
             self._report(newest, checkpoint_id, False),
+            parents=report.parents,
             given_up=tuple(one for one in before if one not in retained),
             deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
         )
@@ -178,13 +185,16 @@ class _Forgetting:
         dry_run: bool,
         traces: tuple[KeyTrace, ...] | None = None,
     ) -> ForgetReport:
+        if traces is None:
+            traces = self._traces(newest)
         return ForgetReport(
             operator=self._key.operator_id,
             key=self._key.values,
             base_id=self._base.checkpoint_id,
             checkpoint_id=checkpoint_id,
             removed=self._removed,
-            traces=self._traces(newest) if traces is None else traces,
+            traces=traces,
+            parents=parents_with_key(self._store, traces),
             dry_run=dry_run,
         )
 

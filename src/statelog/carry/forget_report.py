@@ -11,7 +11,7 @@ from statelog.checkpoint.restore import objects_of
 from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError
 from statelog.model import CompletedCheckpoint, FileStateHandle
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, LocationStore, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 
@@ -49,6 +49,8 @@ class ForgetReport:
         traces: Objects that still hold the key.
         given_up: Checkpoints that can no longer be restored.
         deleted: Objects that were deleted, or would be.
+        parents: URLs of the parents of this fork that hold the key in objects which the fork needs, or
+            needed before the call.  They are not changed.
         dry_run: Whether nothing was changed.
     """
 
@@ -60,6 +62,7 @@ class ForgetReport:
     traces: tuple[KeyTrace, ...]
     given_up: tuple[int, ...] = ()
     deleted: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
     dry_run: bool = False
 
 
@@ -166,6 +169,25 @@ def _ranges(path: str, checkpoint: CompletedCheckpoint) -> str:
 
 def _checkpoints(count: int) -> str:
     return "checkpoint" if count == 1 else "checkpoints"
+
+
+def parents_with_key(store: ObjectStore, traces: Iterable[KeyTrace]) -> tuple[str, ...]:
+    """
+    Return the URLs of the parents of a fork, and of theirs, to which traces belong.
+
+    Raises:
+        CheckpointError: A parent cannot be opened (`reason` "parent").
+
+    Blocks: On the stores.
+    """
+    urls = []
+    for trace in traces:
+        place, path = store, trace.path
+        while (parsed := parse_parent_path(path)) is not None and isinstance(place, LocationStore):
+            place, path = place.parent(parsed[0]), parsed[1]
+        if place is not store:
+            urls.append(place.url)
+    return tuple(dict.fromkeys(urls))
 
 
 def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:

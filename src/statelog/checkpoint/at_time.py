@@ -1,11 +1,14 @@
-"""Find the checkpoint that a point in time, given as text, means."""
+"""Find the checkpoint that an id, a tag or a point in time means."""
 
 from __future__ import annotations
 
 import datetime as dt
+import re
+from typing import Final
 
-from statelog.checkpoint.history import read_checkpoint
-from statelog.checkpoint.tags import retained_checkpoints
+from statelog.arguments import whole_number
+from statelog.checkpoint.history import find_newest, read_checkpoint
+from statelog.checkpoint.tags import TagKind, list_tags, retained_checkpoints
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -14,6 +17,62 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.store import LocationPaths, ObjectStore
+
+CheckpointName = int | str | dt.datetime
+"""How callers name a checkpoint: an id, `latest`, `earliest`, a tag, or a time."""
+LATEST: Final = "latest"
+EARLIEST: Final = "earliest"
+_ID: Final = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def checkpoint_id_of(
+    store: ObjectStore, paths: LocationPaths, given: CheckpointName, name: str = "checkpoint"
+) -> int:
+    """
+    Return the id of the checkpoint that a caller names.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        given: An id, as a number or as text; "latest" or "earliest" for the newest or the oldest
+            retained one; the name of a tag; or a time, as text of ISO 8601 (without a zone it is UTC)
+            or as a `datetime`: the newest one that was created at or before it.
+        name: Name of the argument, for errors.
+
+    Raises:
+        UsageError: It is none of them.
+        CheckpointError: There is no checkpoint, or none that is old enough (`reason` "not_found").
+        StoreError: The store failed.
+
+    Blocks: On the store, except for an id.
+    """
+    if isinstance(given, dt.datetime):
+        return find_checkpoint_at(store, paths, _with_zone(given))
+    if not isinstance(given, str):
+        return whole_number(given, name, low=0)
+    text = given.strip()
+    if _ID.fullmatch(text):
+        return int(text)
+    if text == LATEST:
+        newest = find_newest(store, paths).newest
+        if newest is not None:
+            return newest.checkpoint_id
+    if text == EARLIEST and (retained := retained_checkpoints(store, paths)):
+        return retained[0]
+    if text in (LATEST, EARLIEST):
+        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+    tags = {tag.name: tag for tag in list_tags(store, paths) if tag.kind is TagKind.TAG}
+    if text in tags:
+        return tags[text].checkpoint_id
+    try:
+        time = parse_time(text)
+    except UsageError as error:
+        raise UsageError(
+            f"{name} is {given!r:.100}, which is no id, no tag of {store.url} (it has: "
+            f"{', '.join(tags) or 'none'}), not {LATEST} or {EARLIEST}, and no time of ISO 8601 such as "
+            "2026-11-22T10:30:00+01:00"
+        ) from error
+    return find_checkpoint_at(store, paths, time)
 
 
 def parse_time(text: str) -> dt.datetime:
@@ -30,6 +89,10 @@ def parse_time(text: str) -> dt.datetime:
             f"{text!r:.100} is no time of ISO 8601, such as 2026-11-22T10:30:00+01:00; without a zone "
             "it is UTC"
         ) from error
+    return _with_zone(time)
+
+
+def _with_zone(time: dt.datetime) -> dt.datetime:
     return time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
 
 

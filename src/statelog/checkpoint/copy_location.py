@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from statelog.arguments import whole_number
+from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.copy_plan import CopiedObject, CopyPlan, missing_in_source, plan_copy
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
@@ -141,7 +142,7 @@ def copy(
     location: str | os.PathLike[str],
     new: str | os.PathLike[str],
     *,
-    checkpoint: int | None = None,
+    checkpoint: CheckpointName | None = None,
     parallelism: int = 4,
     on_progress: Callable[[CopyProgress], None] = lambda progress: None,
     store_options: Mapping[str, object] | None = None,
@@ -155,7 +156,8 @@ def copy(
     Args:
         location: Path or URL of the location.
         new: Path or URL of the copy.
-        checkpoint: Id of the newest checkpoint of the copy; None for the newest there is.
+        checkpoint: The newest checkpoint of the copy: its id, "latest", "earliest", a tag, or a time of
+            ISO 8601; None for the newest there is.
         parallelism: Objects copied at once, >= 1.
         on_progress: Called after each object.
         store_options: Options of the client of *location*, as for `open_store`.
@@ -163,10 +165,13 @@ def copy(
 
     Blocks: On both stores.
     """
+    source = open_existing_store(location, options=store_options)
     return copy_location(
-        open_existing_store(location, options=store_options),
+        source,
         open_location(new, options=new_store_options),
-        checkpoint_id=checkpoint,
+        checkpoint_id=None
+        if checkpoint is None
+        else checkpoint_id_of(source, LocationPaths(), checkpoint),
         parallelism=parallelism,
         on_progress=on_progress,
     )

@@ -7,13 +7,12 @@ the checkpoint there; garbage collection of the fork deletes the tag once the fo
 needs itself.
 
 The order of the steps makes a crash harmless: first the reference to the parent, which names the fork,
-then the tag, the new checkpointLocation, and last the checkpoint, which is the point of no return.  A
-repeated call goes on where the first one ended.
+then the tag with the source position, the new checkpointLocation, and last the checkpoint, which is the
+point of no return.  A repeated call goes on where the first one ended, see `begun_fork`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,13 +21,22 @@ from typing import Final
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.checkpoint.begun_fork import (
+    BegunFork,
+    begun_fork,
+    first_properties,
+    in_use,
+    owner_of,
+    query_id_of,
+)
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.copy_plan import needed_objects, own_record
-from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored, present_ids
+from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
 from statelog.checkpoint.ownership import claim_epoch
 from statelog.checkpoint.position_files import position_files, write_query
 from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.tags import Tag, TagKind, find_tag, list_tags, put_tag, read_tag
+from statelog.checkpoint.restore import keep_tag
+from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
 from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import FencedError, UsageError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
@@ -36,6 +44,7 @@ from statelog.model import (
     ChangelogStateHandle,
     CompletedCheckpoint,
     FileStateHandle,
+    Json,
     MaterializedHandle,
     StreamStateHandle,
 )
@@ -46,7 +55,6 @@ from statelog.store import LocationPaths, LocationStore, ObjectStore
 from statelog.store.location_store import ParentReference, parent_path
 
 _PATHS: Final = LocationPaths()
-_OWNER: Final = "fork"
 _RECORDED: Final = {
     field.name for kind in (BatchRecord, OperatorRecord) for field in msgspec.structs.fields(kind)
 }
@@ -184,79 +192,116 @@ def apply_fork(
             f"the URL of the location contains a secret ({source.store.url}), which a fork would have "
             "to store to find its parent: give credentials by store options or the environment"
         )
-    fork_id = _begun(new, source) or os.urandom(8).hex()
-    reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint.checkpoint_id)
+    checkpoint_id = checkpoint.checkpoint_id
+    begun = begun_fork(new, source.store, checkpoint_id)
+    if begun is not None and begun.checkpoint is not None:
+        return finished_fork(begun, source.store, new, new_query, copy=copy)
+    fork_id = os.urandom(8).hex() if begun is None else begun.fork_id
+    reference = ParentReference(location=source.store.url, checkpoint_id=checkpoint_id)
     if not exists(new, _PATHS.parent(fork_id)):
         new.put_if_absent(_PATHS.parent(fork_id), reference.encoded())
     fail_point("fork-referred")
-    _pin(source.store, fork_id, checkpoint.checkpoint_id, new.url, clock_ms)
+    _pin(source, fork_id, begun, new.url, clock_ms)
     fail_point("fork-pinned")
     query = None
     if new_query is not None and source.files is not None:
-        query = NewQuery(_query_id(fork_id), new_query.url)
+        query = NewQuery(query_id_of(fork_id), new_query.url)
         write_query(new_query, source.files, query.query_id)
     fail_point("fork-query-written")
-    record = CheckpointRecord(_moved_checkpoint(checkpoint, fork_id, query), fork_id)
+    record = CheckpointRecord(_moved_checkpoint(checkpoint, fork_id, reference, query), fork_id)
     if copy:
         _copy_objects(new, record.checkpoint)
         record = own_record(record)
     fail_point("fork-copied")
-    _commit(record.checkpoint, source.stored.sections, new, clock_ms)
+    _commit(fork_id, record.checkpoint, source.stored.sections, new, clock_ms)
     if copy:
         release_parent(new, fork_id)
     return Fork(
         fork_id=fork_id,
         parent=source.store.url,
         location=new.url,
-        checkpoint_id=checkpoint.checkpoint_id,
+        checkpoint_id=checkpoint_id,
         batch_id=batch_id,
         query=query,
     )
 
 
-def _begun(new: LocationStore, source: ForkSource) -> str | None:
-    """Return the id of a fork of the same checkpoint that was begun in *new*; None if it is empty."""
-    if present_ids(new, _PATHS):
-        raise UsageError(f"{new.url} holds state already; fork into an empty location")
-    for info in list(new.list(_PATHS.parents)):
-        fork_id = info.path.removeprefix(f"{_PATHS.parents}/")
-        reference = ParentReference.read(new, fork_id)
-        same = (source.store.url, source.stored.checkpoint.checkpoint_id)
-        if (reference.location, reference.checkpoint_id) == same:
-            return fork_id
-        raise UsageError(
-            f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was begun in "
-            f"{new.url} and not finished; repeat that call, or use another location"
-        )
-    return None
+def finished_fork(
+    begun: BegunFork,
+    parent: LocationStore,
+    new: LocationStore,
+    new_query: ObjectStore | None,
+    *,
+    copy: bool,
+) -> Fork:
+    """
+    Return a fork that an earlier call of the same arguments committed, and release its parent.
+
+    Args:
+        begun: Result of `begun_fork`, with a checkpoint.
+        parent: The parent's location.
+        new: The new location.
+        new_query: The new checkpointLocation; None to fork the state only.
+        copy: Whether the new location must not need the parent.
+
+    Raises:
+        UsageError: The earlier call had other arguments.
+        StoreError: A store failed; repeat the call.
+
+    Blocks: On both stores.
+    """
+    place = None if new_query is None else new_query.url
+    if begun.checkpoint is None or not begun.is_of(place) or (copy and begun.needs_parent):
+        raise in_use(new)
+    if copy:
+        release_parent(new, begun.fork_id)
+    record = BatchRecord.of(begun.checkpoint)
+    return Fork(
+        fork_id=begun.fork_id,
+        parent=parent.url,
+        location=new.url,
+        checkpoint_id=begun.checkpoint_id,
+        batch_id=record.batch_id,
+        query=None if place is None else NewQuery(record.query_id, place),
+    )
 
 
 def _pin(
-    store: ObjectStore,
+    source: ForkSource,
     fork_id: str,
-    checkpoint_id: int,
+    begun: BegunFork | None,
     location: str,
     clock_ms: Callable[[], int],
 ) -> None:
-    tag = Tag(kind=TagKind.FORK, name=fork_id, checkpoint_id=checkpoint_id)
-    if not any(
-        one.kind is TagKind.FORK and one.name == fork_id for one in list_tags(store, _PATHS)
-    ):
-        put_tag(store, _PATHS, tag, clock_ms=clock_ms, facts={"location": location})
+    """Put the tag of the fork into the parent, unless an earlier call did."""
+    if begun is not None and begun.tag is not None:
+        keep_tag(source.store, _PATHS, begun.tag)
+        return
+    tag = Tag(
+        kind=TagKind.FORK,
+        name=fork_id,
+        checkpoint_id=source.stored.checkpoint.checkpoint_id,
+    )
+    facts: dict[str, Json] = {"location": location}
+    put_tag(source.store, _PATHS, tag, clock_ms=clock_ms, facts=facts, files=source.files)
 
 
 def release_parent(store: LocationStore, fork_id: str) -> None:
     """
     Delete the tag by which a fork keeps a checkpoint of its parent, and the reference to the parent.
 
+    An earlier call may have deleted either of them; a parent that was deleted is no error.
+
     Raises:
-        CheckpointError: The parent cannot be opened (`reason` "parent").
+        CheckpointError: The reference to the parent is damaged (`reason` "damaged").
         StoreError: A store failed.
 
     Blocks: On both stores.
     """
-    parent = store.parent(fork_id)
-    parent.delete([one.path for one in parent.list(_PATHS.tags_of(TagKind.FORK.value, fork_id))])
+    parent = store.released_parent(fork_id)
+    if parent is not None:
+        tags = parent.list(_PATHS.tags_of(TagKind.FORK.value, fork_id))
+        parent.delete([info.path for info in tags])
     store.delete([_PATHS.parent(fork_id)])
 
 
@@ -268,7 +313,10 @@ def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
 
 
 def _moved_checkpoint(
-    checkpoint: CompletedCheckpoint, fork_id: str, query: NewQuery | None
+    checkpoint: CompletedCheckpoint,
+    fork_id: str,
+    reference: ParentReference,
+    query: NewQuery | None,
 ) -> CompletedCheckpoint:
     """Return a checkpoint as the first one of a fork, which refers to the parent."""
     return replace(
@@ -280,18 +328,20 @@ def _moved_checkpoint(
         properties={
             **{name: one for name, one in checkpoint.properties.items() if name not in _RECORDED},
             **_own_record(BatchRecord.of(checkpoint), fork_id, query).to_properties(),
+            **first_properties(reference),
         },
     )
 
 
 def _commit(
+    fork_id: str,
     checkpoint: CompletedCheckpoint,
     sections: Mapping[bytes, bytes],
     new: LocationStore,
     clock_ms: Callable[[], int],
 ) -> None:
     """Put the first checkpoint of the new location."""
-    owner = f"{_OWNER}-{os.urandom(8).hex()}"
+    owner = owner_of(fork_id)
     epoch = claim_epoch(new, _PATHS, owner, clock_ms)
     plan = WriteMetadata(
         checkpoint.checkpoint_id,
@@ -344,9 +394,3 @@ def _moved_log(log: ChangelogStateHandle, fork_id: str) -> ChangelogStateHandle:
         replace(one, handle=_moved(one.handle, fork_id)) for one in log.handles_and_offsets
     )
     return replace(log, handles_and_offsets=entries)
-
-
-def _query_id(fork_id: str) -> str:
-    """Return the id of the new query, the same when the call is repeated."""
-    digits = hashlib.sha256(fork_id.encode()).hexdigest()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))

@@ -113,6 +113,9 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
     """
     Write a new checkpointLocation.
 
+    `metadata` is last, so that an unfinished one is not that of a query.  A call that was interrupted
+    before it is recognized by the offsets, which are those of *files*.
+
     Args:
         store: Rooted at the new checkpointLocation.
         files: Result of `position_files`.
@@ -127,13 +130,20 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
     query = StoredQuery(store)
     metadata = msgspec.json.encode({"id": query_id})
     known = query.read(METADATA)
-    if (known is not None and known != metadata) or (known is None and query.numbers(OFFSETS)):
+    is_other = not _are_among(query, files) if known is None else known != metadata
+    if is_other:
         raise UsageError(
             f"{store.url} is the checkpointLocation of another query already; choose a new folder"
         )
     for name, data in files.items():
         store.put(name, data)
     store.put(METADATA, metadata)
+
+
+def _are_among(query: StoredQuery, files: Mapping[str, bytes]) -> bool:
+    """Return whether all planned micro-batches of a checkpointLocation are among *files*."""
+    names = [f"{OFFSETS}/{number}" for number in query.numbers(OFFSETS)]
+    return all(name in files and query.read(name) == files[name] for name in names)
 
 
 def _compact(files: Sequence[FileEntry]) -> bytes:

@@ -283,7 +283,8 @@ def give_up_after(
         paths,
         owner_id=new_owner_id("repair"),
         max_parallelism=point.checkpoint.max_parallelism,
-        options=CheckpointOptions(retained=max(1, len(point.checkpoint.retained))),
+        # The checkpoint is retained with the new one, so that an interrupted call can be repeated.
+        options=CheckpointOptions(retained=max(2, len(point.checkpoint.retained))),
         clock_ms=clock_ms,
     )
     coordinator.claim()

@@ -19,7 +19,7 @@ from statelog.checkpoint.history import (
     read_checkpoint,
     read_whole,
 )
-from statelog.checkpoint.tags import read_pins, retained_ids
+from statelog.checkpoint.tags import Tag, delete_tag, read_pins, retained_ids
 from statelog.core.checkpoint_events import RetainedCheckpoint
 from statelog.core.pins import Pin, pinned
 from statelog.errors import (
@@ -170,6 +170,32 @@ def find_checkpoint(
             break
         # A query may have deleted every checkpoint of the listing before one could be read.
     raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+
+
+def keep_tag(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
+    """
+    Check that a tag of an earlier call keeps its checkpoint; else delete the tag.
+
+    That call may have ended before it checked whether the checkpoint is retained.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        tag: The tag, with its path.
+
+    Raises:
+        CheckpointError: The checkpoint was deleted meanwhile (`reason` "subsumed", "not_found",
+            "objects_missing").
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    try:
+        find_checkpoint(store, paths, tag.checkpoint_id)
+    except CheckpointError as error:
+        if error.reason in ("subsumed", "not_found", "objects_missing"):
+            delete_tag(store, tag)
+        raise
 
 
 def _asked_for(

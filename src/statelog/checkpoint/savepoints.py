@@ -8,17 +8,34 @@ Tags and forks by the names of locations: what the command line and Python calle
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from statelog import arguments
+from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.fork import Fork, apply_fork, fork_source, tagged_source
-from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, find_tag, list_tags, put_tag
+from statelog.checkpoint.begun_fork import begun_fork
+from statelog.checkpoint.fork import (
+    Fork,
+    ForkSource,
+    apply_fork,
+    finished_fork,
+    fork_source,
+    tagged_source,
+)
+from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.restore import find_checkpoint, keep_tag
+from statelog.checkpoint.tags import (
+    Tag,
+    TagKind,
+    delete_tag,
+    find_tag,
+    list_tags,
+    put_tag,
+    read_tag,
+)
 from statelog.errors import CheckpointError, UsageError
 from statelog.model import Json
-from statelog.runtime.clock import wall_clock_seconds
+from statelog.runtime.clock import pause, wall_clock_seconds
 from statelog.store import (
     LocationPaths,
     LocationStore,
@@ -36,6 +53,8 @@ __all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
 Location = str | os.PathLike[str]
 
 _PATHS: Final = LocationPaths()
+_SINK_ATTEMPTS: Final = 100
+_SINK_PAUSE_S: Final = 0.1
 _STATE_FOLDER: Final = "statelog"
 """Folder of the state in a checkpointLocation, where the query has no stateLocation."""
 
@@ -61,7 +80,7 @@ def tag(
     location: Location,
     name: str,
     *,
-    checkpoint: int | None = None,
+    checkpoint: CheckpointName | None = None,
     checkpoint_location: Location | None = None,
     comment: str = "",
     store_options: Mapping[str, object] | None = None,
@@ -70,12 +89,13 @@ def tag(
     Keep a checkpoint under a name, with the position of its sources.
 
     The checkpoint, and all it needs, stays until `untag`.  `fork` goes on from it, with the same rows
-    of the sources as the query did, even when Spark has deleted the files of that micro-batch.
+    of the sources as the query did, even when Spark has deleted the files of that micro-batch.  The same
+    call repeated returns the tag of the first one.
 
     Args:
         location: Path or URL of the state location.
-        name: Letters, digits, ".", "_" and "-"; not in use.
-        checkpoint: Its id; None for the newest one.
+        name: Letters, digits, ".", "_" and "-"; not in use for another checkpoint or comment.
+        checkpoint: Its id, "latest", "earliest", another tag, or a time of ISO 8601; None for the newest one.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         comment: Stored with the tag, for people.
         store_options: Options of the store's client, as for `open_store`.
@@ -84,17 +104,22 @@ def tag(
         CheckpointError: The checkpoint is not retained ("subsumed", "not_found"), or its micro-batch
             is not finished yet ("in_progress"), or its files are not those of the state.
         UsageError: The name is taken or not valid, or *location* or *checkpoint_location* is none.
-        StoreError: A store failed.
+        StoreError: A store failed; repeat the call.
 
-    Blocks: On both stores.
+    Blocks: On both stores; up to 10 s more until the sink of the micro-batch has taken its rows.
     """
     store = open_existing_store(location, options=store_options)
-    checkpoint = _checkpoint(store, checkpoint)
-    source = fork_source(
+    if checkpoint is not None and checkpoint != LATEST:
+        checkpoint = checkpoint_id_of(store, _PATHS, checkpoint)
+    present = _same_tag(store, name, _checkpoint(store, checkpoint), comment)
+    if present is not None:
+        return present
+    source = _finished_source(
         store,
-        checkpoint,
+        None if checkpoint == LATEST else checkpoint,
         lambda recorded: query_store(store, checkpoint_location, recorded, store_options),
     )
+    checkpoint = source.stored.checkpoint.checkpoint_id
     record = BatchRecord.of(source.stored.checkpoint)
     facts: dict[str, Json] = {
         "comment": comment,
@@ -103,6 +128,43 @@ def tag(
     }
     wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint)
     return put_tag(store, _PATHS, wanted, clock_ms=_now_ms, facts=facts, files=source.files)
+
+
+def _same_tag(store: LocationStore, name: str, checkpoint: int, comment: str) -> Tag | None:
+    """
+    Return the tag that an earlier call of the same arguments put.
+
+    Raises:
+        CheckpointError: Its checkpoint was deleted meanwhile; so is the tag then.
+    """
+    for tag in list_tags(store, _PATHS):
+        is_same = (tag.kind, tag.name, tag.checkpoint_id) == (TagKind.TAG, name, checkpoint)
+        if is_same and read_tag(store, tag).facts.get("comment") == comment:
+            keep_tag(store, _PATHS, tag)
+            return tag
+    return None
+
+
+def _finished_source(
+    store: LocationStore,
+    checkpoint: CheckpointName | None,
+    open_query: Callable[[str | None], ObjectStore | None],
+) -> ForkSource:
+    """Read a checkpoint whose sink has taken its rows, after a while; None is the newest one."""
+    checkpoint_id = _checkpoint(store, checkpoint)
+    for attempt in range(_SINK_ATTEMPTS + 1):
+        try:
+            return fork_source(store, checkpoint_id, open_query)
+        except CheckpointError as error:
+            if attempt == _SINK_ATTEMPTS:
+                raise
+            if error.reason == "in_progress":
+                pause(_SINK_PAUSE_S)
+            elif checkpoint is None and error.reason in ("subsumed", "not_found"):
+                checkpoint_id = _checkpoint(store, None)  # the query went on meanwhile
+            else:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def untag(
@@ -142,7 +204,7 @@ def fork(
     location: Location,
     new_location: Location,
     *,
-    checkpoint: int | None = None,
+    checkpoint: CheckpointName | None = None,
     tag: str | None = None,
     checkpoint_location: Location | None = None,
     new_checkpoint_location: Location | None = None,
@@ -155,12 +217,12 @@ def fork(
 
     The new location refers to objects of the first, which a tag keeps there.  A query with the new
     checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
-    run beside each other.
+    run beside each other.  The same call repeated goes on where an interrupted one ended.
 
     Args:
         location: Path or URL of the state location.
         new_location: Path or URL of the new one, which must be empty.
-        checkpoint: Id of the checkpoint; None for the newest one.
+        checkpoint: Its id, "latest", "earliest", a tag, or a time of ISO 8601; None for the newest one.
         tag: Instead of *checkpoint*: the name of a tag, whose position of the sources is used.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         new_checkpoint_location: The checkpointLocation of the new query.  May be left out if
@@ -178,37 +240,58 @@ def fork(
         CorruptionError: An object to copy is damaged.
         StoreError: A store failed; repeat the call.
 
-    Blocks: On the stores.
+    Blocks: On the stores; up to 10 s more until the sink of the micro-batch has taken its rows.
     """
+    checkpoint = None if checkpoint == LATEST else checkpoint
     if checkpoint is not None and tag is not None:
         raise UsageError("give a checkpoint or a tag, not both")
     place = _new_place(new_location, new_checkpoint_location, state_only)
     store = open_existing_store(location, options=store_options)
+    new = open_location(new_location, options=store_options)
+    new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
+    if checkpoint in {each.name for each in list_tags(store, _PATHS) if each.kind is TagKind.TAG}:
+        tag = str(checkpoint)
+    forked_id = None
     if tag is not None:
-        source = tagged_source(store, tag)
-        if source.files is None and not state_only:
-            raise UsageError(
-                f"the tag {tag!r} of {store.url} has no position of the sources; fork with "
-                "state_only=True"
-            )
+        forked_id = find_tag(store, _PATHS, tag, TagKind.TAG).checkpoint_id
+    elif checkpoint is not None:
+        forked_id = checkpoint_id_of(store, _PATHS, checkpoint)
+    begun = begun_fork(new, store, forked_id)
+    if begun is not None and begun.checkpoint is not None:
+        return finished_fork(begun, store, new, new_query, copy=copy)
+    files = None if begun is None else begun.files(store)
+    if begun is not None and files is not None:
+        source = ForkSource(
+            store=store, stored=load_stored(store, _PATHS, begun.checkpoint_id), files=files
+        )
+    elif tag is not None:
+        source = _tagged_source(store, tag, state_only)
     else:
-        source = fork_source(
+        source = _finished_source(
             store,
-            _checkpoint(store, checkpoint),
+            forked_id if begun is None else begun.checkpoint_id,
             lambda recorded: (
                 None
                 if state_only
                 else query_store(store, checkpoint_location, recorded, store_options)
             ),
         )
-    new = open_location(new_location, options=store_options)
-    new_query = None if place is None else open_store(place, options=_of(place, new, store_options))
     return apply_fork(source, new, new_query, _now_ms, copy=copy)
 
 
-def _checkpoint(store: LocationStore, checkpoint: int | None) -> int:
+def _tagged_source(store: LocationStore, tag: str, state_only: bool) -> ForkSource:
+    source = tagged_source(store, tag)
+    if source.files is None and not state_only:
+        raise UsageError(
+            f"the tag {tag!r} of {store.url} has no position of the sources; fork with "
+            "state_only=True"
+        )
+    return source
+
+
+def _checkpoint(store: LocationStore, checkpoint: CheckpointName | None) -> int:
     if checkpoint is not None:
-        return arguments.whole_number(checkpoint, "checkpoint", low=0)
+        return checkpoint_id_of(store, _PATHS, checkpoint)
     return find_checkpoint(store, _PATHS).checkpoint_id
 
 

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.copy_location import CopyProgress, copy_location
+from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import console, open_location, plural, print_json, size_text
+from statelog.store import LocationPaths
 from statelog.store import open_location as open_new
 from statelog.store.encryption import OPTION
 
@@ -19,8 +22,10 @@ def copy(
     new: Annotated[str, typer.Argument(help="The copy: an empty path or URL.")],
     *,
     checkpoint: Annotated[
-        int | None,
-        typer.Option(help="The newest checkpoint of the copy; the newest one by default.", min=0),
+        str | None,
+        typer.Option(
+            help=f"The newest checkpoint of the copy: {CHECKPOINT_FORMS}. The newest one by default."
+        ),
     ] = None,
     new_encryption: Annotated[
         str | None,
@@ -57,7 +62,9 @@ def copy(
         report = copy_location(
             source,
             open_new(new, options={OPTION: new_encryption} if new_encryption else None),
-            checkpoint_id=checkpoint,
+            checkpoint_id=None
+            if checkpoint is None
+            else checkpoint_id_of(source, LocationPaths(), checkpoint),
             parallelism=parallelism,
             on_progress=progress,
         )

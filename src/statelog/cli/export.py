@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
+from statelog.cli.options import CheckpointOption
 from statelog.cli.output import console, plural, print_json, progress, size_text
 from statelog.cli.state_rows import open_state
 from statelog.errors import StatelogError, StoreError, UsageError
@@ -38,9 +39,7 @@ def export(
             help="State variable, $timers for timers; may be given several times. All by default."
         ),
     ] = None,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.", min=0)
-    ] = None,
+    checkpoint: CheckpointOption = None,
     operator: Annotated[
         str | None, typer.Option(help="operatorId, where the query has several operators.")
     ] = None,
@@ -50,7 +49,7 @@ def export(
     """
     Write the state as of a checkpoint to Parquet files, one for each state variable.
 
-    A file has the columns of statelog read, and appears under its name when it is complete.  What had expired at the time of the checkpoint's micro-batch is left out.  A file that exists is kept, exit status 2, unless --overwrite is given.
+    A file has the columns of statelog read, and appears under its name when it is complete.  What had expired at the time of the checkpoint's micro-batch is left out.  A file that exists is kept, exit status 2, unless --overwrite is given; one that an interrupted call has written from the same checkpoint is no obstacle.
     """
     with open_state(location, operator) as opened:
         reader = opened.reader(checkpoint)
@@ -58,13 +57,13 @@ def export(
         names = list(dict.fromkeys(state)) if state else known
         schemas = {name: reader.arrow_schema(name) for name in names}  # refuses unknown names
         files = _files(out, names)
-        _check_absent(files.values(), overwrite=overwrite)
         facts = {
             "statelog.location": redacted(location),
             "statelog.checkpoint": str(reader.checkpoint_id),
             "statelog.operator": reader.schema.operator_id,
             "statelog.as_of_ms": str(as_of_ms(reader.checkpoint)),
         }
+        _check_absent(files, facts, overwrite=overwrite)
         with progress("exporting") as update:
             rows = _write(reader, schemas, files, facts, overwrite=overwrite, update=update)
     for name, path in files.items():
@@ -105,10 +104,25 @@ def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
     return {name: out / f"{quoted[name]}{_SUFFIX}" for name in names}
 
 
-def _check_absent(files: Iterable[Path], *, overwrite: bool) -> None:
-    present = [path for path in files if os.path.lexists(path)]
-    if present and not overwrite:
-        raise UsageError(f"{present[0]} exists; --overwrite replaces it")
+def _check_absent(files: Mapping[str, Path], facts: Mapping[str, str], *, overwrite: bool) -> None:
+    """Check that no other file has one of the names."""
+    for name, path in files.items():
+        if os.path.lexists(path) and not overwrite and not _is_result(path, _metadata(facts, name)):
+            raise UsageError(f"{path} exists; --overwrite replaces it")
+
+
+def _metadata(facts: Mapping[str, str], name: str) -> dict[str, str]:
+    """Return the metadata of the file of a variable."""
+    return {**facts, "statelog.variable": name}
+
+
+def _is_result(path: Path, metadata: Mapping[str, str]) -> bool:
+    """Return whether an earlier call has written a file from the same checkpoint."""
+    try:
+        present = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException):
+        return False
+    return all(present.get(name.encode()) == text.encode() for name, text in metadata.items())
 
 
 def _write(
@@ -130,7 +144,7 @@ def _write(
     try:
         for name, path in staged.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            schema = schemas[name].with_metadata({**facts, "statelog.variable": name})
+            schema = schemas[name].with_metadata(_metadata(facts, name))
             writers[name] = pq.ParquetWriter(path, schema, compression="zstd")
         for name, batch in reader.rows(list(files), now_ms=as_of_ms(reader.checkpoint)):
             writers[name].write_batch(batch.replace_schema_metadata(writers[name].schema.metadata))
@@ -140,7 +154,7 @@ def _write(
         for writer in writers.values():
             writer.close()
         for name, path in files.items():
-            _publish(staged[name], path, overwrite=overwrite)
+            _publish(staged[name], path, _metadata(facts, name), overwrite=overwrite)
     except OSError as error:
         if isinstance(error, StatelogError):
             raise
@@ -157,7 +171,7 @@ def _write(
     return counts
 
 
-def _publish(staged: Path, path: Path, *, overwrite: bool) -> None:
+def _publish(staged: Path, path: Path, metadata: Mapping[str, str], *, overwrite: bool) -> None:
     """Give a complete file its name; without *overwrite* only if no other file has it."""
     with staged.open("rb") as file:
         os.fsync(file.fileno())
@@ -167,7 +181,9 @@ def _publish(staged: Path, path: Path, *, overwrite: bool) -> None:
     try:
         path.hardlink_to(staged)
     except FileExistsError as error:
-        raise UsageError(f"{path} exists; --overwrite replaces it") from error
-    except OSError:  # a file system without hard links: the check at the begin has to do
-        _check_absent([path], overwrite=False)
+        if not _is_result(path, metadata):
+            raise UsageError(f"{path} exists; --overwrite replaces it") from error
+    except OSError as error:  # a file system without hard links: the check at the begin has to do
+        if os.path.lexists(path) and not _is_result(path, metadata):
+            raise UsageError(f"{path} exists; --overwrite replaces it") from error
         staged.replace(path)

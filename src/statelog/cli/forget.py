@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -44,6 +46,7 @@ def forget(
     with the snapshots and checkpoints that the report lists.  With --now too, the affected key groups are
     written anew without the key, older checkpoints are given up, and their objects are deleted.
     The query must be stopped; one that runs is fenced, and its next start goes on.
+    Parents of a fork are not changed: the last line is the command for each that holds the key too.
     """
     with open_state(location, operator) as state:
         values = key_from_text(key, state.reader().schema.key_schema)
@@ -63,6 +66,19 @@ def forget(
         print_json({**dataclasses.asdict(report), "key": [str(one) for one in report.key]})
     else:
         _print(report, location, now)
+        for parent in report.parents:
+            command = _command(parent, key, operator, now=now)
+            shown.print(
+                f"The parent of this fork still holds the key: {command}",
+                soft_wrap=True,
+                markup=False,
+            )
+
+
+def _command(location: str, key: Sequence[str], operator: str | None, *, now: bool) -> str:
+    """Return the command that removes the key from another location."""
+    options = [*(["--operator", operator] if operator else []), *(["--now"] if now else [])]
+    return shlex.join(["statelog", "forget", *options, "--yes", "--", location, *key])
 
 
 def _print(report: ForgetReport, location: str, now: bool) -> None:
@@ -85,7 +101,7 @@ def _print(report: ForgetReport, location: str, now: bool) -> None:
     if report.deleted:
         line(f"{plural(len(report.deleted), 'object')} {would}deleted")
     if not report.traces:
-        line("no object of the location holds the key")
+        line("no object of this location holds the key")
     elif not (now and report.dry_run):
         for one in report.traces:
             line(f"held by {one.kind} {one.path}: leaves {one.leaves}")

@@ -20,6 +20,7 @@ from statelog.cli.cat import cat
 from statelog.cli.checkpoints import checkpoints
 from statelog.cli.copy import copy
 from statelog.cli.demo import demo
+from statelog.cli.edit import edit
 from statelog.cli.export import export
 from statelog.cli.forget import forget
 from statelog.cli.gc import gc
@@ -70,6 +71,7 @@ verbs.command()(report)
 verbs.command()(replay)
 verbs.command()(copy)
 verbs.command()(forget)
+verbs.command()(edit)
 
 
 def _print_version(wanted: bool) -> None:

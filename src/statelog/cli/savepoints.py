@@ -13,8 +13,9 @@ from statelog.checkpoint.savepoints import fork as make_fork
 from statelog.checkpoint.savepoints import tag as make_tag
 from statelog.checkpoint.savepoints import untag as remove_tag
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
+from statelog.cli.options import CheckpointOption
 from statelog.cli.output import EXIT_OK, console, open_location, print_json, utc
-from statelog.errors import StatelogError, UsageError
+from statelog.errors import CheckpointError, StatelogError, UsageError
 from statelog.redaction import redacted
 from statelog.store import LocationPaths, ObjectStore
 
@@ -33,9 +34,7 @@ def tag(
     name: Annotated[
         str | None, typer.Argument(help="Name of the tag. Without it: list the tags.")
     ] = None,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     checkpoint_location: QueryOption = None,
     comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
     as_json: JsonOption = False,
@@ -44,8 +43,9 @@ def tag(
     Keep a checkpoint under a name, with the position of its sources; or list the tags.
 
     The checkpoint stays readable and restorable until `untag`, whatever the query retains.  `statelog
-    fork --tag NAME` goes on from it.  The query may run meanwhile.  Exit status 1 if the checkpoint is
-    not retained any more, or its micro-batch is not finished yet.
+    fork --tag NAME` goes on from it.  The query may run meanwhile: the call waits up to 10 s until the sink
+    of the micro-batch has taken its rows.  The same call may be repeated.  Exit status 1 if the checkpoint
+    is not retained any more, or the sink takes longer.
     """
     store = open_location(location)
     if name is None:
@@ -83,10 +83,19 @@ def untag(
     Remove a tag; the next clean-up deletes what only the tag kept.
 
     --kind fork releases a fork, which cannot be read any more if it still needs objects from here.
-    Exit status 1 if there is no such tag.
+    A call without such a tag changes nothing and says so, so that an interrupted one may be repeated.
     """
     open_location(location)
-    removed = remove_tag(location, name, kind=kind)
+    try:
+        removed = remove_tag(location, name, kind=kind)
+    except CheckpointError as error:
+        if error.reason != "not_found":
+            raise
+        if as_json:
+            print_json({"kind": kind, "name": name, "checkpoint_id": None})
+        else:
+            console().print(f"Nothing to remove: {error}.", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_OK) from None
     if as_json:
         print_json(_json(removed))
     else:
@@ -103,9 +112,7 @@ def fork(
     location: LocationArgument,
     new_location: Annotated[str, typer.Argument(help="The new state location, which is empty.")],
     *,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     tag_name: Annotated[
         str | None, typer.Option("--tag", help="Fork the checkpoint of this tag.")
     ] = None,
@@ -130,8 +137,8 @@ def fork(
 
     Without --copy no state is copied: the new location refers to objects of LOCATION, which a tag keeps there until
     the fork needs them no more (`statelog gc --delete NEW_LOCATION` releases it).  Repeat an interrupted
-    fork with the same command.  Exit status 1 if the checkpoint is not retained, or its micro-batch is
-    not finished yet.
+    fork with the same command.  The query may run meanwhile, as for `tag`.  Exit status 1 if the checkpoint
+    is not retained, or the sink of its micro-batch takes longer than 10 s.
     """
     open_location(location)
     made = make_fork(

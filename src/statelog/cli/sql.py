@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from statelog.cli.options import CheckpointOption
 from statelog.cli.output import progress
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 
@@ -19,9 +20,7 @@ def sql(
         ),
     ],
     *,
-    checkpoint: Annotated[
-        int | None, typer.Option(help="Id of the checkpoint; the newest one by default.", min=0)
-    ] = None,
+    checkpoint: CheckpointOption = None,
     operator: Annotated[
         str | None, typer.Option(help="operatorId, where the query has several operators.")
     ] = None,

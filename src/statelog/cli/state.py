@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from statelog.cli.options import CHECKPOINT_FORMS, CheckpointOption
 from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.kinds import StateKind
@@ -19,9 +20,6 @@ _Variable = Annotated[str, typer.Argument(help="State variable; $timers for time
 _Key = Annotated[
     list[str],
     typer.Argument(help="Values of the key columns, in their order; -- before a negative number."),
-]
-_Checkpoint = Annotated[
-    int | None, typer.Option(help="Id of the checkpoint; the newest one by default.", min=0)
 ]
 _Operator = Annotated[
     str | None, typer.Option(help="operatorId, where the query has several operators.")
@@ -42,7 +40,7 @@ def read(
         typer.Argument(help="State variable; $timers for timers. All by default."),
     ] = None,
     *,
-    checkpoint: _Checkpoint = None,
+    checkpoint: CheckpointOption = None,
     operator: _Operator = None,
     limit: _Limit = None,
     as_json: _Json = False,
@@ -72,7 +70,7 @@ def get(
     variable: _Variable,
     key: _Key,
     *,
-    checkpoint: _Checkpoint = None,
+    checkpoint: CheckpointOption = None,
     operator: _Operator = None,
     limit: _Limit = None,
     as_json: _Json = False,
@@ -126,8 +124,10 @@ def history(
 
 def diff(
     location: _Location,
-    before: Annotated[int, typer.Argument(help="Id of the checkpoint to compare with.", min=0)],
-    after: Annotated[int, typer.Argument(help="Id of the other checkpoint.", min=0)],
+    before: Annotated[
+        str, typer.Argument(help=f"The checkpoint to compare with: {CHECKPOINT_FORMS}.")
+    ],
+    after: Annotated[str, typer.Argument(help="The other checkpoint, in the same forms.")],
     *,
     variable: Annotated[
         str | None, typer.Option(help="The only state variable to compare; all by default.")

@@ -157,6 +157,25 @@ class LocationStore:
             found = self._parents[fork_id] = self._opened(fork_id)
         return found
 
+    def released_parent(self, fork_id: str) -> ObjectStore | None:
+        """
+        Return the store of a parent that may have no tag of the fork, to delete what tags it has.
+
+        Returns:
+            The store; None if the location has no such reference, or the parent's directory is gone.
+
+        Raises:
+            CheckpointError: The reference is damaged (`reason` "damaged").
+            StoreError: The store failed.
+
+        Blocks: On the store.
+        """
+        try:
+            reference = ParentReference.read(self._own, fork_id)
+            return _encrypted_of(reference.location, self._options_of(reference))
+        except (ObjectNotFoundError, UsageError):
+            return None
+
     def _opened(self, fork_id: str) -> LocationStore:
         try:
             reference = ParentReference.read(self._own, fork_id)
@@ -168,9 +187,7 @@ class LocationStore:
                 reason="parent",
                 path=_PATHS.parent(fork_id),
             ) from error
-        options = dict(self._options)
-        if _scheme(reference.location) != _scheme(self.url):
-            options = {OPTION: options[OPTION]} if OPTION in options else {}
+        options = self._options_of(reference)
         if self._depth >= _FORKS_MAX:
             raise CheckpointError(
                 f"{self.url} is the {self._depth}th of a chain of forks, or the chain is a circle; "
@@ -178,13 +195,18 @@ class LocationStore:
                 reason="parent",
             )
         try:
-            client, keys = split_options(options)
-            parent = _encrypted(_open_existing(reference.location, options=client), keys)
+            parent = _encrypted_of(reference.location, options)
         except UsageError as error:
             raise self._refused(reference, fork_id, str(error)) from error
         if next(iter(parent.list(_PATHS.tags_of("fork", fork_id))), None) is None:
             raise self._refused(reference, fork_id, "it has no tag of this fork")
         return LocationStore(parent, options, self._depth + 1)
+
+    def _options_of(self, reference: ParentReference) -> Mapping[str, object]:
+        """Return the options of the parent: of its client in the same kind of store, of its encryption."""
+        if _scheme(reference.location) == _scheme(self.url):
+            return self._options
+        return {name: value for name, value in self._options.items() if name == OPTION}
 
     def _refused(self, reference: ParentReference, fork_id: str, why: str) -> CheckpointError:
         return CheckpointError(
@@ -289,9 +311,7 @@ def open_existing_store(
         UsageError: There is no such directory.
         InvalidOptionsError: As `open_store`.
     """
-    client, keys = split_options(options)
-    store = _encrypted(_open_existing(location, options=client, shown=shown), keys)
-    return LocationStore(store, options)
+    return LocationStore(_encrypted_of(location, options, shown), options)
 
 
 def open_query_files(
@@ -309,6 +329,14 @@ def open_query_files(
         InvalidOptionsError: As `open_store`.
     """
     return _open_existing(location, options=split_options(options)[0])
+
+
+def _encrypted_of(
+    location: str | os.PathLike[str], options: Mapping[str, object] | None, shown: str = ""
+) -> ObjectStore:
+    """Return an existing store with its encryption."""
+    client, keys = split_options(options)
+    return _encrypted(_open_existing(location, options=client, shown=shown), keys)
 
 
 def _encrypted(store: ObjectStore, keys: object | None) -> ObjectStore:

@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import pathlib
 import random
+import shlex
 
 import msgspec
 import pyarrow as pa
@@ -312,6 +313,37 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
     assert objects_with_text(history) == set()
 
 
+def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
+    for seed in range(30):
+        history = made(f"fork {seed}", 4)
+        if present(history):
+            break
+    parent = location_of(history)
+    first, second = f"{parent} first", f"{parent} second"
+    statelog.fork(parent, first, state_only=True)
+    statelog.fork(first, second, state_only=True)
+    key = [str(part) for part in key_of(NUMBER)]
+
+    def last_line(location: str, *options: str) -> str:
+        assert run_cli(["forget", *options, location, *key]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert statelog.forget(second, key_of(NUMBER), dry_run=True).parents == (f"file://{parent}",)
+    expected = "The parent of this fork still holds the key: statelog forget "
+    assert last_line(second, "--now").startswith(f"{expected}--now --yes -- ")
+    assert last_line(second, "--yes").startswith(f"{expected}--yes -- ")
+    told = last_line(second, "--now", "--yes")
+    assert told.startswith(expected)
+    assert present(history)
+    for tag in statelog.tags(parent):  # the first fork may need other objects of the checkpoint
+        statelog.untag(parent, tag.name, kind="fork")
+    # The command that the fork gave is the one that removes the key.
+    assert run_cli(shlex.split(told.partition(": ")[2])[1:]) == 0
+    capsys.readouterr()
+    assert not present(history)
+    assert objects_with_text(history) == set()
+
+
 def test_on_the_command_line(made, capsys):
     for seed in range(30):
         history = made(f"cli {seed}", 4)
@@ -330,7 +362,7 @@ def test_on_the_command_line(made, capsys):
     assert planned["given_up"]
     assert planned["dry_run"]
     assert "held by checkpoint" in call(*key, "--yes")
-    assert "no object of the location holds the key" in call(*key, "--now", "--yes")
+    assert "no object of this location holds the key" in call(*key, "--now", "--yes")
     assert "has no state" in call(*key)
     assert "a key needs a value for each" in call("1", status=2)
     with pytest.raises(UsageError, match="has no operator 'x'"):

@@ -11,7 +11,7 @@ from tests.unit.checkpoint.helpers import ManualClock, log_in_file, read_log, ru
 from tests.unit.checkpoint.test_rewind import Query
 
 import statelog
-from statelog.checkpoint import CheckpointCoordinator, fork, verify_location
+from statelog.checkpoint import CheckpointCoordinator, fork, savepoints, verify_location
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.query_files import StoredQuery
@@ -156,8 +156,95 @@ def test_a_fork_that_ended_at_any_step_is_repeated(
     made = forked(query)
     assert values(location(query)) == [b"0", b"1", b"2", b"3", b"4"]
     assert made.fork_id in {one.name for one in statelog.tags(query.folder.parent / "state")}
+    assert forked(query) == made
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interrupted_fork_goes_on_although_the_query_does(
+    query: Query, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(name: str) -> None:
+        if name == f"fork-{step}":
+            raise KilledError
+
+    monkeypatch.setattr(fork, "fail_point", killed)
+    with pytest.raises(KilledError):
+        forked(query)
+    monkeypatch.undo()
+    query.run(5, 9)
+    query.driver.clean_up()
+    for folder in ("offsets", "commits"):  # as Spark does after some micro-batches
+        for batch in range(5):
+            (query.folder / folder / str(batch)).unlink()
+    made = forked(query)
+    is_pinned = step != "referred"
+    assert made.batch_id == (4 if is_pinned else 9)
+    assert values(location(query)) == [b"%d" % batch for batch in range(made.batch_id + 1)]
+    assert made.query is not None
+    new = StoredQuery(open_store(made.query.checkpoint_location))
+    assert new.numbers("commits") == [made.batch_id - 1, made.batch_id]
+    assert [one.name for one in statelog.tags(query.folder.parent / "state")] == [made.fork_id]
+    assert not [one for one in verify_location(location(query), PATHS) if one.problem]
+    # The reference of the call that had written nothing else.
+    assert len(sweep(location(query)).released) == (0 if is_pinned else 1)
+    assert [info.path for info in location(query).list(PATHS.parents)] == [
+        PATHS.parent(made.fork_id)
+    ]
+    assert sweep(location(query)).released == ()
+
+
+def test_a_fork_of_another_checkpoint_does_not_go_on_with_a_begun_one(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_at(step: str) -> None:
+        def killed(name: str) -> None:
+            if name == step:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(fork, "fail_point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            forked(query, checkpoint=3)
+        monkeypatch.undo()
+
+    killed_at("fork-referred")
+    killed_at("fork-pinned")
+    with pytest.raises(UsageError, match="and not finished") as refused:
+        forked(query, checkpoint=4)
+    [tag] = statelog.tags(query.folder.parent / "state")
+    assert f"{tag.name} --kind fork" in str(refused.value)
+    statelog.untag(query.folder.parent / "state", tag.name, kind="fork")
+    assert forked(query, checkpoint=4).checkpoint_id == 4  # it had written nothing else
+
+
+def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Query) -> None:
+    root = query.folder.parent
+    made = forked(query, checkpoint=4)
+    assert forked(query) == made
+    with pytest.raises(UsageError, match="holds state already"):
+        forked(query, checkpoint=3)
+    with pytest.raises(UsageError, match="holds state already"):
+        statelog.fork(root / "state", root / "new", state_only=True)
+    with pytest.raises(UsageError, match="holds state already"):
+        statelog.fork(root / "state", root / "new", new_checkpoint_location=root / "elsewhere")
+    heir = go_on(query)
+    log = log_in_file(location(query), ALL, [[(1, b"other")]])
+    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
     with pytest.raises(UsageError, match="holds state already"):
         forked(query)
+
+
+def test_a_fork_whose_parent_is_gone_is_released(query: Query) -> None:
+    forked(query, copy=True)
+    made = forked(query, "other")
+    store = location(query)
+    reference = bytes(location(query, "other").get(PATHS.parent(made.fork_id)))
+    store.put(PATHS.parent(made.fork_id), reference)
+    shutil.rmtree(query.folder.parent / "state")
+    assert sweep(store).released == (made.fork_id,)
+    assert not list(store.list(PATHS.parents))
 
 
 @pytest.mark.parametrize("step", [None, "copied", "claimed"])
@@ -250,8 +337,10 @@ def test_what_a_fork_refuses(query: Query, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(UsageError, match="ends with /statelog"):
         statelog.fork(root / "state", root / "other")
     (query.folder / "commits" / "4").rename(query.folder / "commits" / "kept")
-    with pytest.raises(CheckpointError, match="not finished") as raised:
-        forked(query)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(savepoints, "pause", lambda seconds: None)
+        with pytest.raises(CheckpointError, match="not finished") as raised:
+            forked(query)
     assert raised.value.reason == "in_progress"
     (query.folder / "commits" / "kept").rename(query.folder / "commits" / "4")
     (root / "used" / "offsets").mkdir(parents=True)
@@ -288,7 +377,10 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     assert found[1]["facts"]["comment"] == "before [bold]7[/bold]"
     assert run(["untag", state, "v1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "v1"
-    assert run(["untag", state, "v1"]) == 1
+    assert run(["untag", state, "v1"]) == 0
+    assert "Nothing to remove: " in capsys.readouterr().out
+    assert run(["untag", state, "v1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint_id"] is None
     assert run(["untag", state, found[0]["name"], "--kind", "other"]) == 2
     assert run(["untag", state, found[0]["name"], "--kind", "fork"]) == 0
     assert run(["verify", new]) == 1  # released, so it cannot be read any more
@@ -303,3 +395,57 @@ def test_a_secret_in_the_url_of_the_parent_is_not_stored(
     monkeypatch.setattr(LocationStore, "url", property(lambda store: "sftp://***@host/totals"))
     with pytest.raises(UsageError, match="contains a secret"):
         forked(query)
+
+
+def test_the_same_tag_is_put_twice_and_is_one(query: Query) -> None:
+    state = query.folder.parent / "state"
+    made = statelog.tag(state, "v1", checkpoint=3, comment="release 7")
+    assert statelog.tag(state, "v1", checkpoint=3, comment="release 7") == made
+    with pytest.raises(UsageError, match="already"):
+        statelog.tag(state, "v1", checkpoint=3, comment="release 8")
+    with pytest.raises(UsageError, match="already"):
+        statelog.tag(state, "v1", checkpoint=4, comment="release 7")
+    assert statelog.tags(state) == [made]
+
+
+def test_a_tag_whose_checkpoint_was_deleted_before_it_counted_is_deleted(query: Query) -> None:
+    state = query.folder.parent / "state"
+    path = PATHS.tag("tag", "late", 77, 0, "0" * 16)
+    query.state.put(path, bytes(query.state.get(statelog.tag(state, "v1").path)))
+    with pytest.raises(CheckpointError, match="checkpoint 77 does not exist"):
+        statelog.tag(state, "late", checkpoint=77)
+    assert [one.name for one in statelog.tags(state)] == ["v1"]
+
+
+@pytest.mark.parametrize("verb", ["tag", "fork"])
+def test_a_sink_that_is_about_to_take_its_rows_is_waited_for(
+    query: Query, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, waits = query.folder / "commits" / "4", []
+    content = done.read_text()
+    done.unlink()
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            query.put("commits/4", content)
+
+    monkeypatch.setattr(savepoints, "pause", pause)
+    if verb == "fork":
+        assert forked(query).batch_id == 4
+    else:
+        assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 4
+    assert len(waits) == 3
+
+
+def test_a_query_that_goes_on_while_its_sink_is_waited_for_is_tagged_later(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (query.folder / "commits" / "4").unlink()
+
+    def pause(seconds: float) -> None:
+        query.run(query.driver.next_checkpoint_id, query.driver.next_checkpoint_id + 2)
+        query.state.delete([PATHS.metadata(4)])
+
+    monkeypatch.setattr(savepoints, "pause", pause)
+    assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 7

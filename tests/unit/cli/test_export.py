@@ -81,7 +81,7 @@ def test_a_file_that_exists_is_kept(call, stored, tmp_path):
 
 def test_a_file_that_appears_meanwhile_is_kept(call, stored, tmp_path, monkeypatch):
     out = tmp_path / "timers.parquet"
-    monkeypatch.setattr(export_module, "_check_absent", lambda files, overwrite: None)
+    monkeypatch.setattr(export_module, "_check_absent", lambda files, facts, overwrite: None)
     out.write_text("mine")
     assert "exists" in call("export", stored.location, str(out), "--state", "$timers", status=2)
     assert out.read_text() == "mine"

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from statelog.checkpoint.at_time import find_checkpoint_at, parse_time
+from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.history import find_newest
-from statelog.checkpoint.tags import retained_checkpoints
 from statelog.errors import CheckpointError, InvalidOptionsError
 from statelog.model import KeyGroupRange
 from statelog.state.kinds import StateKind
@@ -60,17 +59,7 @@ class Location:
 
         Blocks: On the store, for a time and for "earliest".
         """
-        if given is None or (given.isascii() and given.isdigit()):
-            return None if given is None else int(given)
-        if given == "latest":
-            return self.newest()
-        store = self.store()
-        if given == "earliest":
-            retained = retained_checkpoints(store, PATHS)
-            if not retained:
-                raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
-            return retained[0]
-        return find_checkpoint_at(store, PATHS, parse_time(given))
+        return None if given is None else checkpoint_id_of(self.store(), PATHS, given)
 
     def reader(self, checkpoint_id: int | None, operator: str | None) -> StateReader:
         """Open the reader of a checkpoint; errors are those of `StateReader.open`."""

@@ -13,7 +13,8 @@ State as of a checkpoint, for everything outside the job that wrote it.
 
 from statelog.state.reader.following import ReplicaStatus
 from statelog.state.reader.key_history import KeyVersion
-from statelog.state.reader.location_state import LocationState, open
+from statelog.state.reader.location_state import LocationState
+from statelog.state.reader.opening import open
 from statelog.state.reader.replica import Replica
 from statelog.state.reader.state_reader import StateReader
 

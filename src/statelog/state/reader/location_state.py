@@ -7,14 +7,14 @@ which it keeps the last ones, because questions about one checkpoint come togeth
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
 
-from statelog.arguments import text, whole_number
+from statelog.arguments import text
+from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError
@@ -28,7 +28,7 @@ from statelog.state.reader.replica import Replica
 from statelog.state.reader.sql import run_sql
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
-from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store import LocationPaths, ObjectStore
 
 _READERS: Final = 2
 """Readers kept open; `changes` needs two."""
@@ -95,7 +95,7 @@ class LocationState:
         self._open_readers()
         return list_checkpoints(self._store, self._paths)
 
-    def variables(self, checkpoint: int | None = None) -> tuple[StateDescriptor, ...]:
+    def variables(self, checkpoint: CheckpointName | None = None) -> tuple[StateDescriptor, ...]:
         """
         Return the state variables; arguments and errors are those of `reader`.
 
@@ -103,14 +103,15 @@ class LocationState:
         """
         return self.reader(checkpoint).variables()
 
-    def reader(self, checkpoint: int | None = None) -> StateReader:
+    def reader(self, checkpoint: CheckpointName | None = None) -> StateReader:
         """
         Return the reader of a checkpoint, which yields batches of rows.
 
         It is closed with this state, or when two other checkpoints were asked for.
 
         Args:
-            checkpoint: Its id; None for the newest one.
+            checkpoint: Its id, "latest", "earliest", the name of a tag, or a time: a `datetime`, or text of
+                ISO 8601, UTC without a zone.  None for the newest one.
 
         Raises:
             CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
@@ -127,7 +128,7 @@ class LocationState:
         if checkpoint is None:
             found = find_checkpoint(self._store, self._paths)
             checkpoint = found.checkpoint_id
-        checkpoint = whole_number(checkpoint, "checkpoint", low=0)
+        checkpoint = checkpoint_id_of(self._store, self._paths, checkpoint)
         reader = readers.pop(checkpoint, None)
         if reader is None:
             found = found or find_checkpoint(self._store, self._paths, checkpoint)
@@ -140,7 +141,7 @@ class LocationState:
     def table(
         self,
         variable: str,
-        checkpoint: int | None = None,
+        checkpoint: CheckpointName | None = None,
         *,
         key: object = None,
         now_ms: int | None = None,
@@ -152,7 +153,7 @@ class LocationState:
 
         Args:
             variable: Its name; `$timers` for timers.
-            checkpoint: Id of the checkpoint; None for the newest one.
+            checkpoint: As for `reader`; None for the newest one.
             key: Only the rows of this key, see `get`; None for all.
             now_ms: What expires at or before this time is left out; None is the time of the
                 checkpoint's micro-batch.
@@ -174,7 +175,7 @@ class LocationState:
         self,
         variable: str,
         key: object,
-        checkpoint: int | None = None,
+        checkpoint: CheckpointName | None = None,
         *,
         now_ms: int | None = None,
     ) -> Any:
@@ -188,7 +189,7 @@ class LocationState:
         Args:
             variable: Its name; `$timers` for timers.
             key: The values of the key columns as a tuple; for one column the value alone will do.
-            checkpoint: Id of the checkpoint; None for the newest one.
+            checkpoint: As for `reader`; None for the newest one.
             now_ms: As for `table`.
 
         Raises:
@@ -225,7 +226,12 @@ class LocationState:
         return key_history(self, variable, key, now_ms)
 
     def changes(
-        self, before: int, after: int, variable: str | None = None, *, now_ms: int | None = None
+        self,
+        before: CheckpointName,
+        after: CheckpointName,
+        variable: str | None = None,
+        *,
+        now_ms: int | None = None,
     ) -> pa.Table:
         """
         Return the keys whose state differs between two checkpoints.
@@ -237,8 +243,8 @@ class LocationState:
         other schema does not have.
 
         Args:
-            before: Id of the checkpoint to compare with.
-            after: Id of the other checkpoint; it may be the older one.
+            before: The checkpoint to compare with, as for `reader`.
+            after: The other checkpoint; it may be the older one.
             variable: The only variable to compare; None for all.
             now_ms: What expires at or before this time is left out of both; None is the time of
                 each checkpoint's micro-batch, so that what expired in between is a delete.
@@ -263,8 +269,8 @@ class LocationState:
 
     def feed(
         self,
-        after: int | None = None,
-        upto: int | None = None,
+        after: CheckpointName | None = None,
+        upto: CheckpointName | None = None,
         variable: str | None = None,
         *,
         key_groups: KeyGroupRange | None = None,
@@ -282,9 +288,9 @@ class LocationState:
         of the state lets them expire too.  All is shown in the schema of *upto*.
 
         Args:
-            after: Id of a checkpoint, whose state is known; None for the whole state of *upto*, as
+            after: A checkpoint, as for `reader`, whose state is known; None for the whole state of *upto*, as
                 inserts.
-            upto: Id of the last checkpoint; None for the newest one.
+            upto: The last checkpoint; None for the newest one.
             variable: The only variable to show; None for all.
             key_groups: Which key groups; None for all.
 
@@ -306,7 +312,7 @@ class LocationState:
         wanted = None if variable is None else [variable]
         if after is None:
             return ChangeFeed(last, [], wanted).batches(key_groups)
-        after = whole_number(after, "after", low=0)
+        after = checkpoint_id_of(self._store, self._paths, after, "after")
         if after == last.checkpoint_id:
             return iter(())
         first = find_checkpoint(self._store, self._paths, after)
@@ -346,7 +352,7 @@ class LocationState:
             interval_s=interval,
         )
 
-    def sql(self, statement: str, checkpoint: int | None = None) -> pa.Table:
+    def sql(self, statement: str, checkpoint: CheckpointName | None = None) -> pa.Table:
         """
         Return the result of an SQL statement over the state variables, through DuckDB.
 
@@ -355,7 +361,7 @@ class LocationState:
 
         Args:
             statement: One statement in the dialect of DuckDB.
-            checkpoint: Id of the checkpoint; None for the newest one.
+            checkpoint: As for `reader`; None for the newest one.
 
         Raises:
             UsageError: The statement is wrong, or names no state variable.
@@ -376,25 +382,3 @@ class LocationState:
         if self._readers is None:
             raise ClosedError(f"the state of {self._store.url} is closed; open it again")
         return self._readers
-
-
-def open(
-    location: str | os.PathLike[str],
-    *,
-    operator: str | None = None,
-    store_options: Mapping[str, object] | None = None,
-) -> LocationState:
-    """
-    Open the state of a location, to read it.
-
-    Args:
-        location: Path or URL of the state location.
-        operator: Name of the operator (its operatorId), where the query has several.
-        store_options: Options of the store's client, as for `open_store`.
-
-    Raises:
-        UsageError: There is no such directory.
-        StoreError: The store failed.
-    """
-    store = open_existing_store(location, options=store_options)
-    return LocationState(store, operator=operator)

@@ -369,7 +369,9 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
     with pytest.raises(CheckpointError, match="checkpoint 99 does not exist"):
         state.table("total", 99)
     with pytest.raises(UsageError, match="checkpoint must be a whole number"):
-        state.table("total", "99")  # type: ignore[arg-type]
+        state.table("total", 1.5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="checkpoint is 'newest', which is no id, no tag"):
+        state.table("total", "newest")
     with pytest.raises(UsageError, match="has no operator 'other'; name one of op"):
         sl.open(folder, operator="other").variables()
     with pytest.raises(UsageError, match="no such directory"):

@@ -1,0 +1,102 @@
+"""A checkpoint is named by its id, `latest`, `earliest`, a tag or a time, in every call."""
+
+import datetime as dt
+import json
+from pathlib import Path
+
+import pytest
+from tests.stored_job import StoredJob
+
+import statelog
+from statelog.checkpoint.at_time import CheckpointName
+from statelog.errors import CheckpointError, UsageError
+from statelog.store import open_store
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> StoredJob:
+    """Return a job with the checkpoints 1, 2 and 3, and the tag `stable` of checkpoint 2."""
+    job = StoredJob("named", tmp_path_factory.mktemp("job"))
+    for _ in range(4):
+        job.micro_batch()
+    statelog.tag(location_of(job), "stable", checkpoint=2)
+    return job
+
+
+def location_of(job: StoredJob) -> str:
+    return str(job.folder.parent / "state")
+
+
+def created(job: StoredJob, checkpoint_id: int) -> dt.datetime:
+    with statelog.open(location_of(job)) as state:
+        [found] = [one for one in state.checkpoints() if one.checkpoint_id == checkpoint_id]
+    return dt.datetime.fromtimestamp((found.created_at_ms or 0) / 1000, dt.UTC)
+
+
+def names(job: StoredJob, checkpoint_id: int) -> list[CheckpointName]:
+    """Return all names of a checkpoint of the job."""
+    time = created(job, checkpoint_id)
+    berlin = time.astimezone(dt.timezone(dt.timedelta(hours=1)))
+    word = {1: "earliest", 2: "stable", 3: "latest"}[checkpoint_id]
+    bare = time.replace(tzinfo=None)
+    times: list[CheckpointName] = [time, bare, time.isoformat(), berlin.isoformat(), f"{bare}"]
+    return [checkpoint_id, str(checkpoint_id), word, *times]
+
+
+@pytest.mark.parametrize("checkpoint_id", [1, 2, 3])
+def test_state_is_read_as_of_each_name(job: StoredJob, checkpoint_id: int) -> None:
+    with statelog.open(location_of(job)) as state:
+        expected = state.table("$timers", checkpoint_id)
+        changed = state.changes(1, checkpoint_id)
+        for name in names(job, checkpoint_id):
+            assert state.reader(name).checkpoint_id == checkpoint_id, name
+            assert state.table("$timers", name).equals(expected), name
+            assert state.changes("earliest", name).equals(changed), name
+            assert len(list(state.feed(name, "latest"))) == len(list(state.feed(checkpoint_id)))
+
+
+def test_each_verb_takes_each_name(call, job: StoredJob, tmp_path: Path) -> None:
+    location = location_of(job)
+    for number, name in enumerate(map(str, names(job, 2))):
+        option = ("--checkpoint", name, "--json")
+        read = json.loads(call("export", location, str(tmp_path / str(number)), *option,
+                               "--state", "$timers"))  # fmt: skip
+        assert read["checkpoint_id"] == 2
+        assert call("read", location, "$timers", *option)
+        assert call("diff", location, "earliest", name, "--json") == call(
+            "diff", location, "1", "2", "--json"
+        )
+        copied = json.loads(call("copy", location, str(tmp_path / f"copy {number}"), *option))
+        assert max(copied["checkpoints"]) == 2
+        tagged = json.loads(call("tag", location, f"tag-{number}", *option))
+        assert tagged["checkpoint_id"] == 2
+        place = str(tmp_path / f"fork {number}" / "statelog")
+        forked = json.loads(call("fork", location, place, *option))
+        assert (forked["checkpoint_id"], forked["batch_id"]) == (2, 2)
+
+
+def test_a_fork_of_a_tag_uses_the_source_position_of_the_tag(tmp_path: Path) -> None:
+    job = StoredJob("position", tmp_path)
+    job.micro_batch()
+    statelog.tag(location_of(job), "stable")
+    (job.folder / "commits" / "0").unlink()  # as Spark does after more micro-batches
+    made = statelog.fork(location_of(job), tmp_path / "new" / "statelog", checkpoint="stable")
+    assert made.batch_id == 0
+
+
+def test_what_names_no_checkpoint_is_refused(call, job: StoredJob, tmp_path: Path) -> None:
+    location = location_of(job)
+    for name in ("yesterday", "-1", "9" * 5000, "", "stable "[:3]):
+        said = call("read", location, "--checkpoint", name, status=2)
+        assert "no tag of" in said
+        assert "stable" in said
+    said = call("read", location, "--checkpoint", "2020-01-01", status=1)
+    assert "no retained checkpoint that was created at or before 2020-01-01" in said
+    with statelog.open(location) as state:
+        for given in (-1, 1.5, True):
+            with pytest.raises(UsageError, match="checkpoint"):
+                state.reader(given)  # type: ignore[arg-type]
+    with statelog.open(open_store(tmp_path).local_root or "") as state:
+        for word in ("latest", "earliest"):
+            with pytest.raises(CheckpointError, match="has no checkpoint"):
+                state.reader(word)
