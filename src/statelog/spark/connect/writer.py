@@ -87,7 +87,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         query = self._query(checkpoint, is_temporary=False)
         settings, source = query.settings, query.source
         refuse_direct(settings)
-        refuse_relative(checkpoint, settings.state_location, settings.base_location)
+        refuse_relative(checkpoint, settings)
         files = SparkFiles(self._spark, checkpoint)
         has_source = has_no_data_source(settings.no_data_batches, query.operators, files)
         if has_source:
