@@ -112,15 +112,24 @@ def enabled_class(checkout: Path, module: str, name: str) -> type[unittest.TestC
             cls.spark.conf.set("spark.statelog.stateLocation", "checkpoint")
             enable(cls.spark)
 
-        def setUp(self) -> None:
-            super().setUp()
-            if ".connect." in sparks.__module__:
-                folder = tempfile.mkdtemp(prefix="statelog-suite-")
-                self.spark.conf.set("spark.sql.streaming.checkpointLocation", folder)
-
     Enabled.__qualname__ = name
-    # Spark's classes find the configuration of their bases by this.
+    if ".connect." in sparks.__module__:
+        _give_locations()
     return Enabled
+
+
+def _give_locations() -> None:
+    """Give a temporary checkpointLocation to each query that has none."""
+    from statelog.spark.connect.writer import ConnectStreamWriter
+
+    location_of = ConnectStreamWriter._checkpoint_location
+
+    def location(self: Any, one_time: bool) -> str | None:
+        if self._checkpoint is None:
+            self._checkpoint = tempfile.mkdtemp(prefix="statelog-suite-")
+        return location_of(self, one_time)
+
+    ConnectStreamWriter._checkpoint_location = location  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

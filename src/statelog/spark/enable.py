@@ -78,7 +78,7 @@ def disable(spark: SparkSession) -> None:
         method = getattr(kind, name, None)
         sessions: set[str] = getattr(method, _SESSIONS, set())
         sessions.discard(_id_of(spark))
-        getattr(method, _CHOSEN, set()).add(_id_of(spark))
+        getattr(method, _CHOSEN, set[str]()).add(_id_of(spark))
         if method is None or not hasattr(method, _SESSIONS) or sessions:
             continue
         if hasattr(method.__wrapped__, _ADDED):

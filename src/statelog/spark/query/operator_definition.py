@@ -58,5 +58,5 @@ class OperatorDefinition:
     event_time: int | None
     event_time_output: str | None
     arguments: Mapping[str, object]
-    of_upstream: Callable[[DataFrame], DataFrame] | None = None
+    of_upstream: Callable[..., DataFrame] | None = None
     pre_aggregation: PreAggregation | None = None

@@ -26,5 +26,7 @@ def test_a_copy_has_the_attributes_of_the_processor() -> None:
 def test_a_broadcast_variable_is_rejected_with_what_to_do() -> None:
     processor: Any = Totals()
     processor.table = Variable()
-    with pytest.raises(UsageError, match=r"Totals holds a broadcast variable.*variable\.value.*init"):
+    with pytest.raises(
+        UsageError, match=r"Totals holds a broadcast variable.*variable\.value.*init"
+    ):
         copy_of(processor)
