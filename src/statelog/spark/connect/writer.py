@@ -18,6 +18,7 @@ from pyspark.sql.functions import lit, spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.offset_log import newest_offsets
+from statelog.checkpoint.repartition import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.query import ConnectQuery
@@ -91,6 +92,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         refuse_direct(settings)
         refuse_relative(checkpoint, settings)
         files = SparkFiles(self._spark, checkpoint)
+        refuse_unfinished_repartition(files)
         has_source = has_no_data_source(self._asked(settings, files), query.operators, files)
         if has_source:
             _check_source(files)

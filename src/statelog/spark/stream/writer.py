@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statelog.checkpoint.repartition import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
@@ -236,6 +237,7 @@ class StatefulStreamWriter(DataStreamWriter):
         figures = ProgressFigures(query.operators, observations, self._kept_progress())
         query = _observed(query, observations, figures)
         files = checkpoint_files(self._spark, checkpoint)
+        refuse_unfinished_repartition(files)
         sink = function or self._format_sink(query, files)
         has_source = has_no_data_source(query.settings.no_data_batches, query.operators, files)
         running_query = RunningQuery(self._spark, files)
