@@ -7,12 +7,13 @@ Run Spark's own test classes of transformWithState on statelog, from a checkout 
 No package of PySpark contains its tests, so the checkout has to be there: only the folder
 `python/pyspark/sql/tests` of it is read.  The classes run unchanged.  What is added is
 `enable(spark)` with `stateLocation=checkpoint`, and on Spark Connect a folder for checkpointLocations,
-which is required there.  A test of `EXPECTED` has to fail, every other one has to pass.
+which is required there.  The tests of `expected_of` have to fail, every other one has to pass.
 """
 
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,24 @@ CONNECT = {
     ),
 }
 
-EXPECTED: dict[str, str] = {}
+CHAINING = {"chaining_ops"}
+"""An aggregation of Spark's after the operator, which is rejected."""
+STATE_FILES = {
+    "list_state_metadata",
+    "value_state_metadata",
+    "state_restart_with_multiple_rows_init_state",
+    "state_with_timers_single_partition",
+}
+"""In the classes of state variables: they read Spark's own state store after the query."""
+OF_CONNECT = {"query_restarts", "schema_evolution_fails"}
+"""Parquet by format(), which is rejected there; and an assumption about the order of rows."""
+
+
+def expected_of(module: str) -> set[str]:
+    """Return the ends of the names of the tests that fail; docs/reference/parity.md has the reasons."""
+    if module.endswith("_state_variable"):
+        return STATE_FILES
+    return CHAINING | OF_CONNECT if module.startswith("connect.") else CHAINING
 
 
 def main() -> int:
@@ -56,7 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, help="a checkout of Spark")
     parser.add_argument("--connect", action="store_true", help="the classes of Spark Connect")
-    parser.add_argument("--only", default="", help="only tests whose name contains this")
+    parser.add_argument("--only", default="", help="only tests whose name matches")
     parser.add_argument("--module", help="run this module's class in this process")
     options = parser.parse_args()
     modules = CONNECT if options.connect else CLASSIC
@@ -76,13 +94,17 @@ def run_class(checkout: Path, module: str, name: str, only: str) -> int:
         for test in unittest.defaultTestLoader.loadTestsFromTestCase(
             enabled_class(checkout, module, name)
         )
-        if only in test.id()
+        if re.search(only, test.id())
     )
+    names = {test.id() for test in suite}  # the suite forgets its tests while it runs
     result = unittest.TextTestRunner(verbosity=2).run(suite)
-    failed = {test.id().rpartition(".test_")[2] for test, _ in result.failures + result.errors}
-    expected = {each for each in EXPECTED if only in each}
-    print(f"{name}: {result.testsRun} ran, {len(result.skipped)} skipped, failed: {sorted(failed)}")
-    return int(bool(failed - expected))
+    failed = {test.id() for test, _ in result.failures + result.errors}
+    expected = {name for name in names if name.endswith(tuple(expected_of(module)))}
+    print(f"{name}: {len(names)} ran, {len(result.skipped)} of them skipped, {len(failed)} failed")
+    for text, tests in (("failed", failed - expected), ("passed", expected - failed)):
+        for each in sorted(tests):
+            print(f"  {text}, which is not expected: {each}")
+    return int(failed != expected)
 
 
 def enabled_class(checkout: Path, module: str, name: str) -> type[unittest.TestCase]:

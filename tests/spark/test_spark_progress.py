@@ -12,7 +12,7 @@ from pyspark.sql import Observation, Row
 from pyspark.sql.functions import col, count, lit
 from pyspark.sql.functions import max as max_of
 from pyspark.sql.functions import sum as total_of
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
@@ -166,6 +166,18 @@ def test_a_query_without_the_source_has_them_in_its_own_progress(
     assert last.stateOperators[0].customMetrics["rows"] == 1
     assert json.loads(last.json)["stateOperators"] == last["stateOperators"]
     assert [[], []] == [one.stateOperators for one in listener.of(query)]  # made by Spark alone
+    # Spark reports a trigger without data ten seconds after the last micro-batch, too late for a test.
+    idle = StreamingQueryProgress.fromJson({**json.loads(query.lastProgress.json), "batchId": 2})
+    idle._jdict["stateOperators"] = []
+    (operator,) = query._figures.added_to(idle).stateOperators
+    before = job.progress[-1]
+    assert (before.state_entries, 0, 0) == (
+        operator.numRowsTotal,
+        operator.numRowsUpdated,
+        operator.commitTimeMs,
+    )
+    assert 1 == operator.customMetrics["numValueStateVars"]
+    assert 0 == operator.customMetrics["rows"]
 
 
 def test_a_batch_that_is_skipped_repeats_no_figures(spark: "SparkSession", tmp_path: Path) -> None:

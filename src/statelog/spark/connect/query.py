@@ -15,7 +15,7 @@ from statelog.spark.connect.worker import ObservedFigures, figures_key, observed
 from statelog.spark.driver.failures import reported_in
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
-from statelog.spark.stream.query_progress import state_operator, with_figures
+from statelog.spark.stream.query_progress import idle_operator, state_operator, with_figures
 from statelog.spark.stream.stateful_query import message_first
 
 _CRASHED: Final = "Python worker exited unexpectedly"
@@ -64,16 +64,19 @@ class ConnectQuery(StreamingQuery):
     ) -> list[StreamingQueryProgress]:
         settings = self._settings()
         batches = {batch.batch_id: batch for batch in self._batches(settings)}
-        return [
-            with_figures(
-                progress,
-                state_operator(self._operators, batches[progress.batchId]),
-                self._observed(settings, progress.batchId),
-            )
-            if progress.batchId in batches
-            else progress
-            for progress in recent
-        ]
+        added = []
+        for progress in recent:
+            batch_id = progress.batchId
+            before = max((each for each in batches if each < batch_id), default=None)
+            if batch_id in batches:
+                operator = state_operator(self._operators, batches[batch_id])
+                progress = with_figures(progress, operator, self._observed(settings, batch_id))
+            elif before is not None:
+                progress = with_figures(
+                    progress, idle_operator(self._operators, batches[before]), {}
+                )
+            added.append(progress)
+        return added
 
     def _settings(self) -> Mapping[str, str]:
         settings: Mapping[str, str] = self._session.conf.getAll

@@ -57,11 +57,21 @@ class ProgressFigures:
         return note
 
     def added_to(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
-        """Return Spark's progress of a micro-batch with our figures, if it had an effect."""
+        """
+        Return Spark's progress of a trigger with our figures.
+
+        A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
+        """
         batch = self._batches.get(progress.batchId)
-        if batch is None:
+        if batch is not None:
+            operator = state_operator(self._operators, batch[0])
+            return with_figures(progress, operator, batch[1].values())
+        earlier = [batch_id for batch_id in self._batches if batch_id < progress.batchId]
+        if not earlier:
             return progress
-        return with_figures(progress, state_operator(self._operators, batch[0]), batch[1].values())
+        return with_figures(
+            progress, idle_operator(self._operators, self._batches[max(earlier)][0]), {}
+        )
 
 
 def state_operator(
@@ -92,6 +102,25 @@ def state_operator(
             **_variables(operators),
         },
     }
+
+
+def idle_operator(operators: Sequence[OperatorDefinition], before: BatchProgress) -> dict[str, Any]:
+    """
+    Return an entry of `stateOperators` for a trigger without effect: the state's figures only.
+
+    Args:
+        operators: The operators of the query.
+        before: The figures of the newest micro-batch before it.
+    """
+    nothing = BatchProgress(
+        batch_id=before.batch_id,
+        checkpoint_id=before.checkpoint_id,
+        tasks=before.tasks,
+        state_entries=before.state_entries,
+        log_bytes=before.log_bytes,
+        log_handles=before.log_handles,
+    )
+    return state_operator(operators, nothing)
 
 
 def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
