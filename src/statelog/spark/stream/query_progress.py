@@ -66,7 +66,7 @@ class ProgressFigures:
         if batch is not None:
             operator = state_operator(self._operators, batch[0])
             return with_figures(progress, operator, batch[1].values())
-        earlier = [batch_id for batch_id in self._batches if batch_id < progress.batchId]
+        earlier = [batch_id for batch_id in list(self._batches) if batch_id < progress.batchId]
         if not earlier:
             return progress
         return with_figures(
