@@ -167,8 +167,8 @@ def test_a_query_without_the_source_has_them_in_its_own_progress(
     assert json.loads(last.json)["stateOperators"] == last["stateOperators"]
     assert [[], []] == [one.stateOperators for one in listener.of(query)]  # made by Spark alone
     # Spark reports a trigger without data ten seconds after the last micro-batch, too late for a test.
-    idle = StreamingQueryProgress.fromJson({**json.loads(query.lastProgress.json), "batchId": 2})
-    idle._jdict["stateOperators"] = []
+    fields = {**json.loads(last.json), "batchId": 2, "stateOperators": []}
+    idle = StreamingQueryProgress.fromJson(fields)
     (operator,) = query._figures.added_to(idle).stateOperators
     before = job.progress[-1]
     assert (before.state_entries, 0, 0) == (

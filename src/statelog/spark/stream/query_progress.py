@@ -8,6 +8,7 @@ entry of `stateOperators`, with the figures of all operators of the query, and t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -149,7 +150,7 @@ def with_figures(
         operator: One more entry of `stateOperators`.
         observed: More observed metrics, by name and column.
     """
-    fields: Any = progress._jdict
+    fields = json.loads(progress.json)
     return StreamingQueryProgress.fromJson(
         {
             **fields,
