@@ -119,3 +119,32 @@ def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
     assert TotalsModel().apply([(1, 2), (2, 5)]) == run(stream, tmp_path / "query")
     disable(session)
     assert not hasattr(GroupedData, "transformWithState")
+
+
+def test_a_session_made_from_an_enabled_one_says_that_it_is_not(
+    session: "SparkSession", tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    enable(session)
+    session.conf.set(LOCATION, "checkpoint")
+    others = [session.newSession() for _ in range(2)]
+    disable(others[1])  # says that Spark's own state is meant
+    for each in (session, *others, *others):
+        source = BatchSource(each, tmp_path / "in", INPUT)
+        grouped = source.frame().groupBy("key")
+        stream = grouped.transformWithStateInPandas(Totals(), TOTALS, "Update", "None")
+        assert isinstance(stream, StatefulStream) == (each is session)
+    warnings = [one.getMessage() for one in caplog.records if "not enabled" in one.getMessage()]
+    assert 1 == len(warnings)
+    assert "needs enable(session)" in warnings[0]
+
+
+def test_a_processor_with_a_broadcast_variable_is_rejected(
+    session: "SparkSession", tmp_path: Path
+) -> None:
+    enable(session)
+    session.conf.set(LOCATION, "checkpoint")
+    processor: Any = Totals()
+    processor.table = session.sparkContext.broadcast({"a": 1})
+    grouped = BatchSource(session, tmp_path / "in", INPUT).frame().groupBy("key")
+    with pytest.raises(UsageError, match=r"Totals holds a broadcast variable"):
+        grouped.transformWithStateInPandas(processor, TOTALS, "Update", "None")

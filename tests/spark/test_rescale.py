@@ -12,6 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.spark.versions import needs
 
 from statelog.core.task_count import BatchCost
 from statelog.errors import CheckpointError
@@ -324,3 +325,25 @@ def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
         job.run(inlineBytes=0, tasks=3, snapshotPolicy=policy)
     assert f"{folder}/" in str(raised.value)
     assert delivered == len(job.delivered)
+
+
+@needs((4, 3), "the repartition of a checkpointLocation")
+def test_sparks_offline_repartition_is_undone_by_deleting_its_batch(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+    for rows in ([(1, 1), (2, 2)], [(1, 5)]):
+        job.source.add(rows)
+    job.run()
+    manager: Any = spark._streamingCheckpointManager
+    with pytest.raises(Exception, match="STATE_REWRITER_INVALID_CHECKPOINT"):
+        manager.repartition(str(tmp_path / "query"), 5)
+    job.source.add([(2, 7)])
+    with pytest.raises(CheckpointError, match=r"from 2 to 5 partitions.*offsets/2 and"):
+        job.run()
+    for name in ("2", ".2.crc"):
+        (tmp_path / "query" / "offsets" / name).unlink()
+    job.run()
+    model = TotalsModel()
+    expected = [model.apply(rows) for rows in ([(1, 1), (2, 2)], [(1, 5)], [(2, 7)])]
+    assert expected == [sorted(map(tuple, rows)) for rows in job.take()]

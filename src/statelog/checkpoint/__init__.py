@@ -5,6 +5,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
     history          which checkpoints a location has; restore: where a restart continues
     clean_up         deletes what no retained checkpoint needs; verify reads all that they need
+    repartition      finds what a repartition by Spark left in a checkpointLocation
     rewind           takes a query and its state back to an earlier micro-batch
 """
 

@@ -8,6 +8,7 @@ state location; in every other session it calls Spark's own method.  `disable` u
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -19,8 +20,12 @@ from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.session import is_connect
 from statelog.spark.query.settings import CONF_PREFIX
 
+_log = logging.getLogger("statelog.spark")
+
 _LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"
+_CHOSEN: Final = "__statelog_chosen__"
+"""Sessions that were enabled or disabled, or warned of."""
 _ADDED: Final = "__statelog_added__"
 
 
@@ -45,7 +50,8 @@ def enable(spark: SparkSession) -> None:
     enabled.
 
     Args:
-        spark: A session; sessions made from it by `newSession` are not enabled.
+        spark: A session.  Sessions made from it by `newSession` are not enabled: each needs a call of
+            its own, and a warning names the first call of `transformWithState` in one without.
 
     Raises:
         InvalidOptionsError: Its configuration has a setting that is unknown or wrong.
@@ -58,6 +64,7 @@ def enable(spark: SparkSession) -> None:
             method = _switch(method, operator)
             setattr(kind, name, method)
         getattr(method, _SESSIONS).add(_id_of(spark))
+        getattr(method, _CHOSEN).add(_id_of(spark))
 
 
 def disable(spark: SparkSession) -> None:
@@ -71,6 +78,7 @@ def disable(spark: SparkSession) -> None:
         method = getattr(kind, name, None)
         sessions: set[str] = getattr(method, _SESSIONS, set())
         sessions.discard(_id_of(spark))
+        getattr(method, _CHOSEN, set[str]()).add(_id_of(spark))
         if method is None or not hasattr(method, _SESSIONS) or sessions:
             continue
         if hasattr(method.__wrapped__, _ADDED):
@@ -114,12 +122,24 @@ def _switch(
 ) -> Callable[..., DataFrame]:
     """Return a method that calls *operator* in enabled sessions only."""
     sessions: set[str] = set()
+    chosen: set[str] = set()
 
     @functools.wraps(original)
     def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         session = self._df.sparkSession
-        enabled = _id_of(session) in sessions and session.conf.get(_LOCATION, None)
+        session_id = _id_of(session)
+        if session_id not in chosen:
+            chosen.add(session_id)
+            _log.warning(
+                "this session is not enabled, so %s runs on Spark's own state, while another session of "
+                "this process is enabled. A session of newSession() needs enable(session) and %s of "
+                "its own; disable(session) says that Spark's state is meant",
+                original.__name__,
+                _LOCATION,
+            )
+        enabled = session_id in sessions and session.conf.get(_LOCATION, None)
         return (operator if enabled else original)(self, *args, **kwargs)
 
     setattr(method, _SESSIONS, sessions)
+    setattr(method, _CHOSEN, chosen)
     return method

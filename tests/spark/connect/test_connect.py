@@ -49,7 +49,10 @@ def test_rows_and_steps_are_exact_over_a_restart(job: ConnectJob, remote: SparkS
     def steps(out: DataFrame) -> DataFrame:
         doubled = out.withColumn("twice", out.total * 2).where(out["rows"] > 0)
         named = doubled.join(names, doubled.key == names.key)
-        return named.select(doubled.key, names["name"], "total", doubled.rows, out.total.alias("t"))
+        chosen = named.select(
+            doubled.key, names["name"], "total", doubled.rows, out.total.alias("t")
+        )
+        return chosen.observe("seen", total_of("total").alias("sum"))
 
     job.steps = steps
     for rows in BATCHES[:2]:
@@ -68,6 +71,12 @@ def test_rows_and_steps_are_exact_over_a_restart(job: ConnectJob, remote: SparkS
         (batch, len(rows), 2) for batch, rows in enumerate(BATCHES)
     ]
     assert second.lastBatch.batch_id == 3
+    recent = second.recentProgress
+    assert [[one["observedMetrics"]["seen"]["sum"]] for one in recent] == [
+        [sum(total for _, total, _ in batch)] for batch in wanted(BATCHES)[2:]
+    ]
+    assert [one.stateOperators[0].customMetrics["rows"] for one in recent] == [2, 1]
+    assert second.lastProgress == recent[-1]
     through_spark = SparkFiles(remote, str(job.folder / "query"))
     local = LocalFiles(f"file:{job.folder / 'query'}")
     for name in ("metadata", "offsets/1", "offsets/99", "sources/0/0"):

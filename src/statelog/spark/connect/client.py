@@ -46,7 +46,7 @@ def _prepare(
     refuse_direct(settings)
 
 
-def _apply(steps: ConnectPlan) -> Callable[[DataFrame], DataFrame]:
+def _apply(steps: ConnectPlan) -> Callable[..., DataFrame]:
     return steps.for_worker().apply
 
 

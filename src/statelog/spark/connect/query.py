@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.connect.streaming.query import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from statelog.errors import UnavailableError
-from statelog.spark.connect.worker import figures_key
+from statelog.spark.connect.worker import ObservedFigures, figures_key, observed_key
 from statelog.spark.driver.failures import reported_in
+from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
+from statelog.spark.stream.query_progress import idle_operator, state_operator, with_figures
 from statelog.spark.stream.stateful_query import message_first
 
 _CRASHED: Final = "Python worker exited unexpectedly"
@@ -23,10 +27,12 @@ class ConnectQuery(StreamingQuery):
 
     Args:
         query: The query.
+        operators: Its operators.
     """
 
-    def __init__(self, query: StreamingQuery) -> None:
+    def __init__(self, query: StreamingQuery, operators: Sequence[OperatorDefinition]) -> None:
         super().__init__(query._session, query.id, query.runId, query.name)
+        self._operators = tuple(operators)
 
     @property
     def lastBatch(self) -> BatchProgress | None:
@@ -40,14 +46,56 @@ class ConnectQuery(StreamingQuery):
 
         They are in the session on the server, under keys that begin with `statelog.batches`.
         """
+        return sorted(self._batches(self._settings()), key=lambda batch: batch.batch_id)
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
+        return self._with_figures(super().recentProgress)
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """See Spark's `StreamingQuery.lastProgress`; with the figures of statelog."""
+        progress = super().lastProgress
+        return None if progress is None else self._with_figures([progress])[0]
+
+    def _with_figures(
+        self, recent: Sequence[StreamingQueryProgress]
+    ) -> list[StreamingQueryProgress]:
+        settings = self._settings()
+        batches = {batch.batch_id: batch for batch in self._batches(settings)}
+        added = []
+        for progress in recent:
+            batch_id = progress.batchId
+            before = max((each for each in batches if each < batch_id), default=None)
+            if batch_id in batches:
+                operator = state_operator(self._operators, batches[batch_id])
+                progress = with_figures(progress, operator, self._observed(settings, batch_id))
+            elif before is not None:
+                progress = with_figures(
+                    progress, idle_operator(self._operators, batches[before]), {}
+                )
+            added.append(progress)
+        return added
+
+    def _settings(self) -> Mapping[str, str]:
+        settings: Mapping[str, str] = self._session.conf.getAll
+        return settings
+
+    def _batches(self, settings: Mapping[str, str]) -> list[BatchProgress]:
         prefix = figures_key(self.id)
-        settings: Any = self._session.conf.getAll
-        found = [
+        return [
             BatchProgress(**msgspec.json.decode(text))
             for key, text in settings.items()
             if key.startswith(prefix)
         ]
-        return sorted(found, key=lambda one: one.batch_id)
+
+    def _observed(self, settings: Mapping[str, str], batch_id: int) -> dict[str, dict[str, Any]]:
+        text = settings.get(observed_key(self.id, batch_id))
+        if text is None:
+            return {}
+        figures = msgspec.json.decode(text, type=ObservedFigures)
+        return figures.values if figures.batch_id == batch_id else {}
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """See Spark's `StreamingQuery.awaitTermination`."""

@@ -21,7 +21,9 @@ from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.types import StructType
 
 from statelog.spark.connect.explained_plan import node_names
+from statelog.spark.stream.observations import Observing, observed
 from statelog.spark.stream.recorded_plan import (
+    OBSERVE,
     STATEFUL,
     RecordedPlan,
     Step,
@@ -65,9 +67,9 @@ class ConnectPlan(RecordedPlan):
                     raise needs_state(method, _NEEDS_ROWS[name])
         return ConnectPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
 
-    def apply(self, frame: DataFrame) -> DataFrame:
-        """Apply the steps to *frame*, the output of one micro-batch."""
-        return self.for_worker().apply(frame)
+    def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
+        """Apply the steps to *frame*, the output of one micro-batch; see `RecordedPlan.apply`."""
+        return self.for_worker().apply(frame, observations)
 
     def for_worker(self) -> RecordedSteps:
         """Return the steps as the worker needs them."""
@@ -90,8 +92,8 @@ class RecordedSteps:
     start: int
     steps: tuple[tuple[str, tuple[object, ...], dict[str, object], int], ...]
 
-    def apply(self, frame: DataFrame) -> DataFrame:
-        """Apply the steps to *frame*, the output of one micro-batch."""
+    def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
+        """Apply the steps to *frame*, the output of one micro-batch; see `RecordedPlan.apply`."""
         if not self.steps:
             return frame
         session = frame.sparkSession
@@ -99,7 +101,11 @@ class RecordedSteps:
         for method, args, kwargs, plan_id in self.steps:
             here = [of_session(each, session) for each in args]
             named = {name: of_session(each, session) for name, each in kwargs.items()}
-            frame = _with_id(getattr(frame, method)(*here, **named), plan_id)
+            if method == OBSERVE:
+                after = observed(frame, here, observations)
+            else:
+                after = getattr(frame, method)(*here, **named)
+            frame = _with_id(after, plan_id)
         return frame
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from statelog.errors import UsageError
 from statelog.spark.query.delivery import Delivery
-from statelog.spark.query.settings import QuerySettings
+from statelog.spark.query.settings import BESIDE_CHECKPOINT, QuerySettings
 
 
 def refuse_callbacks(arguments: Mapping[str, object]) -> None:
@@ -41,16 +41,20 @@ def refuse_direct(settings: QuerySettings) -> None:
         )
 
 
-def refuse_relative(*locations: str | None) -> None:
+def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
     """
     Reject relative paths, which client and server resolve differently.
 
+    The word `checkpoint` as a stateLocation is not a path: the state is in the checkpointLocation.
+
     Raises:
-        UsageError: One of *locations* is a relative path.
+        UsageError: The checkpointLocation or a state location is a relative path.
     """
-    for location in locations:
-        if location and not location.startswith("/") and ":" not in location:
+    of_state = (settings.state_location, settings.base_location)
+    paths = [checkpoint, *(each for each in of_state if each != BESIDE_CHECKPOINT)]
+    for path in paths:
+        if path and not path.startswith("/") and ":" not in path:
             raise UsageError(
-                f"{location!r} is a relative path, which means another folder on the server of Spark "
+                f"{path!r} is a relative path, which means another folder on the server of Spark "
                 "Connect than here: give an absolute path, or a URL"
             )

@@ -35,6 +35,7 @@ from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.query import Query
 from statelog.spark.query.writer_name import set_query
+from statelog.spark.stream.observations import Observations, observed_operators
 from statelog.spark.worker.failures import END_OF_REPORT, with_message
 
 _log = logging.getLogger("statelog.spark")
@@ -53,6 +54,24 @@ def figures_key(query_id: str, batch_id: int | None = None) -> str:
     """
     prefix = f"statelog.batches.{query_id}."
     return prefix if batch_id is None else f"{prefix}{batch_id % KEPT_BATCHES}"
+
+
+def observed_key(query_id: str, batch_id: int) -> str:
+    """Return the key in the session's configuration with the observed metrics of a micro-batch."""
+    return f"statelog.observed.{query_id}.{batch_id % KEPT_BATCHES}"
+
+
+class ObservedFigures(msgspec.Struct, frozen=True):
+    """
+    The observed metrics of a micro-batch, as the session has them.
+
+    Args:
+        batch_id: The micro-batch.
+        values: Values by name and column.
+    """
+
+    batch_id: int
+    values: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,24 +162,34 @@ class ConnectEngine:
         query_id = times.query_id()
         set_query(query_id)
 
+        observations = Observations()
+
         def note(progress: BatchProgress) -> None:
-            self._note(query_id, progress)
+            self._note(query_id, progress, observations.take().values())
 
         def deliver(rows: DataFrame, batch_id: int) -> None:
-            start.sink(start.steps.apply(rows), batch_id)
+            start.sink(start.steps.apply(rows, observations), batch_id)
 
         query = _with_frames(start.query, frame.sparkSession, note)
+        query = replace(query, operators=observed_operators(query.operators, observations))
         engine = MicroBatchEngine(query, deliver, times)
         engine.open(query_id)
         return engine
 
-    def _note(self, query_id: str, progress: BatchProgress) -> None:
+    def _note(
+        self, query_id: str, progress: BatchProgress, observed: dict[str, dict[str, Any]]
+    ) -> None:
         """Store the figures of a micro-batch where the client finds them."""
-        text = msgspec.json.encode(progress.to_json()).decode()
+        batch_id = progress.batch_id
+        texts = {figures_key(query_id, batch_id): msgspec.json.encode(progress.to_json())}
+        if observed:
+            figures = ObservedFigures(batch_id, observed)
+            texts[observed_key(query_id, batch_id)] = msgspec.json.encode(figures)
         try:
-            self._root.conf.set(figures_key(query_id, progress.batch_id), text)
+            for key, text in texts.items():
+                self._root.conf.set(key, text.decode())
         except Exception as error:  # the client's session may have ended; the query continues
-            _log.debug("the figures of batch %d are not stored: %s", progress.batch_id, error)
+            _log.debug("the figures of batch %d are not stored: %s", batch_id, error)
 
 
 def _to_send(start: QueryStart) -> QueryStart:

@@ -18,6 +18,7 @@ from pyspark.sql.functions import lit, spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.offset_log import newest_offsets
+from statelog.checkpoint.repartition import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UnavailableError, UsageError
 from statelog.spark.connect.query import ConnectQuery
@@ -30,6 +31,7 @@ from statelog.spark.driver.failures import reported_in
 from statelog.spark.driver.no_data_batches import has_no_data_source
 from statelog.spark.query.delivery import FileOutput, Sink
 from statelog.spark.query.operator_definition import OperatorDefinition
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.stream.sinks import RowFunction
 from statelog.spark.stream.writer import StatefulStreamWriter
 
@@ -39,6 +41,7 @@ _ATTEMPTS: Final = 3
 _NO_ANSWER: Final = "Python worker failed to connect back"
 _NO_MODULE: Final = "No module named 'statelog"
 _OF_CLASSIC: Final = '"noDataBatches"'
+_NO_DATA: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _IN_PARTS: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
@@ -87,9 +90,10 @@ class ConnectStreamWriter(StatefulStreamWriter):
         query = self._query(checkpoint, is_temporary=False)
         settings, source = query.settings, query.source
         refuse_direct(settings)
-        refuse_relative(checkpoint, settings.state_location, settings.base_location)
+        refuse_relative(checkpoint, settings)
         files = SparkFiles(self._spark, checkpoint)
-        has_source = has_no_data_source(settings.no_data_batches, query.operators, files)
+        refuse_unfinished_repartition(files)
+        has_source = has_no_data_source(self._asked(settings, files), query.operators, files)
         if has_source:
             _check_source(files)
             self._warn_of_one_batch()
@@ -110,7 +114,15 @@ class ConnectStreamWriter(StatefulStreamWriter):
             writer = writer.trigger(**self._trigger)
         writer = writer.foreachBatch(engine).option("checkpointLocation", checkpoint)
         # PySpark's two classes of a query have no common base.
-        return cast("StreamingQuery", ConnectQuery(_started(writer)))
+        return cast("StreamingQuery", ConnectQuery(_started(writer), query.operators))
+
+    def _asked(self, settings: QuerySettings, files: QueryFiles) -> bool | None:
+        """Return the setting `noDataBatches`; for a new query Spark's own setting counts too."""
+        asked = settings.no_data_batches
+        is_off = (self._spark.conf.get(_NO_DATA, "true") or "").strip().lower() == "false"
+        if asked is None and is_off and newest_offsets(files) is None:
+            return False
+        return asked
 
     def _warn_of_one_batch(self) -> None:
         """Say what Spark does with `Trigger.AvailableNow` where a source cannot be read in parts."""

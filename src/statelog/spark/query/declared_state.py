@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
-from statelog.spark.query.pickled_processor import pickled
+from statelog.spark.query.pickled_processor import copy_of
 from statelog.spark.query.processor_failures import described
 from statelog.spark.query.refused_state import StateWithoutKey
 from statelog.spark.query.state_variables import SchemaLike, StateVariables, WantedVariable
@@ -142,7 +141,7 @@ def operator_schema(
         ProcessorError: `init` or `close` failed.
         UsageError: A state variable has a type that cannot be kept.
     """
-    trial = cloudpickle.loads(pickled(processor))
+    trial: Any = copy_of(processor)
     kind = ColumnarDriverHandle if isinstance(trial, ColumnarProcessor) else DriverHandle
     handle = kind(parse, has_ttl=time_mode == "processingtime")
     method = "init"

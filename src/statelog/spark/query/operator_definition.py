@@ -60,5 +60,5 @@ class OperatorDefinition:
     event_time_output: str | None
     zone: str
     arguments: Mapping[str, object]
-    of_upstream: Callable[[DataFrame], DataFrame] | None = None
+    of_upstream: Callable[..., DataFrame] | None = None
     pre_aggregation: PreAggregation | None = None

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 
 from statelog.errors import UsageError
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
+
+_BROADCAST: Final = "BROADCAST_VARIABLE_NOT_LOADED"
+
+
+def copy_of(processor: AnyProcessor) -> AnyProcessor:
+    """
+    Return a copy of a processor as a worker gets it.
+
+    Raises:
+        UsageError: As `pickled`, or it holds a broadcast variable.
+    """
+    data = pickled(processor)
+    try:
+        copy: AnyProcessor = cloudpickle.loads(data)
+    except PySparkException as error:
+        if error.getCondition() != _BROADCAST:
+            raise
+        raise UsageError(
+            f"{type(processor).__name__} holds a broadcast variable, which Spark sends to the workers "
+            "with its functions only, not with a processor; its own transformWithState fails with it "
+            "too. Keep the value in the processor instead (self.table = variable.value), or load a large "
+            "one in init(), for example from a file of spark.sparkContext.addFile by SparkFiles.get(name)"
+        ) from error
+    return copy
 
 
 def pickled(processor: AnyProcessor) -> bytes:

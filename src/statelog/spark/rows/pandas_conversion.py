@@ -124,7 +124,8 @@ class ColumnConverter:
         Return *series* as an array.
 
         Raises:
-            ValueError, TypeError: A value does not fit the type.
+            ValueError, TypeError: A value does not fit the type; the message has Spark's words, for
+                programs that search for them.
         """
         given = series.dtype
         if isinstance(given, pd.CategoricalDtype):
@@ -139,15 +140,19 @@ class ColumnConverter:
                 return pa.Array.from_pandas(series, mask=mask, type=kind, safe=safe)
             except pa.ArrowInvalid:
                 return pa.Array.from_pandas(series, mask=mask).cast(kind, safe=safe)
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
+            raise TypeError(
+                f"Cannot convert the output value of the column {self._name!r} with type {str(given)!r} "
+                f"to the specified return type of the column: '{kind}'"
+            ) from error
+        except ValueError as error:
             advice = (
-                " It may be an overflow or a loss of digits, which "
+                ". It may be an overflow or a loss of digits, which "
                 "spark.sql.execution.pandas.convertToArrowArraySafely=false allows"
-                if safe and isinstance(error, ValueError)
-                else ""
             )
             raise type(error)(
-                f"the column {self._name!r} of {given} cannot be converted to {kind}.{advice}"
+                f"Failed to convert the value of the column {self._name!r} with type {str(given)!r} to "
+                f"Arrow type '{kind}'{advice if safe else ''}"
             ) from error
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.column import Column
@@ -21,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
 from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.stream.observations import Observing, observed
 
 STATEFUL = {
     "Aggregate": "an aggregation",
@@ -34,6 +36,9 @@ STATEFUL = {
     "TransformWithStateInPySpark": "another stateful operator",
 }
 """Operators with state of their own in Spark, or with a watermark for such."""
+
+OBSERVE: Final = "observe"
+"""The step whose values are kept for each micro-batch."""
 
 _MAY_MAKE_ROWS = ("mapInArrow", "mapInPandas")
 
@@ -94,13 +99,22 @@ class RecordedPlan:
         _check_stateless(method, shape)
         return RecordedPlan(self.start, (*self.steps, Step(method, args, kwargs, shape)))
 
-    def apply(self, frame: DataFrame) -> DataFrame:
-        """Apply the steps to *frame*, the output of one micro-batch."""
+    def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
+        """
+        Apply the steps to *frame*, the output of one micro-batch.
+
+        Args:
+            frame: The output.
+            observations: Where the metrics of `observe` are kept; None to leave them out.
+        """
         if not self.steps:
             return frame
         frame = _as_columns_of(self.start, frame)
         for step in self.steps:
-            frame = getattr(frame, step.method)(*step.args, **step.kwargs)
+            if step.method == OBSERVE:
+                frame = observed(frame, step.args, observations)
+            else:
+                frame = getattr(frame, step.method)(*step.args, **step.kwargs)
             frame = _as_columns_of(step.shape, frame)
         return frame
 

@@ -1,4 +1,4 @@
-"""The `StreamingQuery` that `start` returns: its errors begin with their cause."""
+"""The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import StatelogError
 from statelog.spark.driver.failures import BatchFailed
+from statelog.spark.stream.query_progress import ProgressFigures
 from statelog.spark.worker.failures import with_message
 
 _log = logging.getLogger("statelog.spark")
@@ -58,16 +60,29 @@ def message_first(begin: Callable[[StreamingQueryException], None]) -> Iterator[
 
 class StatefulQuery(StreamingQuery):
     """
-    Spark's `StreamingQuery`, whose errors begin with statelog's message.
+    Spark's `StreamingQuery`, with the errors and figures of statelog.
 
     Args:
         query: The query.
         failures: The failures of its run.
+        figures: What its progress has beside Spark's own figures.
     """
 
-    def __init__(self, query: StreamingQuery, failures: Failures) -> None:
+    def __init__(self, query: StreamingQuery, failures: Failures, figures: ProgressFigures) -> None:
         super().__init__(query._jsq)
         self._failures = failures
+        self._figures = figures
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
+        return [self._figures.added_to(each) for each in super().recentProgress]
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """See Spark's `StreamingQuery.lastProgress`; with the figures of statelog."""
+        progress = super().lastProgress
+        return None if progress is None else self._figures.added_to(progress)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """See Spark's `StreamingQuery.awaitTermination`."""

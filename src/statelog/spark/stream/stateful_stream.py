@@ -20,7 +20,7 @@ from statelog.errors import UsageError
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
-from statelog.spark.stream.recorded_plan import RecordedPlan
+from statelog.spark.stream.recorded_plan import OBSERVE, RecordedPlan
 from statelog.spark.stream.writer import StatefulStreamWriter
 
 RECORDED: Final = [
@@ -130,7 +130,7 @@ REFUSED: Final[Mapping[str, str]] = {
             "asTable createGlobalTempView createOrReplaceGlobalTempView createOrReplaceTempView "
             "createTempView registerTempTable"
         ),
-        _PLAIN: "isLocal lateralJoin observe sameSemantics semanticHash",
+        _PLAIN: "isLocal lateralJoin sameSemantics semanticHash",
     }.items()
     for name in names.split()
 }
@@ -189,6 +189,26 @@ class StatefulStream(DataFrame):
         return GroupedStatefulStream(self, self._operators, self._plan, shape)
 
     groupby = groupBy
+
+    def observe(self, observation: str, *exprs: Column) -> StatefulStream:  # type: ignore[override]
+        """
+        Compute metrics of the rows of each micro-batch, for `observedMetrics` of the query's progress.
+
+        Args:
+            observation: The name of the metrics.
+            exprs: Aggregations with an alias, as for Spark's `observe`.
+
+        Raises:
+            UsageError: The name is an `Observation`, which keeps the values of one action only.
+        """
+        if not isinstance(observation, str):
+            raise UsageError(
+                "observe of a stream takes a name, as in Spark: its values are in "
+                "query.lastProgress.observedMetrics[name], for each micro-batch; an Observation keeps "
+                "the values of one action"
+            )
+        plan = self._plan.then(OBSERVE, (observation, *exprs), {})
+        return type(self)(self._operators, plan)
 
     def transform(self, func: Callable[..., DataFrame], *args: Any, **kwargs: Any) -> DataFrame:
         """Return `func(self, ...)`."""

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statelog.checkpoint.repartition import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
@@ -31,6 +32,8 @@ from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.query import Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX
+from statelog.spark.stream.observations import Observations, observed_operators
+from statelog.spark.stream.query_progress import ProgressFigures
 from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.sinks import (
     OptionValue,
@@ -45,6 +48,7 @@ from statelog.spark.stream.temporary_checkpoint import delete_at_end, temporary_
 from statelog.store.location import normalize_url
 
 _CHECKPOINT = "checkpointlocation"
+_KEPT_PROGRESS = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 class StatefulStreamWriter(DataStreamWriter):
@@ -229,15 +233,22 @@ class StatefulStreamWriter(DataStreamWriter):
         known = self._checkpoint_location(one_time)
         checkpoint = temporary_checkpoint(self._spark) if known is None else known
         query = self._query(checkpoint, is_temporary=known is None)
-        plan = self._plan
+        plan, observations = self._plan, Observations()
+        figures = ProgressFigures(query.operators, observations, self._kept_progress())
+        query = _observed(query, observations, figures)
         files = checkpoint_files(self._spark, checkpoint)
+        refuse_unfinished_repartition(files)
         sink = function or self._format_sink(query, files)
         has_source = has_no_data_source(query.settings.no_data_batches, query.operators, files)
         running_query = RunningQuery(self._spark, files)
         times = QueryTimes(
             files, has_no_data_source=has_source, log_folders=running_query.log_folders
         )
-        engine = MicroBatchEngine(query, lambda rows, batch: sink(plan.apply(rows), batch), times)
+
+        def deliver(rows: DataFrame, batch_id: int) -> None:
+            sink(plan.apply(rows, observations), batch_id)
+
+        engine = MicroBatchEngine(query, deliver, times)
         engine.open(times.query_id())
         if has_source:
             stream = NoDataStream(self._spark, query.time_mode, engine, running_query)
@@ -245,7 +256,7 @@ class StatefulStreamWriter(DataStreamWriter):
         failures = Failures(engine)
         super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        running = StatefulQuery(self._sq(self._jwrite.start()), failures)
+        running = StatefulQuery(self._sq(self._jwrite.start()), failures, figures)
         if known is None:
             delete_at_end(running, checkpoint, self._spark)
         return running
@@ -270,6 +281,10 @@ class StatefulStreamWriter(DataStreamWriter):
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         bounds = settings.task_bounds(self._cores())
         return Query(self._operators, settings, normalize_url(location), TaskBounds(*bounds))
+
+    def _kept_progress(self) -> int:
+        """Return the number of micro-batches whose progress Spark keeps."""
+        return int(self._spark.conf.get(_KEPT_PROGRESS, "100") or 0)
 
     def _cores(self) -> int:
         """Return the number of cores that Spark has."""
@@ -296,6 +311,15 @@ class StatefulStreamWriter(DataStreamWriter):
             "a query needs .option('checkpointLocation', ...), or a queryName in a session with "
             "spark.sql.streaming.checkpointLocation, so that a restart finds its state"
         )
+
+
+def _observed(query: Query, observations: Observations, figures: ProgressFigures) -> Query:
+    """Return *query* with `observe` between its operators, and figures noted for its progress."""
+    return replace(
+        query,
+        operators=observed_operators(query.operators, observations),
+        settings=replace(query.settings, on_progress=figures.noting(query.settings.on_progress)),
+    )
 
 
 def _text(name: str, value: object) -> str:

@@ -10,6 +10,7 @@ from statelog.spark import idempotent
 from statelog.spark.connect import worker
 from statelog.spark.connect.refused import refuse_relative
 from statelog.spark.driver.failures import reported_in
+from statelog.spark.query.settings import QuerySettings
 
 
 def test_another_version_in_the_server_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,14 +30,25 @@ def test_figures_of_old_batches_are_replaced() -> None:
     assert first.startswith(worker.figures_key("q"))
 
 
-@pytest.mark.parametrize("location", ["state", "./state", "some/where"])
+@pytest.mark.parametrize("location", ["state", "./state", "some/where", "checkpoint/of/state"])
 def test_a_relative_path_is_rejected(location: str) -> None:
     with pytest.raises(UsageError, match="absolute path"):
-        refuse_relative("/absolute", None, location)
+        refuse_relative(location, QuerySettings())
+    for settings in (QuerySettings(state_location=location), QuerySettings(base_location=location)):
+        with pytest.raises(UsageError, match="absolute path"):
+            refuse_relative("/absolute", settings)
 
 
 def test_urls_and_absolute_paths_are_not_rejected() -> None:
-    refuse_relative("/a", "s3a://b/c", "file:/d", "checkpoint:", None, "")
+    refuse_relative("/a", QuerySettings(state_location="s3a://b/c", base_location="file:/d"))
+    refuse_relative("checkpoint:", QuerySettings())
+
+
+def test_the_word_for_the_checkpoint_location_is_not_a_path() -> None:
+    refuse_relative("/a", QuerySettings(state_location="checkpoint"))
+    refuse_relative("/a", QuerySettings(base_location="checkpoint"))
+    with pytest.raises(UsageError, match="absolute path"):
+        refuse_relative("checkpoint", QuerySettings())
 
 
 def _sink(frame: object, batch_id: int) -> None:

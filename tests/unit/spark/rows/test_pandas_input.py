@@ -353,6 +353,15 @@ def test_whole_numbers_for_a_decimal() -> None:
     decimals = output(replace(SETTINGS, int_to_decimal=True))
     decimals.extend([frame_of(1).assign(dec=[1, 2])])
     assert decimals.batch().column(4).to_pylist() == [1, 2]
+    refused = output(replace(SETTINGS, int_to_decimal=False))
+    refused.extend([frame_of(1).assign(dec=[12345, 2])])
+    # Spark's words, which its own tests and users' programs search for.
+    with pytest.raises(ProcessorError, match="Failed to convert the value of the column 'dec'"):
+        refused.batch()
+    refused.clear()
+    refused.extend([frame_of(1).assign(dec=["a", "b"])])
+    with pytest.raises(ProcessorError, match="Cannot convert the output value of the column 'dec'"):
+        refused.batch()
 
 
 def test_what_is_no_frame_is_refused() -> None:

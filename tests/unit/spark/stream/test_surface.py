@@ -18,6 +18,7 @@ OWN = {
     "groupBy": "for another stateful operator",
     "groupby": "the same",
     "isStreaming": "it is true",
+    "observe": "values for each micro-batch",
     "na": "goes through fillna, dropna and replace",
     "sparkSession": "the session",
     "transform": "calls the function",
