@@ -32,6 +32,7 @@ from statelog.spark.rows.spark_errors import (
     WrongTimeError,
 )
 from statelog.spark.rows.types import arrow_schema
+from statelog.spark.rows.unfit_output import UnfitOutput
 from statelog.spark.testing.columnar_tester import ColumnarTests, run_columns
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.key_state import (
@@ -334,11 +335,18 @@ class ProcessorTester(ColumnarTests):
         run = self._process(rows, initial, output)
         self._in_pandas |= output.has_frames
         if self._output is not None and not self._in_pandas:
-            typed = RowOutput(self._output, self._batch_id)
-            typed.extend(output.rows)
-            typed.batch()
+            self._check_output(run, output)
         self._commit(run)
         return output.rows
+
+    def _check_output(self, run: ProcessorRun, output: TesterOutput) -> None:
+        """Raise `ProcessorError` if a row does not fit the outputStructType."""
+        typed = RowOutput(self._output, self._batch_id)
+        typed.extend(output.rows)
+        try:
+            typed.batch()
+        except UnfitOutput as error:
+            raise run.located(error) from error.__cause__
 
     def _process(
         self, rows: TesterRows, initial: TesterRows | None, output: OutputCollector

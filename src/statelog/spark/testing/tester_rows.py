@@ -11,6 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.output_calls import OutputCalls
 from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.types import arrow_schema, make_row
 from statelog.state.heap.tables import Key
@@ -53,7 +54,8 @@ class TesterOutput:
     """
 
     def __init__(self) -> None:
-        self.rows: list[RowLike] = []
+        self.items = self.rows = list[RowLike]()
+        self.calls = OutputCalls()
         self.has_frames = False
 
     def extend(self, produced: Iterable[RowLike]) -> None:
