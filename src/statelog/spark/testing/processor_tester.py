@@ -25,14 +25,12 @@ from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProces
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.pickled_processor import pickled
 from statelog.spark.rows.interface import OutputCollector, RowLike
-from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
     WrongArgumentError,
     WrongTimeError,
 )
 from statelog.spark.rows.types import arrow_schema
-from statelog.spark.rows.unfit_output import UnfitOutput
 from statelog.spark.testing.columnar_tester import ColumnarTests, run_columns
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.testing.key_state import (
@@ -42,7 +40,7 @@ from statelog.spark.testing.key_state import (
     timers_given,
 )
 from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
-from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, typed_rows
+from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, check_rows, typed_rows
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
@@ -126,6 +124,10 @@ class ProcessorTester(ColumnarTests):
             for key, row in initial:
                 rows.add(*self._state.place(key), [row])
             self._run(TesterRows(), rows)
+
+    def __repr__(self) -> str:
+        name, mode = type(self.processor).__name__, self._time_mode
+        return f"<ProcessorTester of {name}, timeMode {mode}, {self._batch_id + 1} micro-batches>"
 
     def begin(
         self,
@@ -335,18 +337,9 @@ class ProcessorTester(ColumnarTests):
         run = self._process(rows, initial, output)
         self._in_pandas |= output.has_frames
         if self._output is not None and not self._in_pandas:
-            self._check_output(run, output)
+            check_rows(output.rows, self._output, self._batch_id, run.located)
         self._commit(run)
         return output.rows
-
-    def _check_output(self, run: ProcessorRun, output: TesterOutput) -> None:
-        """Raise `ProcessorError` if a row does not fit the outputStructType."""
-        typed = RowOutput(self._output, self._batch_id)
-        typed.extend(output.rows)
-        try:
-            typed.batch()
-        except UnfitOutput as error:
-            raise run.located(error) from error.__cause__
 
     def _process(
         self, rows: TesterRows, initial: TesterRows | None, output: OutputCollector
