@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from statelog import __version__
 from statelog.errors import RequirementError
 
 _EXIT_USAGE = 2
@@ -11,6 +12,9 @@ _EXIT_USAGE = 2
 
 def main() -> None:
     """Run the command line of this process; exit with 2 if its packages are missing."""
+    if sys.argv[1:] == ["--version"]:  # needs none of them
+        sys.stdout.write(f"statelog {__version__}\n")
+        return
     try:
         from statelog.cli.main import app
     except RequirementError as error:

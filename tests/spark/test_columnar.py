@@ -239,7 +239,7 @@ class Wrong(ColumnarTotals):
         ("rows", "3 rows were given for 2 keys"),
         ("field", "state 'total' has the columns total, rows; the table given has total"),
         ("type", "field 'total' takes int64, not string"),
-        ("output", "the output of batch 0 has the columns key, total, rows"),
+        ("output", "in batch 0: the output has the columns key, total, rows"),
     ],
 )
 def test_a_wrong_processor_is_an_error(

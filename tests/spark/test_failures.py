@@ -103,8 +103,11 @@ class Faulty(Totals):
         ),
         ("state width", r"key \(13,\) in batch 1: state 'total': 3 values for the 2 fields"),
         ("state range", r"state 'total' of key \(13,\) in batch 1 .*int64"),
-        ("no row", r"batch 1: a processor yields pyspark Rows with field names, not dict"),
-        ("output type", r"batch 1: output column 'total' .int64. .*'many'.* of Row\(key=13"),
+        ("no row", r"key \(13,\) in batch 1: it yields the dict .*`yield Row\(\*\*values\)`"),
+        (
+            "output type",
+            r"key \(13,\) in batch 1: output column 'total' .int64. .*'many'.* of Row\(key=13",
+        ),
     ],
 )
 def test_a_fault_of_the_processor_is_named_and_after_the_fix_the_restart_is_exact(

@@ -179,3 +179,10 @@ def test_the_versions_of_spark_are_those_that_the_extra_admits() -> None:
     pin = next(one for one in declared["spark"] if one.startswith("pyspark"))
     (major, minor), (last_major, last_minor) = extras.SPARK_VERSIONS
     assert f"pyspark>={major}.{minor},<{last_major}.{last_minor + 1}" == pin
+
+
+def test_the_version_needs_no_packages_of_the_command_line() -> None:
+    block = BLOCK.format(blocked=["rich", "typer"])
+    code = f"{block}sys.argv[1:] = ['--version']\nfrom statelog.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"statelog {sl.__version__}\n"), done.stderr

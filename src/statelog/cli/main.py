@@ -8,22 +8,15 @@ A verb is a function, in a module of its own or of its subject, and one line her
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from statelog import __version__
-from statelog.cli.cat import cat
-from statelog.cli.checkpoints import checkpoints
-from statelog.cli.copy import copy
-from statelog.cli.demo import demo
-from statelog.cli.edit import edit
-from statelog.cli.export import export
-from statelog.cli.forget import forget
-from statelog.cli.gc import gc
 from statelog.cli.output import (
     EXIT_BROKEN_PIPE,
     EXIT_FINDING,
@@ -32,46 +25,32 @@ from statelog.cli.output import (
     EXIT_USAGE,
     print_error,
 )
-from statelog.cli.repair import repair
-from statelog.cli.replay import replay
-from statelog.cli.report import report
-from statelog.cli.rewind import rewind
-from statelog.cli.savepoints import fork, tag, untag
-from statelog.cli.sql import sql
-from statelog.cli.state import diff, get, history, read
-from statelog.cli.verify import verify
 from statelog.errors import ObjectNotFoundError, StatelogError, UsageError
 
-verbs = typer.Typer(
-    name="statelog",
-    help="Inspect, verify and clean up durable streaming state.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-verbs.command()(checkpoints)
-verbs.command()(demo)
-verbs.command()(read)
-verbs.command()(get)
-verbs.command()(history)
-verbs.command()(diff)
-verbs.command()(sql)
-verbs.command()(export)
-verbs.command()(cat)
-verbs.command()(gc)
-verbs.command()(verify)
-verbs.command()(repair)
-verbs.command()(rewind)
-verbs.command()(tag)
-verbs.command()(untag)
-verbs.command()(fork)
-verbs.command()(report)
-verbs.command()(replay)
-verbs.command()(copy)
-verbs.command()(forget)
-verbs.command()(edit)
+_VERBS: Final = {
+    "checkpoints": "checkpoints",
+    "demo": "demo",
+    "read": "state",
+    "get": "state",
+    "history": "state",
+    "diff": "state",
+    "sql": "sql",
+    "export": "export",
+    "cat": "cat",
+    "gc": "gc",
+    "verify": "verify",
+    "repair": "repair",
+    "rewind": "rewind",
+    "tag": "savepoints",
+    "untag": "savepoints",
+    "fork": "savepoints",
+    "report": "report",
+    "replay": "replay",
+    "copy": "copy",
+    "forget": "forget",
+    "edit": "edit",
+}
+"""The module of each verb, in the order of the help; the verb is a function of this name."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,7 +59,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit(EXIT_OK)
 
 
-@verbs.callback()
 def _options(
     version: Annotated[
         bool,
@@ -92,10 +70,38 @@ def _options(
     del version
 
 
+def _with_verbs(names: Sequence[str]) -> typer.Typer:
+    """Return the command line with some of its verbs."""
+    program = typer.Typer(
+        name="statelog",
+        help="Inspect, verify and clean up durable streaming state.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    program.callback()(_options)
+    for name in names:
+        module = importlib.import_module(f"statelog.cli.{_VERBS[name]}")
+        program.command()(getattr(module, name))
+    return program
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """Return `verbs`, the command line with all verbs."""
+    if name == "verbs":
+        return _with_verbs(tuple(_VERBS))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one call (None: of this process) and return its exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    # The modules of the other verbs take longer to import than many a verb to run.
+    names = words[:1] if words and words[0] in _VERBS else tuple(_VERBS)
     try:
-        result = verbs(args=arguments, prog_name="statelog", standalone_mode=False)
+        result = _with_verbs(names)(args=arguments, prog_name="statelog", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED

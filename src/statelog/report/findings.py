@@ -17,6 +17,8 @@ _UNEVEN: Final = 3.0
 _LONG_LOG: Final = 2.0
 """A log so many times as large as the snapshots is named."""
 _MIN_BYTES: Final = 1024 * 1024
+_LONG_RESTART_S: Final = 10.0
+"""A restart that takes less is not named, however long its log is."""
 _DOMINANT: Final = 0.6
 _MIN_TOTAL_MS: Final = 1000
 
@@ -81,6 +83,9 @@ def _retries(figures: Figures) -> Iterator[Finding]:
 def _restart(figures: Figures) -> Iterator[Finding]:
     newest = figures.newest
     if newest is None or newest.log_bytes is None or newest.full_snapshot_bytes is None:
+        return
+    restart = figures.restart
+    if restart is not None and restart.seconds < _LONG_RESTART_S:
         return
     if newest.log_bytes > max(_LONG_LOG * newest.full_snapshot_bytes, _MIN_BYTES):
         yield Finding(

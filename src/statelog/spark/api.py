@@ -35,7 +35,7 @@ from statelog.spark.query.input_plan import InputPlan, input_plan
 from statelog.spark.query.keyed_frame import KeyedFrame, grouping_of, keyed_frame
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.operator_settings import OperatorSettings
+from statelog.spark.query.operator_settings import OperatorSettings, names_settings
 from statelog.spark.query.pre_aggregation import PreAggregation
 from statelog.spark.query.query import time_mode_of
 from statelog.spark.query.resolve import (
@@ -96,6 +96,7 @@ class OperatorArguments:
     pre: PreAggregated | None = None
 
 
+@names_settings
 def transform_with_state(
     grouped: GroupedData,
     statefulProcessor: AnyProcessor,
@@ -148,6 +149,7 @@ def transform_with_state(
     return stateful_frame(arguments, lambda session, output: row_format, settings)
 
 
+@names_settings
 def transform_with_state_in_pandas(
     grouped: GroupedData,
     statefulProcessor: StatefulProcessor,

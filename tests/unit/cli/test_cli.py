@@ -420,6 +420,17 @@ def test_starting_up_imports_nothing_of_spark():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_verb_imports_nothing_of_other_verbs(tmp_path):
+    code = (
+        "import sys; from statelog.cli.main import run; run(['checkpoints', sys.argv[1]]);"
+        "bad = {'statelog.report', 'statelog.carry', 'statelog.state.reader'} & set(sys.modules);"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def large_file(tmp_path_factory) -> str:
     writer = SegmentWriter(compress=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from statelog.report.figures import CheckpointFigures, Figures, StoredObjects
 from statelog.report.findings import findings_of
+from statelog.report.restart import Restart, Speeds
 from statelog.report.skew import KeyGroups
 
 MIB = 1024 * 1024
@@ -35,6 +36,21 @@ SOUND = Figures(
 )
 
 
+def restart(seconds: float) -> Restart:
+    return Restart(
+        checkpoint_id=2,
+        tasks=1,
+        parts=(),
+        change_sets=9,
+        driver_requests=1,
+        task_requests=1,
+        slowest_requests=1,
+        slowest_bytes=9,
+        speeds=Speeds(),
+        seconds=seconds,
+    )
+
+
 def found(**values: object) -> list[tuple[str, str]]:
     figures = replace(SOUND, **values)  # type: ignore[arg-type]
     return [(one.level, one.text) for one in findings_of(figures)]
@@ -63,6 +79,8 @@ def test_a_long_log_is_named() -> None:
     long = checkpoint(2, log_bytes=3 * MIB)
     ((level, text),) = found(checkpoints=(checkpoint(1), long))
     assert "attention" == level and "3.0 MiB" in text and "snapshot.*" in text
+    assert found(checkpoints=(long,), restart=restart(60.0))
+    assert [] == found(checkpoints=(long,), restart=restart(2.4))
     small = checkpoint(2, log_bytes=9, full_snapshot_bytes=0)
     assert [] == found(checkpoints=(small,))
 

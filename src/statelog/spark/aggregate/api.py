@@ -8,10 +8,11 @@ sent to the tasks, which combine them with the state.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import Column, DataFrame, GroupedData
 
 from statelog.errors import UsageError
 from statelog.spark.aggregate.functions import Aggregate
@@ -19,7 +20,8 @@ from statelog.spark.aggregate.planning import AggregationPlan, plan_aggregates
 from statelog.spark.aggregate.processor import AggregateProcessor
 from statelog.spark.api import OperatorArguments, PreAggregated, client_of, stateful_frame
 from statelog.spark.query.modes import OUTPUT_MODES, mode_of
-from statelog.spark.query.session import session_of
+from statelog.spark.query.operator_settings import names_settings
+from statelog.spark.query.session import is_connect, session_of
 from statelog.spark.query.settings import SETTINGS
 from statelog.spark.rows.formats import ColumnarFormat
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
@@ -29,6 +31,7 @@ _SETTING_NAMES: Final = frozenset(
 )
 
 
+@names_settings
 def aggregate(
     grouped: GroupedData,
     aggregates: Mapping[str, Aggregate] | None = None,
@@ -112,15 +115,49 @@ def _no_end(plan: AggregationPlan) -> UsageError:
     )
 
 
+_SPARKS: Final = {
+    "count": ("count",),
+    "sum_": ("sum",),
+    "min_": ("min",),
+    "max_": ("max",),
+    "mean": ("avg", "mean"),
+    "variance": ("variance", "var_samp"),
+    "first": ("first", "first_value", "min_by"),
+    "last": ("last", "last_value", "max_by"),
+    "approx_count_distinct": ("approx_count_distinct",),
+}
+"""The names of Spark's functions that each aggregate takes the place of."""
+
+
 def _check(functions: Mapping[str, object]) -> None:
     if not functions:
         raise UsageError("aggregate needs at least one aggregate, such as n=count()")
     for name, one in functions.items():
         if isinstance(one, Aggregate):
             continue
+        if isinstance(one, Column) or is_connect(one):
+            raise UsageError(
+                f"aggregate: {name}={one!r:.80} is an expression of Spark, whose result for a key "
+                f"cannot be combined over micro-batches. {_instead_of(str(one))}"
+            )
         similar = difflib.get_close_matches(str(name), _SETTING_NAMES, n=1, cutoff=0.8)
         hint = f"; did you mean the setting {similar[0]}?" if similar else ""
         raise UsageError(
             f"aggregate: {name}={one!r:.80} is no aggregate of statelog.spark, such as count() or "
             f"sum_('amount'), and no setting{hint}"
         )
+
+
+def _instead_of(expression: str) -> str:
+    """Return what takes the place of an expression of Spark, given as text."""
+    call = re.search(r"\b([a-z_]+)\((.*)\)", expression, re.DOTALL)
+    function, argument = ("", "") if call is None else call.groups()
+    ours = next((name for name, sparks in _SPARKS.items() if function in sparks), None)
+    if ours is None:
+        return f"The aggregates of statelog.spark are {', '.join(_SPARKS)}, latest_row and top_k"
+    value = repr(argument) if argument.isidentifier() else "column"
+    if argument in ("*", "1"):
+        value = ""
+    if ours in ("first", "last"):
+        value = "column, by=column"
+    return f"Use {ours}({value}) of statelog.spark"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import Final, TypedDict, TypeVar
 
 from statelog.metrics import Metrics
 from statelog.options import SnapshotPolicy
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import SETTINGS
+
+Function = TypeVar("Function", bound=Callable[..., object])
+_REFERENCE: Final = "`OperatorSettings`."
 
 
 class OperatorSettings(TypedDict, total=False):
@@ -60,3 +64,13 @@ def _documentation() -> str:
 
 
 OperatorSettings.__doc__ = _documentation()
+
+
+def names_settings(function: Function) -> Function:
+    """Put the names of all settings into the docstring of a function that takes them."""
+    names = ", ".join(one.name for one in SETTINGS.values())
+    lines = textwrap.wrap(f"{names}.  `help(OperatorSettings)` describes each.", 84)
+    text = "\n".join([_REFERENCE.replace(".", ":"), *(" " * 12 + line for line in lines)])
+    if function.__doc__ is not None:  # it is None under python -OO
+        function.__doc__ = function.__doc__.replace(_REFERENCE, text)
+    return function

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog.errors import ProcessorError, UsageError
+from statelog.errors import UsageError
+from statelog.spark.rows.unfit_output import UnfitOutput
 from statelog.state.encoding.nested import relabelled
 from statelog.state.slots import columns_of
 
@@ -24,7 +25,7 @@ class ColumnarOutput:
     def __init__(self, schema: pa.Schema, batch_id: int) -> None:
         self._schema = schema
         self._batch_id = batch_id
-        self._batches: list[pa.RecordBatch] = []
+        self.items = self._batches = list[pa.RecordBatch]()
         self._rows = 0
 
     @property
@@ -37,17 +38,13 @@ class ColumnarOutput:
         Take the tables of one call.
 
         Raises:
-            ProcessorError: One has other columns than the output, or a value does not fit.
+            UnfitOutput: One has other columns than the output, or a value does not fit.
         """
-        what = f"the output of batch {self._batch_id}"
         for table in produced:
             try:
-                columns = columns_of(table, self._schema, -1, what)
+                columns = columns_of(table, self._schema, -1, "the output")
             except UsageError as error:
-                raise ProcessorError(
-                    f"{error}. Nothing of this batch was committed; the last checkpoint is valid",
-                    batch_id=self._batch_id,
-                ) from error
+                raise UnfitOutput(str(error), self._batch_id) from error
             typed = map(relabelled, columns, self._schema.types)
             batch = pa.RecordBatch.from_arrays(list(typed), schema=self._schema)
             self._batches.append(batch)
@@ -64,4 +61,5 @@ class ColumnarOutput:
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._batches, self._rows = [], 0
+        self._batches.clear()
+        self._rows = 0

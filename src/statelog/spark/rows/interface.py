@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Row
 
+from statelog.spark.rows.output_calls import OutputCalls
 from statelog.state.heap.tables import Key
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class KeyedInput(Protocol):
     def key_groups(self) -> Iterable[int]:
         """Return the key groups that have rows, in the order in which they are processed."""
 
-    def table_keys(self, key_group: int) -> Iterable[Key]:
+    def table_keys(self, key_group: int) -> Sequence[Key]:
         """Return the keys as tables hold them."""
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
@@ -43,6 +44,10 @@ class Output(Protocol):
     """Collects what a processor yields, and converts it to record batches."""
 
     @property
+    def items(self) -> Sized:
+        """What was yielded since the last batch; the same object all the time."""
+
+    @property
     def pending(self) -> int:
         """The number of rows that the next batch will have."""
 
@@ -53,7 +58,7 @@ class Output(Protocol):
         """
         Return all rows as one batch.
 
-        Raises `ProcessorError` if a value does not fit.
+        Raises `UnfitOutput` if a value does not fit.
         """
 
     def clear(self) -> None:
@@ -64,6 +69,14 @@ class OutputCollector(Protocol):
     """Takes what a processor yields during a run."""
 
     @property
+    def items(self) -> Sized:
+        """What was yielded since the last conversion; the same object all the time."""
+
+    @property
+    def calls(self) -> OutputCalls:
+        """Which call yielded each of the items, as the run notes it."""
+
+    @property
     def extend(self) -> Callable[[Iterable[RowLike]], None]:
         """A function that runs one call's generator, and takes what it yields."""
 
@@ -72,10 +85,10 @@ class OutputCollector(Protocol):
 
     def convert_if_many(self) -> None:
         """
-        Convert the rows to Arrow once they are many.
+        Convert the rows to Arrow once they are many; raises as `flush`.
 
         Called between key groups.
         """
 
     def flush(self) -> None:
-        """Convert all rows; raises `ProcessorError` if one does not fit."""
+        """Convert all rows; raises `UnfitOutput` if one does not fit."""

@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from statelog.errors import ProcessorError
 from statelog.spark.rows.pandas_conversion import ColumnConverter
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.pandas_internals import FrameJoiner, frame_access
+from statelog.spark.rows.unfit_output import UnfitOutput, described_item
 
 _UNFIT = (
     PySparkException,
@@ -81,7 +81,7 @@ class FrameOutput:
         self._settings = settings
         self._access = frame_access()
         self._forms: dict[Hashable, _Frames] = {}
-        self._count = 0
+        self.items: list[int] = []
         self.pending = 0
         """The number of rows that the next batch will have."""
 
@@ -92,28 +92,29 @@ class FrameOutput:
         They are copied: a processor may yield one frame several times, with changes in between.
 
         Raises:
-            ProcessorError: The processor yields something else than a DataFrame.
+            UnfitOutput: The processor yields something else than a DataFrame.
         """
         forms, access = self._forms, self._access
         for frame in produced:
             if not isinstance(frame, pd.DataFrame):
-                raise self._failed(
-                    f"a pandas processor yields DataFrames, not "
-                    f"{type(frame).__name__} {frame!r:.100}"
+                raise UnfitOutput(
+                    f"it yields {described_item(frame)}: `yield pd.DataFrame(...)` makes output rows",
+                    self._batch_id,
                 )
             form, row_count = access.form_of(frame)
             frames = forms.get(form)
             if frames is None:
                 frames = forms[form] = _Frames(access.joiner(frame))
-            frames.ordinals.append(self._count)
+            frames.ordinals.append(len(self.items))
             frames.lengths.append(row_count)
             frames.joiner.add(frame)
             self.pending += row_count
-            self._count += 1
+            self.items.append(row_count)
 
     def clear(self) -> None:
         """Drop all rows."""
-        self._forms, self._count, self.pending = {}, 0, 0
+        self._forms, self.pending = {}, 0
+        self.items.clear()
 
     def batch(self) -> pa.RecordBatch:
         """
@@ -123,7 +124,7 @@ class FrameOutput:
         does not have are left out.
 
         Raises:
-            ProcessorError: A column is missing, or a value does not fit its column.
+            UnfitOutput: A column is missing, or a value does not fit its column.
         """
         forms = self._forms
         tables = [table for frames in forms.values() for table in self._tables(frames)]
@@ -146,13 +147,13 @@ class FrameOutput:
             yield self._convert(whole)
         except _UNFIT:
             start = 0
-            for length in frames.lengths:
+            for ordinal, length in zip(frames.ordinals, frames.lengths, strict=True):
                 frame = whole.iloc[start : start + length].reset_index(drop=True)
                 start += length
                 try:
                     yield self._convert(frame)
                 except _UNFIT as error:
-                    raise self._unfit(frame, error) from error
+                    raise self._unfit(frame, ordinal, error) from error
 
     def _convert(self, frame: pd.DataFrame) -> pa.Table:
         if not len(frame.columns):  # a frame without columns has nulls in all of them
@@ -165,7 +166,7 @@ class FrameOutput:
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _unfit(self, frame: pd.DataFrame, error: Exception) -> ProcessorError:
+    def _unfit(self, frame: pd.DataFrame, ordinal: int, error: Exception) -> UnfitOutput:
         """Return an error with the frame's first rows and missing columns."""
         types = ", ".join(
             f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
@@ -179,16 +180,11 @@ class FrameOutput:
         else:
             cause = "" if error.__cause__ is None else f": {error.__cause__}"
             what = f"does not fit: {error}{cause}"
-        return self._failed(
+        return UnfitOutput(
             f"a frame of ({types}) with the first rows {frame.head(2).to_dict('records')!r:.300} "
-            f"{what}. The output is ({self._output.simpleString()[7:-1]})"
-        )
-
-    def _failed(self, what: str) -> ProcessorError:
-        return ProcessorError(
-            f"the output of batch {self._batch_id}: {what}. Nothing of this batch was committed; "
-            "the last checkpoint is valid",
-            batch_id=self._batch_id,
+            f"{what}. The output is ({self._output.simpleString()[7:-1]})",
+            self._batch_id,
+            ordinal,
         )
 
 

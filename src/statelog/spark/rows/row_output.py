@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.errors import ProcessorError
+from statelog.spark.rows.unfit_output import UnfitOutput, described_item, row_call
 from statelog.state.encoding.values import UNENCODABLE
 
 
@@ -25,7 +25,7 @@ class RowOutput:
         self._batch_id = batch_id
         self._names = list(schema.names)
         self._nested = [at for at, field in enumerate(schema) if _may_hold_struct(field.type)]
-        self._rows: list[Row] = []
+        self.items = self._rows = list[Row]()
         self.extend = self._rows.extend  # called for each key, so without a method in between
 
     @property
@@ -44,7 +44,7 @@ class RowOutput:
         Fields are found by name; a field that a row lacks becomes null, as in Spark.
 
         Raises:
-            ProcessorError: An item is no Row, or a value does not fit its column.
+            UnfitOutput: An item is no Row, or a value does not fit its column.
         """
         rows = self._rows
         columns = self._columns(rows)
@@ -62,11 +62,8 @@ class RowOutput:
         try:
             fields = [row.__fields__ for row in rows]
         except AttributeError:
-            wrong = next(row for row in rows if not hasattr(row, "__fields__"))
-            raise self._failed(
-                f"a processor yields pyspark Rows with field names, not {type(wrong).__name__} "
-                f"{wrong!r:.100}"
-            ) from None
+            at = next(at for at, row in enumerate(rows) if not hasattr(row, "__fields__"))
+            raise UnfitOutput(self._no_row(rows[at]), self._batch_id, at) from None
         if fields.count(self._names) == len(rows):
             columns: list[Sequence[object]] = list(zip(*rows, strict=True))
             for at in self._nested:
@@ -75,25 +72,31 @@ class RowOutput:
         values = [row.asDict(recursive=True) for row in rows]
         return [[value.get(name) for value in values] for name in self._names]
 
+    def _no_row(self, item: object) -> str:
+        """Return what is wrong with an item that is no Row with names, and what to do."""
+        advice = f"{row_call(self._names)} makes an output row"
+        if isinstance(item, dict):
+            advice = "`yield Row(**values)` makes an output row of a dict"
+        elif hasattr(item, "iloc"):
+            advice = "run a processor of DataFrames by transform_with_state_in_pandas"
+        return f"it yields {described_item(item)}: {advice}"
+
     def _unfit(
         self, field: pa.Field, rows: Sequence[Row], column: Sequence[object], error: Exception
-    ) -> ProcessorError:
+    ) -> UnfitOutput:
         """Return an error with the first row that does not fit."""
-        for row, value in zip(rows, column, strict=True):
+        for at, (row, value) in enumerate(zip(rows, column, strict=True)):
             try:
                 pa.array([value], type=field.type)
             except UNENCODABLE:
-                return self._failed(
+                return UnfitOutput(
                     f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
-                    f"{row!r:.200}: {error}"
+                    f"{row!r:.200}: {error}",
+                    self._batch_id,
+                    at,
                 )
-        return self._failed(f"output column {field.name!r} ({field.type}) failed: {error}")
-
-    def _failed(self, what: str) -> ProcessorError:
-        return ProcessorError(
-            f"the output of batch {self._batch_id}: {what}. Nothing of this batch was committed; "
-            "the last checkpoint is valid",
-            batch_id=self._batch_id,
+        return UnfitOutput(
+            f"output column {field.name!r} ({field.type}) failed: {error}", self._batch_id, 0
         )
 
 

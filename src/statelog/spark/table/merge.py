@@ -81,14 +81,7 @@ def _winners(rows: pa.RecordBatch, order: KeyOrder, columns: TableColumns) -> Ro
         groups = [order.rows[order.bounds[key] : order.bounds[key + 1]] for key in several]
         _check_equal(rows, groups, columns)
         return order.firsts
-    table = pa.Table.from_arrays(
-        [pa.array(parents), rows.column(columns.sequence)], ["parent", "sequence"]
-    )
-    by_sequence = pa.compute.sort_indices(
-        table,
-        sort_keys=[("parent", "ascending"), ("sequence", "ascending")],
-        null_placement="at_start",
-    ).to_numpy()
+    by_sequence = _in_sequence(parents, rows.column(columns.sequence))
     ends = np.cumsum(counts)
     winners: RowNumbers = by_sequence[ends - 1].astype(np.int64)
     sequence = rows.column(columns.sequence)
@@ -107,6 +100,17 @@ def _last_tied(numbers: Sequence[int], sequence: pa.Array) -> Sequence[int]:
     while first and repr(sequence[numbers[first - 1]].as_py()) == greatest:
         first -= 1
     return numbers[first:]
+
+
+def _in_sequence(parents: RowNumbers, sequence: pa.Array) -> RowNumbers:
+    """Return the numbers of the rows by key and sequence, nulls and then NaNs first."""
+    rank = pa.compute.if_else(sequence.is_valid(), pa.scalar(2, pa.int8()), pa.scalar(0, pa.int8()))
+    if pa.types.is_floating(sequence.type):
+        rank = pa.compute.subtract(rank, sequence.is_nan().fill_null(False).cast(pa.int8()))
+    table = pa.table({"parent": parents, "rank": rank, "sequence": sequence})
+    keys = [(name, "ascending") for name in table.column_names]
+    ordered: RowNumbers = pa.compute.sort_indices(table, sort_keys=keys).to_numpy()
+    return ordered
 
 
 def _check_equal(

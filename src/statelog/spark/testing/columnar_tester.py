@@ -12,6 +12,7 @@ from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProces
 from statelog.spark.rows.columnar_input import ColumnarInput
 from statelog.spark.rows.columnar_output import ColumnarOutput
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
+from statelog.spark.rows.output_calls import OutputCalls
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.columnar_run import ColumnarRun
 from statelog.spark.worker.protocol import BatchContext
@@ -116,7 +117,8 @@ class _Tables:
 
     def __init__(self, schema: pa.Schema | None, batch_id: int) -> None:
         self._typed = None if schema is None else ColumnarOutput(schema, batch_id)
-        self._tables: list[pa.Table] = []
+        self.items = self._tables = list[pa.Table]()
+        self.calls = OutputCalls()
 
     def extend(self, produced: Any) -> None:
         """Take the tables of one call."""

@@ -25,7 +25,6 @@ from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProces
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.pickled_processor import pickled
 from statelog.spark.rows.interface import OutputCollector, RowLike
-from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.spark_errors import (
     UnsupportedOperationError,
     WrongArgumentError,
@@ -41,7 +40,7 @@ from statelog.spark.testing.key_state import (
     timers_given,
 )
 from statelog.spark.testing.tester_handle import KnownStates, TesterHandle
-from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, typed_rows
+from statelog.spark.testing.tester_rows import TesterOutput, TesterRows, check_rows, typed_rows
 from statelog.spark.testing.tester_state import TesterState
 from statelog.spark.worker.processor_run import ProcessorRun
 from statelog.spark.worker.protocol import BatchContext
@@ -128,6 +127,10 @@ class ProcessorTester(ColumnarTests):
             for key, row in initial:
                 rows.add(*self._state.place(key), [row])
             self._run(TesterRows(), rows)
+
+    def __repr__(self) -> str:
+        name, mode = type(self.processor).__name__, self._time_mode
+        return f"<ProcessorTester of {name}, timeMode {mode}, {self._batch_id + 1} micro-batches>"
 
     def begin(
         self,
@@ -337,9 +340,7 @@ class ProcessorTester(ColumnarTests):
         run = self._process(rows, initial, output)
         self._in_pandas |= output.has_frames
         if self._output is not None and not self._in_pandas:
-            typed = RowOutput(self._output, self._batch_id)
-            typed.extend(output.rows)
-            typed.batch()
+            check_rows(output.rows, self._output, self._batch_id, run.located)
         self._commit(run)
         return output.rows
 

@@ -13,6 +13,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.output_calls import OutputCalls
+from statelog.spark.rows.unfit_output import UnfitOutput
 from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
 from statelog.spark.testing.processor_tester import ProcessorTester
 from statelog.spark.testing.tester_rows import TesterRows, rows_in
@@ -115,7 +117,10 @@ class ReplayTester(ProcessorTester):
         if step.initial.num_rows:
             initial = self._recorded(step.initial, task.initial_positions, task.first_initial)
         run = self._process(rows, initial, StepOutput(output))
-        batch = output.batch()
+        try:
+            batch = output.batch()
+        except UnfitOutput as error:
+            raise run.located(error) from error.__cause__
         self._commit(run)
         after = self._shown_state(self._state.cells(step.key))
         return StepResult(rows_in(batch), after.state, after.expiry, after.timers)
@@ -143,6 +148,8 @@ class StepOutput:
 
     def __init__(self, output: Output) -> None:
         self._output = output
+        self.items = output.items
+        self.calls = OutputCalls()
 
     def extend(self, produced: Iterable[RowLike]) -> None:
         """Take what one call yields."""

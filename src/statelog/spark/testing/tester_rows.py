@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,12 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
+from statelog.errors import ProcessorError
 from statelog.spark.rows.interface import RowLike
+from statelog.spark.rows.output_calls import OutputCalls
 from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.types import arrow_schema, make_row
+from statelog.spark.rows.unfit_output import UnfitOutput
 from statelog.state.heap.tables import Key
 
 
@@ -53,7 +56,8 @@ class TesterOutput:
     """
 
     def __init__(self) -> None:
-        self.rows: list[RowLike] = []
+        self.items = self.rows = list[RowLike]()
+        self.calls = OutputCalls()
         self.has_frames = False
 
     def extend(self, produced: Iterable[RowLike]) -> None:
@@ -71,6 +75,32 @@ class TesterOutput:
 
     def flush(self) -> None:
         """Do nothing, as `bound_each_call`."""
+
+
+def check_rows(
+    rows: Iterable[Any],
+    schema: pa.Schema,
+    batch_id: int,
+    located: Callable[[UnfitOutput], ProcessorError],
+) -> None:
+    """
+    Check that rows fit the output.
+
+    Args:
+        rows: What a processor yielded.
+        schema: The output.
+        batch_id: For messages.
+        located: Returns the error with the key that yielded the row.
+
+    Raises:
+        ProcessorError: A row does not fit.
+    """
+    output = RowOutput(schema, batch_id)
+    output.extend(rows)
+    try:
+        output.batch()
+    except UnfitOutput as error:
+        raise located(error) from error.__cause__
 
 
 def typed_rows(produced: Any, columns: StructType, batch_id: int, timezone: str) -> list[Row]:

@@ -8,6 +8,7 @@ One task of one micro-batch, in a Python worker.
     connection      the rows come without the delays of TCP
     task_input      all rows at once, or parts of them from the local disk (large_input, huge_key, spill)
     processor_run   the processor over the keys of the task, with the state objects of `handle`
+    due_timers      the timers that are due; unencodable: the value of state that does not fit its type
     output_parts    the output rows as record batches; task_log: the changes into the changelog
     recorder        what chosen keys see (key_choice, recorded_rows); recording: that as bytes
     replayable      the command that replays a key that failed

@@ -51,5 +51,5 @@ def _run(
             yield from output.batches()
     run.end()
     run.encoded()  # as in a stream, a value that does not fit is an error
-    output.flush()
+    run.flush()
     yield from output.batches()

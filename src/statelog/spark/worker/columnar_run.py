@@ -19,6 +19,8 @@ from statelog.spark.query.columnar_processor import ColumnarProcessor, Tables
 from statelog.spark.query.processor_failures import described
 from statelog.spark.rows.columnar_input import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.rows.output_calls import returned
+from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutput
 from statelog.spark.worker.columnar_handle import ColumnarTaskHandle
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
@@ -112,6 +114,10 @@ class ColumnarRun:
                 self._timers.delete(keys, times)
         self._call("close", None, self._processor.close)
 
+    def flush(self) -> None:
+        """Join the rest of the output, whose tables were converted when they were yielded."""
+        self.output.flush()
+
     def next_due_ms(self) -> int:
         """Return when the task's earliest timer is due after this run."""
         if self._timers_id is None:
@@ -139,7 +145,7 @@ class ColumnarRun:
         def run() -> None:
             produced = call()
             if produced is not None:
-                self.output.extend(produced)
+                self.output.extend(returned(produced, self._context.batch_id, "tables"))
 
         self._call(method, keys, run)
         self.output.convert_if_many()
@@ -147,15 +153,13 @@ class ColumnarRun:
     def _call(self, method: str, keys: Keys | None, call: Callable[[], None]) -> None:
         try:
             call()
-        except ProcessorError:
-            raise  # the output does not fit: the message names the column
         except (Exception, SystemExit) as error:
             name = type(self._processor).__name__
             groups = "" if keys is None else f" for {_of(keys)}"
+            what = error.what if isinstance(error, UnfitOutput) else described(error)
             raise ProcessorError(
-                f"{name}.{method} failed{groups} in batch {self._context.batch_id}: "
-                f"{described(error)}. Nothing of this batch was committed; the last checkpoint is "
-                "valid",
+                f"{name}.{method} failed{groups} in batch {self._context.batch_id}: {what}. "
+                f"{NOTHING_COMMITTED}",
                 batch_id=self._context.batch_id,
                 method=method,
             ) from error

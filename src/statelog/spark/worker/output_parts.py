@@ -19,6 +19,7 @@ from statelog.model.handles import FileStateHandle
 from statelog.runtime.ids import IdSource
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.ipc import to_ipc
+from statelog.spark.rows.output_calls import OutputCalls
 from statelog.spark.worker.protocol import StagedOutput
 from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.store import LocationPaths
@@ -46,6 +47,8 @@ class OutputParts:
         self._held: list[pa.RecordBatch] = []
         self.held_bytes = 0
         self.row_count = 0
+        self.items = output.items
+        self.calls = OutputCalls()
         # The method of the output itself: called for each key, so without a method in between.
         self.extend = output.extend
 
@@ -74,10 +77,11 @@ class OutputParts:
         """
         Convert all rows to a batch.
 
-        Raises `ProcessorError` if one does not fit.
+        Raises `UnfitOutput` if one does not fit.
         """
         batch = self._output.batch()
         self._output.clear()
+        self.calls.clear()
         self._check(batch)
         self.row_count += batch.num_rows
         if batch.num_rows:

@@ -12,10 +12,10 @@ Deviation: a timer that the call for another timer deleted does not fire (Spark 
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cached_property
-from operator import itemgetter
+from types import GeneratorType
+from typing import Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
@@ -25,21 +25,23 @@ from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.columnar_processor import ColumnarProcessor
 from statelog.spark.query.processor_failures import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
+from statelog.spark.rows.output_calls import returned
 from statelog.spark.rows.types import make_row, row_factory
+from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutput
+from statelog.spark.worker.due_timers import due_timers, first_timer_ms
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.recorder import FailedCall, TaskRecorder
 from statelog.spark.worker.retired_changes import RetiredChanges
 from statelog.spark.worker.spill import SpillFile
+from statelog.spark.worker.unencodable import unencodable_value
 from statelog.state.encoding.values import UNENCODABLE, StructCodec
 from statelog.state.heap.tables import Key, KeyGroupState, Overlay
 from statelog.state.keyed_state import KeyedState
 from statelog.state.objects.bound_state import Cursor
 from statelog.state.objects.timers import Timers
 from statelog.state.schema.descriptors import TIMERS_NAME
-
-_BY_TIME = itemgetter(0)
 
 
 class ProcessorRun:
@@ -84,6 +86,7 @@ class ProcessorRun:
         has_time = context.time_mode != "none"
         self._times = TimerValues(context.now_ms, context.watermark_ms if has_time else -1)
         self.output = output
+        self._calls = output.calls
         self.overlays: dict[int, Overlay] = {}
         self.key_count = 0
         self._in_parts = False
@@ -91,16 +94,7 @@ class ProcessorRun:
         self._shadows: dict[int, KeyGroupState] = {}
 
     def process(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """
-        Run the processor over all keys, then over due timers.
-
-        Args:
-            rows: The task's input.
-            initial: Initial state by key; None for none.
-
-        Raises:
-            ProcessorError: The processor failed; the message has the key and the micro-batch.
-        """
+        """Run the processor over all keys, then over due timers; see `begin`, `take` and `end`."""
         self.begin()
         self.take(rows, initial)
         self.end()
@@ -136,7 +130,16 @@ class ProcessorRun:
 
     @ends_of_process_are_errors
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over keys with all their rows; raises as `process`."""
+        """
+        Run the processor over keys with all their rows.
+
+        Args:
+            rows: The task's input.
+            initial: Initial state by key; None for none.
+
+        Raises:
+            ProcessorError: The processor failed; the message has the key and the micro-batch.
+        """
         if self._recorder is not None:
             self._recorder.begin_part(rows, initial)
         if self._state.is_columnar:
@@ -176,6 +179,24 @@ class ProcessorRun:
         except (Exception, SystemExit) as error:
             raise self._failed("close", None, error) from error
 
+    def flush(self) -> None:
+        """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
+        try:
+            self.output.flush()
+        except UnfitOutput as error:
+            raise self.located(error) from error.__cause__
+
+    def _convert_if_many(self) -> None:
+        """Convert the output once it has many rows; raises as `flush`."""
+        try:
+            self.output.convert_if_many()
+        except UnfitOutput as error:
+            raise self.located(error) from error.__cause__
+
+    def _returned(self, produced: Any) -> Any:
+        """Return what a method returned; raises `UnfitOutput` if it is one row."""
+        return returned(produced, self._context.batch_id, "rows")
+
     def encoded(self) -> ChangeBatch:
         """Return the changes for the log; raises `ProcessorError` if a value does not fit."""
         try:
@@ -213,9 +234,11 @@ class ProcessorRun:
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
         handle_rows = self._processor.handleInputRows
         cursor, times, extend = self._cursor, self._times, self.output.extend
+        calls, items, generator = self._calls, self.output.items, GeneratorType
+        keys = rows_of.table_keys(key_group)
+        add_end = calls.begin(keys, key_group, "handleInputRows").append
         recorder = self._recorder
         marked = () if recorder is None else recorder.marked(key_group)
-        count = 0
         key: Key = ()
         try:
             for key, shown, rows in rows_of.keys(key_group):
@@ -223,18 +246,21 @@ class ProcessorRun:
                 if marked and recorder is not None and key in marked:
                     number = self._begin_record(recorder, key)
                     produced = handle_rows(shown, rows, times)
-                    made = () if produced is None else produced
+                    made = () if produced is None else self._returned(produced)
                     extend(recorder.watch(number, "handleInputRows", -1, made))
-                    count += 1
+                    add_end(len(items))
                     continue
                 produced = handle_rows(shown, rows, times)
                 if produced is not None:
-                    extend(produced)
-                count += 1
+                    extend(
+                        produced if produced.__class__ is generator else self._returned(produced)
+                    )
+                add_end(len(items))
         except (Exception, SystemExit) as error:
             raise self._failed("handleInputRows", key, error) from error
-        self.key_count += count
-        self.output.convert_if_many()
+        self.key_count += len(keys)
+        calls.finish()
+        self._convert_if_many()
 
     def _overlay(self, key_group: int) -> Overlay:
         overlay = self.overlays.get(key_group)
@@ -253,26 +279,9 @@ class ProcessorRun:
         """Begin to record the current key; return its number."""
         return recorder.begin(self._key_group, key, self._group(self._key_group))
 
-    def _due(self, timers_id: int) -> list[tuple[int, int, Key]]:
-        """Return the due timers as (time, key group, key), by time."""
-        until = self._context.due_until_ms
-        self._state.prepare_due(self._range, timers_id, until)
-        retired = self._retired
-        due = [] if retired is None else retired.due
-        for key_group in self._range:
-            overlay = self.overlays.get(key_group)
-            changed = overlay[timers_id] if overlay is not None else {}
-            superseded = changed if retired is None else retired.superseded(key_group)
-            for time, key in self._state.groups[key_group].timers_due(timers_id, until):
-                if key not in superseded:
-                    due.append((time, key_group, key))
-            for key, times in changed.items():
-                due += [(time, key_group, key) for time in times[: bisect.bisect(times, until)]]
-        due.sort(key=_BY_TIME)
-        return due
-
     def _fire_timers(self, timers_id: int) -> None:
-        due = self._due(timers_id)
+        until, retired = self._context.due_until_ms, self._retired
+        due = due_timers(self._state, self._range, timers_id, until, self.overlays, retired)
         if self._retired is not None:
             keys: dict[int, set[Key]] = {}
             for _, key_group, key in due:
@@ -286,12 +295,13 @@ class ProcessorRun:
             self._enter(key_group)
             self._cursor.key = key
             self._fire(time, key, is_recorded=(key_group, key) in recorded)
-            self.output.convert_if_many()
+            self._convert_if_many()
 
     def _fire(self, time: int, key: Key, *, is_recorded: bool) -> None:
         timers, recorder = self._timers, self._recorder
         if timers is None or not timers.contains(time):
             return  # the call for an earlier timer deleted it
+        self._calls.begin((key,), self._key_group, "handleExpiredTimer", time)
         if is_recorded and recorder is not None:
             number = self._begin_record(recorder, key)
         try:
@@ -301,10 +311,12 @@ class ProcessorRun:
                 expiredTimerInfo=ExpiredTimerInfo(time),
             )
             if is_recorded and recorder is not None:
-                made = () if produced is None else produced
+                made = () if produced is None else self._returned(produced)
                 produced = recorder.watch(number, "handleExpiredTimer", time, made)
             if produced is not None:
-                self.output.extend(produced)
+                self.output.extend(self._returned(produced))
+            self._calls.ends.append(len(self.output.items))
+            self._calls.finish()
         except (Exception, SystemExit) as error:
             raise self._failed("handleExpiredTimer", key, error, time) from error
         timers.delete(time)
@@ -322,25 +334,8 @@ class ProcessorRun:
         timers_id = self._timers_id
         if timers_id is None:
             return NEVER_MS
-        in_columns = self._state.first_timer_in_columns(
-            self._range, timers_id, self._context.due_until_ms
-        )
-        first = NEVER_MS if in_columns is None else in_columns
-        if self._retired is not None:  # maybe of a deleted timer: then only earlier than needed
-            first = min(first, self._retired.first_ms)
-        for key_group in self._range:
-            overlay = self.overlays.get(key_group)
-            changed = overlay[timers_id] if overlay is not None else {}
-            superseded: Collection[Key] = changed
-            if self._retired is not None:
-                superseded = {*changed, *self._retired.superseded(key_group)}
-            folded = self._state.groups[key_group].first_timer(timers_id, superseded)
-            if folded is not None:
-                first = min(first, folded)
-            for times in changed.values():
-                if times:
-                    first = min(first, times[0])
-        return first
+        until, retired = self._context.due_until_ms, self._retired
+        return first_timer_ms(self._state, self._range, timers_id, until, self.overlays, retired)
 
     def _drop(self, state_id: int) -> None:
         """Delete a variable of every key of the task."""
@@ -353,6 +348,17 @@ class ProcessorRun:
                 for key in table:
                     deltas[key] = kind.rules.clear_delta()
 
+    def located(self, error: UnfitOutput) -> ProcessorError:
+        """Return an error of the output with the method and the key that yielded it."""
+        at = len(self.output.items) if error.at is None else error.at
+        call = self._calls.call_of(at)
+        failure = self._failure(call.method, call.key, error.what)
+        if self._in_parts and call.is_over:
+            failure.facts["key"] = None  # it cannot be recorded: the rows of its part are gone
+        else:
+            self._note_failure(call.key_group, call.key, call.method, call.timer_ms)
+        return failure
+
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
         if self._recorder is not None and key_group >= 0:
             group = self._group(key_group)
@@ -361,13 +367,18 @@ class ProcessorRun:
     def _failed(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
     ) -> ProcessorError:
+        if isinstance(error, UnfitOutput):
+            return self.located(error)
         if key is not None:
             self._note_failure(self._key_group, key, method, timer_ms)
+        return self._failure(method, key, described(error))
+
+    def _failure(self, method: str, key: Key | None, what: str) -> ProcessorError:
         name = type(self._processor).__name__
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
-            f"{name}.{method} failed{at} in batch {self._context.batch_id}: {described(error)}. Nothing of this "
-            "batch was committed; the last checkpoint is valid",
+            f"{name}.{method} failed{at} in batch {self._context.batch_id}: {what}. "
+            f"{NOTHING_COMMITTED}",
             batch_id=self._context.batch_id,
             key=None if key is None else repr(key),
             method=method,
@@ -375,25 +386,13 @@ class ProcessorRun:
 
     def locate_unencodable_value(self, error: Exception) -> ProcessorError:
         """Return an error with the state and the key whose value does not fit its type."""
-        for key_group, overlay in self.overlays.items():
-            for state, deltas in zip(self._codec.states, overlay, strict=True):
-                for key, delta in deltas.items():
-                    try:
-                        state.batch(state.operations({key: delta}))
-                    except UNENCODABLE as unfit:
-                        self._note_failure(key_group, key, "")
-                        return ProcessorError(
-                            f"state {state.descriptor.name!r} of key "
-                            f"{self._codec.key.thaw(key)!r:.200} in batch {self._context.batch_id} "
-                            "holds a value that does not fit "
-                            f"({state.descriptor.value_schema.to_string(show_field_metadata=False)})"
-                            f": {unfit}. Nothing of this batch was committed",
-                            batch_id=self._context.batch_id,
-                            key=repr(key),
-                            state=state.descriptor.name,
-                            key_group=key_group,
-                        )
-        return ProcessorError(
-            f"the state changes of batch {self._context.batch_id} cannot be encoded: {error}",
-            batch_id=self._context.batch_id,
-        )
+        batch_id = self._context.batch_id
+        found = unencodable_value(self._codec, self.overlays, batch_id)
+        if found is None:
+            return ProcessorError(
+                f"the state changes of batch {batch_id} cannot be encoded: {error}",
+                batch_id=batch_id,
+            )
+        key_group, key, failure = found
+        self._note_failure(key_group, key, "")
+        return failure

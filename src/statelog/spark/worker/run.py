@@ -40,6 +40,9 @@ class TaskRun(Protocol):
     def end(self) -> None:
         """Run the processor over the timers that are due, and close it; raises `ProcessorError`."""
 
+    def flush(self) -> None:
+        """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
+
     def next_due_ms(self) -> int:
         """Return when the task's earliest timer is due after this run."""
 

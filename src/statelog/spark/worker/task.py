@@ -220,7 +220,7 @@ def _process(task: _Task, rows: TaskInput) -> None:
     run.end()
     ack.keys, ack.next_due_ms = run.key_count, run.next_due_ms()
     watch.lap("process")
-    run.output.flush()
+    run.flush()
     watch.lap("output")
     log.append(run)
     ack.log, ack.delta_bytes = log.persist(), log.delta_bytes

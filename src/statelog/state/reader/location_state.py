@@ -8,7 +8,6 @@ which it keeps the last ones, because questions about one checkpoint come togeth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -65,15 +64,16 @@ class LocationState:
         self._operator = None if operator is None else text(operator, "operator")
         self._readers: dict[int, StateReader] | None = {}
 
+    def __repr__(self) -> str:
+        operator = "" if self._operator is None else f", operator {self._operator}"
+        return (
+            f"<state of {self._store.url}{operator}{', closed' if self._readers is None else ''}>"
+        )
+
     def __enter__(self) -> LocationState:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

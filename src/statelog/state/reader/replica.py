@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -100,15 +99,15 @@ class Replica:
             interval_s = number(interval_s, "interval", low=0.001)
             self._poller = Poller(self._poll, interval_s, "statelog-replica")
 
+    def __repr__(self) -> str:
+        held = self._current
+        at = "closed" if held is None else f"checkpoint {held.checkpoint.checkpoint_id}"
+        return f"<replica of {self._store.url}, {at}>"
+
     def __enter__(self) -> Replica:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

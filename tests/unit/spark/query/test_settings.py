@@ -16,6 +16,8 @@ from statelog.options import (
     task_changelog_options,
 )
 from statelog.options.table import FOREIGN
+from statelog.spark.aggregate import aggregate
+from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.record import RecordRule, parse_record
@@ -176,6 +178,9 @@ def test_what_the_code_may_say_is_the_table() -> None:
     assert names == set(OperatorSettings.__annotations__)
     assert OperatorSettings.__doc__ is not None
     assert all(f"    {name}: (" in OperatorSettings.__doc__ for name in names)
+    for function in (transform_with_state, transform_with_state_in_pandas, aggregate):
+        text = " ".join((function.__doc__ or "").split())
+        assert f"ee `OperatorSettings`: {', '.join(one.name for one in SETTINGS.values())}." in text
     undocumented = {one.name for one in fields(QuerySettings)} - set(SETTINGS)
     assert {"base_location", "changelog"} == undocumented
 

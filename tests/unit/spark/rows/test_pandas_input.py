@@ -365,6 +365,6 @@ def test_whole_numbers_for_a_decimal() -> None:
 
 
 def test_what_is_no_frame_is_refused() -> None:
-    with pytest.raises(ProcessorError, match="yields DataFrames, not Series"):
+    with pytest.raises(ProcessorError, match=r"it yields a Series: `yield pd\.DataFrame"):
         output().extend([pd.Series([1])])
     assert output().batch().num_rows == 0

@@ -1,12 +1,16 @@
 """Which of several rows of one key counts, and which cannot be chosen."""
 
+import math
+import warnings
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from statelog.errors import UsageError
+from statelog.spark.table import merge
 from statelog.spark.table.merge import changes_of
 from statelog.spark.table.options import TableColumns, TableOptions
 from statelog.spark.table.parts import GROUP_COLUMN
@@ -83,3 +87,14 @@ def test_without_a_sequence_rows_have_to_be_equal() -> None:
     with pytest.raises(UsageError, match=r"each of 2 keys: \(1.0,\); \(2.0,\); set the option"):
         rows = [(1.0, 3, "a"), (1.0, 4, "a"), (2.0, 3, "a"), (2.0, 4, "a"), (3.0, 1, "a")]
         merged(rows, sequence=None)
+
+
+def test_nulls_and_then_nans_are_the_oldest_without_a_warning() -> None:
+    parents = np.array([1, 0, 1, 1, 0, 1], np.int64)
+    sequence = pa.array([2.0, 5.0, math.nan, None, -1.0, -math.inf])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        order = merge._in_sequence(parents, sequence)
+        whole = merge._in_sequence(parents, pa.array([2, 5, 1, None, -1, 0]))
+    assert order.tolist() == [4, 1, 3, 2, 5, 0]
+    assert whole.tolist() == [4, 1, 3, 5, 2, 0]

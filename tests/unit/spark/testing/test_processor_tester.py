@@ -286,3 +286,9 @@ def test_testing_needs_no_pyspark_until_it_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         statelog.testing.Other  # noqa: B018
+
+
+def test_the_repr_names_the_processor() -> None:
+    tester = ProcessorTester(RunningCount())
+    tester.test("a", [Row(value=1)])
+    assert repr(tester) == "<ProcessorTester of RunningCount, timeMode none, 1 micro-batches>"

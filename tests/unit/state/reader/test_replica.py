@@ -260,6 +260,9 @@ def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
         replica.refresh()
         check(replica, history)
     assert replica.status().snapshots > 3
+    assert repr(replica) == f"<replica of {history.store.url}, checkpoint {replica.checkpoint}>"
+    replica.close()
+    assert repr(replica) == f"<replica of {history.store.url}, closed>"
 
 
 def test_lineage_is_decided_for_each_key_group() -> None:

@@ -1,0 +1,224 @@
+"""
+An output that cannot be converted is reported with its processor, method, key and micro-batch.
+
+Tasks run in this process, without Spark.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.unit.spark.rows.test_pandas_input import SETTINGS
+from tests.unit.spark.worker.test_large_input import Query, arrow_input
+
+from statelog.errors import ProcessorError
+from statelog.spark.query.columnar_processor import ColumnarProcessor
+from statelog.spark.rows.formats import (
+    ColumnarFormat,
+    PandasRowFormat,
+    RowFormat,
+    SparkRowFormat,
+)
+from statelog.spark.testing.ddl import parse_ddl
+from statelog.spark.worker import output_parts
+from statelog.testing import ProcessorTester
+
+INPUT = "customer string, amount long"
+OUTPUT = "customer string, total long"
+KEY = pa.schema([("customer", pa.string())])
+BAD = "c37"
+ROWS = [(f"c{number}", number) for number in range(60)]
+AT_ONCE = 1 << 40
+
+
+class Faulty(StatefulProcessor):
+    """Yields or returns a wrong item for one key."""
+
+    def __init__(self, item: Any, how: str = "yield") -> None:
+        self.item, self.how = item, how
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        if key[0] == BAD and self.how == "timer":
+            self.handle.registerTimer(1)
+        if key[0] == BAD and self.how == "return":
+            return self.item
+        return self.items(key, is_bad=key[0] == BAD and self.how == "yield")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        return self.items(key, is_bad=True)
+
+    def items(self, key: Any, *, is_bad: bool) -> Iterator[Any]:
+        for total in range(int(key[0][1:]) % 3):  # several rows, one or none
+            yield self.good(key[0], total)
+        if is_bad:
+            yield self.item
+
+    def good(self, customer: str, total: int) -> Any:
+        return Row(customer=customer, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+class FaultyInPandas(Faulty):
+    def good(self, customer: str, total: int) -> Any:
+        return pd.DataFrame({"customer": [customer], "total": [total]})
+
+
+def failure(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processor: Any,
+    row_format: RowFormat,
+    input_bytes: int = AT_ONCE,
+    **changes: Any,
+) -> str:
+    """Return the message of a task that fails."""
+    monkeypatch.setattr(output_parts, "_FIRST_ROWS", 7)
+    monkeypatch.setattr(output_parts, "_AT_ONCE", 2)
+    query = Query(folder, processor, row_format, input_bytes, output=OUTPUT, key=KEY, **changes)
+    with pytest.raises(ProcessorError) as raised:
+        query.run(arrow_input(ROWS, INPUT, keys=1), monkeypatch, forget=True)
+    assert raised.value.batch_id == 0
+    return raised.value.message
+
+
+@pytest.mark.parametrize("input_bytes", [AT_ONCE, 4_000], ids=["at once", "in parts"])
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        ({"customer": "ann"}, "it yields the dict {'customer': 'ann'}: `yield Row(**values)`"),
+        (("ann", 3), "it yields the tuple ('ann', 3): `yield Row(customer=..., total=...)`"),
+        (Row("ann", 3), "it yields <Row('ann', 3)> without names: `yield Row(customer=..., "),
+        ("ann", "it yields the str 'ann': `yield Row(customer=..., total=...)`"),
+        (None, "it yields None: `yield Row(customer=..., total=...)`"),
+        (
+            Row(customer="ann", total="many"),
+            "output column 'total' (int64) cannot hold 'many' of Row(customer='ann', total='many')",
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_is_reported_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, what: str, input_bytes: int
+) -> None:
+    message = failure(tmp_path, monkeypatch, Faulty(item), SparkRowFormat(), input_bytes)
+    assert message.startswith(
+        f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
+    )
+    assert message.count("Nothing of this batch was committed; the last checkpoint is valid") == 1
+
+
+def test_a_row_of_a_timer_is_reported_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = Faulty(("ann", 3), "timer")
+    changes = {"time_mode": "processingtime", "now_ms": 5}
+    message = failure(tmp_path, monkeypatch, processor, SparkRowFormat(), **changes)
+    assert message.startswith(f"Faulty.handleExpiredTimer failed for key ('{BAD}',) in batch 0: it")
+
+
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        (Row(customer="ann", total=3), "it returned Row(customer='ann', total=3)"),
+        ({"customer": "ann"}, "it returned the dict {'customer': 'ann'}"),
+        ("ann", "it returned the str 'ann'"),
+        (5, "it returned the int 5"),
+    ],
+)
+def test_a_row_that_is_returned_says_yield(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, what: str
+) -> None:
+    message = failure(tmp_path, monkeypatch, Faulty(item, "return"), SparkRowFormat())
+    assert message.startswith(
+        f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}, "
+        "not an iterator of rows: write `yield` instead of `return`. Nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "how", "what"),
+    [
+        (
+            {"customer": ["ann"]},
+            "yield",
+            "it yields the dict {'customer': ['ann']}: `yield pd.Data",
+        ),
+        (pd.DataFrame({"customer": ["ann"]}), "yield", "a frame of (customer str"),
+        (pd.DataFrame({"customer": ["a"]}), "return", "it returned a DataFrame, not an iterator"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_reported_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, how: str, what: str
+) -> None:
+    row_format = PandasRowFormat(SETTINGS, parse_ddl(OUTPUT))
+    message = failure(tmp_path, monkeypatch, FaultyInPandas(item, how), row_format)
+    assert message.replace("customer object", "customer str").startswith(
+        f"FaultyInPandas.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
+    )
+
+
+class FaultyColumns(ColumnarProcessor):
+    def __init__(self, item: Any, how: str = "yield") -> None:
+        self.item, self.how = item, how
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def process(self, keys: Any, rows: Any, times: Any) -> Any:
+        return iter([self.item]) if self.how == "yield" else self.item
+
+
+@pytest.mark.parametrize(
+    ("item", "how", "what"),
+    [
+        (5, "yield", "the output takes a pyarrow table, "),
+        (pa.table({"customer": ["ann"]}), "yield", "the output has the columns customer, total; "),
+        (pa.table({"customer": ["ann"]}), "return", "it returned a Table, not an iterator of tab"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_reported_with_its_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: Any, how: str, what: str
+) -> None:
+    message = failure(tmp_path, monkeypatch, FaultyColumns(item, how), ColumnarFormat())
+    assert message.startswith("FaultyColumns.process failed for 60 keys of the key groups 0 to 31")
+    assert f" in batch 0: {what}" in message
+
+
+def test_a_tester_reports_the_same() -> None:
+    tester = ProcessorTester(Faulty({"customer": "ann"}), outputStructType=OUTPUT)
+    assert tester.test("c38", [Row(amount=1)])
+    with pytest.raises(
+        ProcessorError, match=r"Faulty\.handleInputRows failed for key \('c37',\) in"
+    ):
+        tester.test(BAD, [Row(amount=1)])
+    tester = ProcessorTester(Faulty(Row(customer="ann", total=3), "return"))
+    with pytest.raises(ProcessorError, match="write `yield` instead of `return`"):
+        tester.test(BAD, [Row(amount=1)])
+
+
+def test_calls_without_output_take_no_memory() -> None:
+    calls = output_parts.OutputCalls()
+    calls.begin([("a",)], 3, "handleInputRows").append(2)
+    calls.finish()
+    ends = calls.begin([(number,) for number in range(1000)], 4, "handleInputRows")
+    ends += [2] * 999 + [3]
+    calls.finish()
+    ends = calls.begin([("b",)] * 1000, 5, "handleInputRows")
+    ends += [3] * 1000
+    calls.finish()
+    calls.begin([("c",), ("d",)], 6, "handleInputRows")
+    assert ends == [2, 3]
+    keys = [calls.call_of(at)[:2] for at in range(4)]
+    assert keys == [(("a",), 3), (("a",), 3), ((999,), 4), (("c",), 6)]
+    ends.append(9)
+    calls.clear()
+    assert (ends, calls.call_of(5)[:2]) == ([], (("d",), 6))
