@@ -51,7 +51,7 @@ def replay(
         str | None,
         typer.Option(
             help="The processor: module:Class or file.py:Class; a function that returns it will do. "
-            "By default the class that has the recorded name.",
+            "Needed with a key; without it the error tells what the recording names.",
             metavar="MODULE:CLASS",
         ),
     ] = None,
@@ -77,7 +77,7 @@ def replay(
         raise typer.Exit(EXIT_OK)
     extras.require_spark("the replay of a processor")
     steps = _recorded_steps(store, location, key, operator, from_checkpoint)
-    found = _processor(steps, processor)
+    found = _processor(steps, processor, location)
     replayed = _replayed(steps, found, pdb=pdb)
     for one in replayed:
         if as_json:
@@ -132,10 +132,14 @@ def _recorded_steps(
     return recorded_steps(store, wanted, operator=operator, from_checkpoint=from_checkpoint)
 
 
-def _processor(steps: Sequence[RecordedStep], processor: str | None) -> FoundProcessor:
-    from statelog.spark.testing.find_processor import find_processor, recorded_processor
+def _processor(
+    steps: Sequence[RecordedStep], processor: str | None, location: str
+) -> FoundProcessor:
+    from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 
-    return recorded_processor(steps[-1].task) if processor is None else find_processor(processor)
+    if processor is None:
+        refuse_no_processor(steps[-1].task)
+    return find_processor(processor, location=location)
 
 
 def _replayed(
