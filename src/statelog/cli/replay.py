@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,13 @@ from statelog.store import LocationPaths, ObjectStore
 if TYPE_CHECKING:
     from statelog.spark.testing.find_processor import FoundProcessor
     from statelog.spark.testing.replay import ReplayedStep
+
+
+class Expected(enum.Enum):
+    """What written tests assert."""
+
+    RECORDED = "recorded"
+    TODAY = "today"
 
 
 def replay(
@@ -59,6 +67,13 @@ def replay(
         Path | None,
         typer.Option(help="Write the steps that differ or fail as a pytest file.", metavar="FILE"),
     ] = None,
+    expect: Annotated[
+        Expected,
+        typer.Option(
+            help="What the written tests assert: what was recorded, or, where that is wrong, what the "
+            "processor of today yields."
+        ),
+    ] = Expected.RECORDED,
     pdb: Annotated[
         bool, typer.Option("--pdb", help="Stop at the first difference or error in the debugger.")
     ] = False,
@@ -75,6 +90,8 @@ def replay(
     if not key:
         show_recordings(_recorded_keys(store), as_json=as_json)
         raise typer.Exit(EXIT_OK)
+    if expect is Expected.TODAY and write_test is None:
+        raise UsageError("--expect today needs --write-test: it says what the written tests assert")
     extras.require_spark("the replay of a processor")
     steps = _recorded_steps(store, location, key, operator, from_checkpoint)
     found = _processor(steps, processor, location)
@@ -85,7 +102,7 @@ def replay(
         else:
             show_step(one)
     if write_test is not None:
-        _write(write_test, replayed, found, as_json=as_json)
+        _write(write_test, replayed, found, expect, as_json=as_json)
     bad = [one for one in replayed if one.differences or one.error is not None]
     if not as_json:
         _summary(replayed, f"{found.module}:{found.name}")
@@ -160,13 +177,19 @@ def _replayed(
 
 
 def _write(
-    file: Path, steps: Sequence[ReplayedStep], found: FoundProcessor, *, as_json: bool
+    file: Path,
+    steps: Sequence[ReplayedStep],
+    found: FoundProcessor,
+    expect: Expected,
+    *,
+    as_json: bool,
 ) -> None:
     from statelog.spark.testing.write_test import file_text, steps_to_write
 
     chosen = steps_to_write(steps)
+    text = file_text(chosen, found, file, expects_today=expect is Expected.TODAY)
     try:
-        file.write_text(file_text(chosen, found, file), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error}") from error
     if not as_json:

@@ -251,9 +251,50 @@ def test_the_written_test_of_a_failure_fails_as_production_did(
     assert 1 == found.returncode
     assert "ArithmeticError: cannot do 7" in found.stdout
     text = file.read_text()
-    assert "handleInputRows raised" in text
+    assert '"handleInputRows" raised' in text
     file.write_text(text.replace("\nKEY =", "\nSteps.do = lambda *_: None\nKEY ="))
     assert 0 == run_written(file).returncode
+
+
+class Corrected(Steps):
+    """The processor after the repair: other rows, and no error."""
+
+    def facts(self) -> int:
+        return 2 * super().facts()
+
+    def do(self, op: str, n: int, now: int) -> None:
+        super().do("add" if op == "fail" else op, n, now)
+
+
+@pytest.mark.parametrize("key", ["k1", "k3"])
+def test_a_written_test_expects_what_the_corrected_processor_yields(
+    job: RecordedJob, key: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "test_corrected.py"
+    words = ["replay", job.location, key, "--processor", f"{PLACES}:Corrected"]
+    assert 1 == cli.run([*words, "--write-test", str(file), "--expect", "today"])
+    found = run_written(file)
+    assert 0 == found.returncode, found.stdout + file.read_text()
+    text = file.read_text()
+    assert "Expected is what the processor made" in text
+    assert "assert job.typedOutput(output) == [" in text
+    file.write_text(text.replace("Corrected", "Renamed"))
+    assert 1 == run_written(file).returncode
+
+
+def test_what_today_yields_is_expected_in_a_written_test_only(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == cli.run(["replay", job.location, "k1", *STEPS, "--expect", "today"])
+    assert "--expect today needs --write-test" in capsys.readouterr().err
+
+
+def test_a_step_that_fails_today_expects_nothing(job: RecordedJob, tmp_path: Path) -> None:
+    file = tmp_path / "test_failure.py"
+    words = ["replay", job.location, "k3", *STEPS, "--write-test", str(file), "--expect", "today"]
+    assert 1 == cli.run(words)
+    assert "# fails, until the processor is corrected" in file.read_text()
+    assert "assert" not in file.read_text()
 
 
 # ----------------------------------------------------------------------------------- the debugger
