@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Annotated
 
 import typer
 
 from statelog.checkpoint.copy_location import CopyProgress, copy_location
-from statelog.cli.output import console, open_location, plural, print_json, size_text
+from statelog.cli.output import console, open_location, plural, print_json, progress, size_text
 from statelog.store import open_store
 
 
@@ -32,13 +31,10 @@ def copy(
     stop it before the last call, and start it with NEW as stateLocation and its own checkpointLocation.
     """
     source = open_location(location)
-    shown = console()
-    with shown.status("reading") as status:
-        if as_json or not sys.stdout.isatty():
-            status.stop()
+    with progress("reading") as update:
 
-        def progress(now: CopyProgress) -> None:
-            status.update(
+        def show(now: CopyProgress) -> None:
+            update(
                 f"{now.objects_done:,} of {plural(now.objects, 'object')}, "
                 f"{size_text(now.bytes_done)} of {size_text(now.size_bytes)}"
             )
@@ -48,12 +44,12 @@ def copy(
             open_store(new),
             checkpoint_id=checkpoint,
             parallelism=parallelism,
-            on_progress=progress,
+            on_progress=show,
         )
     if as_json:
         print_json({"location": source.url, **dataclasses.asdict(report)})
         return
-    shown.print(
+    console().print(
         f"{source.url} copied: {plural(len(report.checkpoints), 'checkpoint')} "
         f"({', '.join(map(str, report.checkpoints))}), {plural(report.objects, 'object')} verified "
         f"({size_text(report.size_bytes)}), {report.copied:,} of them put by this call "
