@@ -10,6 +10,7 @@ difference in one does not show again in those after it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,10 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in
-from statelog.state.recordings import RecordedStep, steps_of_key
+from statelog.state.recordings import RecordedStep, UnreadableRecording, steps_of_key
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
+
+_log = logging.getLogger("statelog.spark")
 
 __all__ = ["Difference", "ReplayedStep", "replay", "replay_steps"]
 
@@ -107,13 +110,19 @@ def replay(
     Raises:
         UsageError: The key was not recorded, or the processor cannot be found or made.
         CheckpointError: The processor cannot continue from the recorded state.
-        CorruptionError: A recording is damaged.
+        CorruptionError: A recording has settings that no query has.
         StoreError: The store failed.
 
-    Blocks: On the store; reads every recording of the location.
+    Blocks: On the store; reads every recording of the location.  Recordings that are damaged or
+        missing are logged as warnings, and left out.
     """
     store = open_existing_store(location, options=store_options)
-    steps = recorded_steps(store, key, operator=operator, from_checkpoint=from_checkpoint)
+    unreadable: list[UnreadableRecording] = []
+    steps = recorded_steps(
+        store, key, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
+    )
+    for one in unreadable:
+        _log.warning("the recording %s is left out of the replay: %s", one.path, one.problem)
     if processor is None:
         refuse_no_processor(steps[-1].task)
     if isinstance(processor, str):
@@ -125,22 +134,26 @@ def recorded_steps(
     store: ObjectStore,
     key: object,
     *,
+    unreadable: list[UnreadableRecording],
     operator: str | None = None,
     from_checkpoint: int | None = None,
 ) -> list[RecordedStep]:
     """
     Return what was recorded of a key; arguments and errors are those of `replay`.
 
+    *unreadable* receives the recordings that are left out.
+
     Blocks: On the store.
     """
-    every = steps_of_key(store, LocationPaths(), key, operator=operator)
+    every = steps_of_key(store, LocationPaths(), key, unreadable=unreadable, operator=operator)
     steps = [one for one in every if one.task.checkpoint_id >= (from_checkpoint or 0)]
     if not steps:
         since = (
             "" if from_checkpoint is None or not every else f" from checkpoint {from_checkpoint}"
         )
+        gaps = "".join(f"; {one.path} cannot be read: {one.problem}" for one in unreadable[:1])
         raise UsageError(
-            f"{store.url} has no recording of the key {key!r:.200}{since}. `statelog replay "
+            f"{store.url} has no recording of the key {key!r:.200}{since}{gaps}. `statelog replay "
             f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
         )
     names = dict.fromkeys(one.task.operator_id for one in steps)

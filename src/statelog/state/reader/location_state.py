@@ -217,12 +217,12 @@ class LocationState:
 
         Raises:
             UsageError: As `get`; no retained checkpoint has the variable.
-            CheckpointError: There is no checkpoint, or one that is retained cannot be read.
+            CheckpointError: There is no checkpoint, or one cannot be read.
             CorruptionError: An object is damaged.
 
         Blocks: On the store, for each retained checkpoint.
         """
-        return key_history(self, variable, key, now_ms)
+        return key_history(self, variable, key, now_ms).checked()
 
     def changes(
         self, before: int, after: int, variable: str | None = None, *, now_ms: int | None = None
