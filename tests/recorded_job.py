@@ -60,6 +60,8 @@ class RecordedJob:
     settings: QuerySettings = field(default_factory=QuerySettings)
     base: CompletedCheckpoint | None = None
     batch_id: int = -1
+    operator_id: str = "totals"
+    checkpoint_location: str | None = None
 
     def __post_init__(self) -> None:
         self.store = open_store(self.location, fsync=False)
@@ -67,7 +69,7 @@ class RecordedJob:
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
         self.schema = operator_schema(
-            self.processor, "totals", self.key, parse_ddl, time_mode=self.time_mode
+            self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
         self.coordinator = CheckpointCoordinator(
             self.store,
@@ -193,7 +195,7 @@ class RecordedJob:
         record = BatchRecord(
             operators=(
                 OperatorRecord(
-                    operator_id="totals",
+                    operator_id=self.operator_id,
                     schema=self.schema.to_json(),
                     rows=0,
                     keys=0,
@@ -210,6 +212,7 @@ class RecordedJob:
             delta_bytes=0,
             output_bytes=0,
             output_files=[],
+            checkpoint_location=self.checkpoint_location,
             recordings=kept_recordings(before, fresh, self.settings, now_ms),
         )
         self.base = self.coordinator.complete(

@@ -56,6 +56,7 @@ from statelog.errors import (
 )
 from statelog.flink_names import unknown_name
 from statelog.format.trailer import SetEntry
+from statelog.logs import escape_records
 from statelog.metrics import Metrics
 from statelog.model import (
     METADATA_KEY_GROUP,
@@ -192,6 +193,8 @@ __all__ = [
     "tags",
     "untag",
 ]
+
+escape_records()  # here, because every program that uses statelog imports this module
 
 if TYPE_CHECKING:
     from statelog.carry.edit_keys import edit

@@ -27,13 +27,15 @@ A class exists only where a caller would act differently::
     InvariantError (AssertionError)         a bug of statelog; do not catch it
 
 The message is the one positional argument.  Every fact is a keyword and an attribute, so errors
-can be pickled between Spark's processes.  Secrets of URLs are hidden in both.
+can be pickled between Spark's processes.  Secrets of URLs are hidden in both, and a message contains
+no character that a terminal would obey (`statelog.plain_text`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from statelog.plain_text import plain_text
 from statelog.redaction import redacted
 
 
@@ -52,7 +54,7 @@ class StatelogError(Exception):
     """
 
     def __init__(self, message: str = "", **facts: Any) -> None:
-        message = redacted(message)
+        message = plain_text(redacted(message))
         super().__init__(message)
         self.message = message
         self.facts = {

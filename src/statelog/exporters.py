@@ -23,6 +23,7 @@ from statelog.metrics import (
     MetricSpec,
     MetricValue,
 )
+from statelog.plain_text import one_line
 
 QUANTILES: Final = (0.5, 0.9, 0.99, 1.0)
 _SECONDS: Final = {"nanoseconds": 1e-9, "milliseconds": 1e-3}
@@ -47,7 +48,7 @@ class PrometheusCollector:
     def __init__(self, metrics: Metrics, labels: Mapping[str, str] | None = None) -> None:
         self._core = _load("prometheus_client.core", "metrics")
         self._metrics = metrics
-        self._labels = dict(labels or {})
+        self._labels = _plain_labels(labels)
 
     def describe(self) -> Iterable[object]:
         """Return nothing: the families are known when they are collected."""
@@ -90,7 +91,7 @@ def register_opentelemetry(
     """
     api = _load("opentelemetry.metrics", "otel")
     meter = meter if meter is not None else api.get_meter("statelog")
-    common = dict(attributes or {})
+    common = _plain_labels(attributes)
     for spec in METRICS.values():
         name, unit = f"statelog.{spec.name}", _opentelemetry_unit(spec)
         observe = functools.partial(_observations, api.Observation, metrics, spec, common)
@@ -103,6 +104,11 @@ def register_opentelemetry(
             meter.create_observable_gauge(name, [observe(_by_quantile)], unit, text)
             meter.create_observable_counter(f"{name}.count", [observe(_count)], "1", text)
             meter.create_observable_counter(f"{name}.sum", [observe(_sum)], unit, text)
+
+
+def _plain_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Return labels with escapes: a value may be the name of an operator or a location."""
+    return {name: one_line(str(value)) for name, value in (labels or {}).items()}
 
 
 _Sample = tuple[float, dict[str, object]]

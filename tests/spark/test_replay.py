@@ -86,7 +86,9 @@ def test_a_planted_bug_becomes_a_failing_test_by_one_command(fraud: Path) -> Non
     run_example(program, fraud)
     location = str(fraud / "checkpoint" / "statelog")
 
-    same = command("statelog", "replay", location, "a", folder=fraud)
+    same = command(
+        "statelog", "replay", location, "a", "--processor", "fraud:FraudRule", folder=fraud
+    )
     assert (0, "") == (same.returncode, same.stderr)
     assert "no difference" in same.stdout
 

@@ -7,10 +7,12 @@ import prometheus_client
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from tests.forged import NAMES
 
 import statelog as sl
 from statelog.exporters import PrometheusCollector, register_opentelemetry
 from statelog.metrics import METRICS
+from statelog.plain_text import one_line
 
 
 def some_metrics() -> sl.Metrics:
@@ -60,6 +62,16 @@ def test_two_storages_share_a_registry_by_their_labels() -> None:
         registry.register(PrometheusCollector(some_metrics(), {"operator": name}))
     for name in ("a", "b"):
         assert 7 == registry.get_sample_value("statelog_upload_queue_size", {"operator": name})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_label_makes_no_line_of_a_page(name: str) -> None:
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(PrometheusCollector(some_metrics(), {"operator": name}))
+    escaped = one_line(name)
+    assert 7 == registry.get_sample_value("statelog_upload_queue_size", {"operator": escaped})
+    page = prometheus_client.generate_latest(registry).decode()
+    assert all(line.isprintable() for line in page.split("\n"))
 
 
 def test_a_scrape_reads_what_a_storage_counts() -> None:

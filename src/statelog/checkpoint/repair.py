@@ -233,7 +233,7 @@ def plan_give_up(store: ObjectStore, paths: LocationPaths, checkpoint_id: int) -
     """
     find_restore_point(store, paths, checkpoint_id)  # raises if it cannot be restored
     for one in verify_checkpoint(store, paths, checkpoint_id):
-        if one.problem:
+        if one.blocks_restore:
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} is damaged too: {one.problem}; give another one",
                 reason="damaged",

@@ -25,6 +25,7 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.recording_file import verified_body
 from statelog.format.segment import parse_segment, verify_set
 from statelog.format.trailer import check_mark, damaged
 from statelog.model import (
@@ -43,6 +44,7 @@ OK: Final = "ok"
 DAMAGED: Final = "damaged"
 MISSING: Final = "missing"
 NEWER: Final = "newer"
+RECORDING: Final = "recording"
 _OUTPUT_FILES: Final = "output_files"
 _PARQUET_MAGIC: Final = b"PAR1"
 _KEY_GROUP_COLUMN: Final = "key_group"
@@ -55,8 +57,8 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", or "other" (an object that the engine listed,
-            without a known checksum).
+        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), or "other" (an
+            object that the engine listed, without a known checksum).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".
@@ -75,6 +77,11 @@ class VerifiedObject:
     offset: int | None = None
     checkpoints: tuple[int, ...] = ()
 
+    @property
+    def blocks_restore(self) -> bool:
+        """Whether its checkpoints cannot be restored; the content of a recording is no state."""
+        return bool(self.problem) and (self.kind != RECORDING or self.finding == MISSING)
+
 
 def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[VerifiedObject]:
     """
@@ -82,13 +89,14 @@ def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[Verifi
 
     If the newest checkpoint is damaged, that is one result, and the objects of the next older
     readable one are verified.  Unreadable metadata is first, the other objects follow by name.
+    Recordings of keys that failed are verified too, although no checkpoint names them.
 
     Raises:
         StoreError: The store failed, other than by a missing object.
 
     Blocks: On the store; reads every object whole, once.
     """
-    needs = _Needs()
+    needs = _Needs(paths)
     unreadable: set[str] = set()
     found: dict[int, CompletedCheckpoint] = {}
     for finding, checkpoint in _checkpoints(store, paths):
@@ -99,6 +107,7 @@ def verify_location(store: ObjectStore, paths: LocationPaths) -> Iterator[Verifi
             found[checkpoint.checkpoint_id] = checkpoint
     for checkpoint in found.values():
         needs.add(checkpoint, paths.metadata(checkpoint.checkpoint_id))
+    needs.add_failed_recordings(store)
     gaps = {
         paths.metadata(one.checkpoint_id): gap
         for one in found.values()
@@ -126,16 +135,16 @@ def verify_checkpoint(
     except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
         yield _failed(path, "checkpoint", error, (checkpoint_id,))
         return
-    needs = _Needs()
+    needs = _Needs(paths)
     needs.add(checkpoint, path)
     yield from needs.verified(store, set())
 
 
 class SoundCheckpoints:
     """
-    Finds the newest checkpoint without a damaged or missing object, from the results of a verify.
+    Finds the newest checkpoint that can be restored, from the results of a verify.
 
-    Attributes: `retained`: the checkpoints named by results; `unsound`: those with a problem.
+    Attributes: `retained`: the checkpoints named by results; `unsound`: those that cannot be restored.
     """
 
     def __init__(self) -> None:
@@ -145,7 +154,7 @@ class SoundCheckpoints:
     def add(self, one: VerifiedObject) -> None:
         """Take one result."""
         self.retained.update(one.checkpoints)
-        if one.problem:
+        if one.blocks_restore:
             self.unsound.update(one.checkpoints)
 
     @property
@@ -168,7 +177,8 @@ class _Need:
 class _Needs:
     """The objects that the verified checkpoints need."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: LocationPaths) -> None:
+        self._paths = paths
         self._objects: dict[str, _Need] = {}
 
     def add(self, checkpoint: CompletedCheckpoint, metadata: str) -> None:
@@ -187,8 +197,13 @@ class _Needs:
                 key = (groups.start, groups.end, file.crc32c)
                 self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = snapshot
         for file in _listed(checkpoint):
-            need = self._of(file.path, "other", checkpoint_id)
+            is_recording = file.path.startswith(self._paths.recording(""))
+            need = self._of(file.path, RECORDING if is_recording else "other", checkpoint_id)
             need.handle = file if need.handle is None or file.crc32c is not None else need.handle
+
+    def add_failed_recordings(self, store: ObjectStore) -> None:
+        for info in store.list(self._paths.failed_recordings):
+            self._objects.setdefault(info.path, _Need(RECORDING))
 
     def _of(self, path: str, kind: str, checkpoint_id: int) -> _Need:
         need = self._objects.get(path)
@@ -199,7 +214,7 @@ class _Needs:
 
     def verified(self, store: ObjectStore, done: set[str]) -> Iterator[VerifiedObject]:
         """Yield the result of each object, by kind and name."""
-        order = ("checkpoint", "changelog", "snapshot", "other")
+        order = ("checkpoint", "changelog", "snapshot", RECORDING, "other")
         for path, need in sorted(
             self._objects.items(), key=lambda one: (max(order.index(one[1].kind), 1), one[0])
         ):
@@ -209,7 +224,9 @@ class _Needs:
             try:
                 yield replace(_verified(store, path, need), checkpoints=needed_by)
             except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
-                yield _failed(path, need.kind, error, needed_by)
+                if needed_by or not isinstance(error, ObjectNotFoundError):
+                    yield _failed(path, need.kind, error, needed_by)
+                # Else it is the recording of a failure that was deleted since it was listed.
 
 
 def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
@@ -224,6 +241,10 @@ def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
             _check_key_groups(path, data, snapshot.key_group_range)
             size = len(data)
         return VerifiedObject(path, need.kind, size)
+    if need.kind == RECORDING:
+        data = store.get(path)
+        verified_body(data, where=path)
+        return VerifiedObject(path, need.kind, len(data))
     handle = FileStateHandle(path, -1) if need.handle is None else need.handle
     return VerifiedObject(path, need.kind, len(read_stream(store, handle, what="output")))
 

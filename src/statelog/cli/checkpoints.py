@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import JustifyMethod
-from rich.table import Table
 from rich.text import Text
 
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
+    PlainTable,
     console,
     open_location,
     plural,
@@ -86,7 +86,7 @@ def _print(found: list[CheckpointSummary], location: str) -> None:
         }
         for one in found
     ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in rows[0]:
         if head == "properties":  # the column that is shortened
             table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from statelog.checkpoint.at_time import checkpoint_id_of
 from statelog.checkpoint.copy_location import CopyProgress, copy_location
 from statelog.cli.options import CHECKPOINT_FORMS
-from statelog.cli.output import console, open_location, plural, print_json, size_text
+from statelog.cli.output import console, open_location, plural, print_json, progress, size_text
 from statelog.store import LocationPaths
 from statelog.store import open_location as open_new
 from statelog.store.encryption import OPTION
@@ -48,13 +47,10 @@ def copy(
     are those of the environment variable STATELOG_ENCRYPTION.
     """
     source = open_location(location)
-    shown = console()
-    with shown.status("reading") as status:
-        if as_json or not sys.stdout.isatty():
-            status.stop()
+    with progress("reading") as update:
 
-        def progress(now: CopyProgress) -> None:
-            status.update(
+        def show(now: CopyProgress) -> None:
+            update(
                 f"{now.objects_done:,} of {plural(now.objects, 'object')}, "
                 f"{size_text(now.bytes_done)} of {size_text(now.size_bytes)}"
             )
@@ -66,12 +62,12 @@ def copy(
             if checkpoint is None
             else checkpoint_id_of(source, LocationPaths(), checkpoint),
             parallelism=parallelism,
-            on_progress=progress,
+            on_progress=show,
         )
     if as_json:
         print_json({"location": source.url, **dataclasses.asdict(report)})
         return
-    shown.print(
+    console().print(
         f"{source.url} copied: {plural(len(report.checkpoints), 'checkpoint')} "
         f"({', '.join(map(str, report.checkpoints))}), {plural(report.objects, 'object')} verified "
         f"({size_text(report.size_bytes)}), {report.copied:,} of them put by this call "

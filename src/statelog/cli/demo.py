@@ -14,12 +14,18 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from statelog import __version__, extras
 from statelog.cli.demo_show import Show
-from statelog.cli.output import EXIT_FINDING, EXIT_OK, console, parse_duration, print_json
+from statelog.cli.output import (
+    EXIT_FINDING,
+    EXIT_OK,
+    PlainConsole,
+    console,
+    parse_duration,
+    print_json,
+)
 from statelog.errors import UsageError
 from statelog.redaction import redacted
 
@@ -83,7 +89,7 @@ def demo(
         if delivery != "staged":
             raise UsageError("--connect needs --delivery staged: Connect cannot deliver directly")
     gap = parse_duration(session_gap).total_seconds()
-    screen = Console(stderr=True, highlight=False) if as_json else console()
+    screen = PlainConsole(stderr=True, highlight=False) if as_json else console()
     with _temporary_folder(keep) as work:
         plan = DemoPlan(
             work=work,

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
-from statelog.cli.output import plural, size_text
+from statelog.cli.output import PlainTable, plural, size_text
 from statelog.model import JsonObject
 from statelog.redaction import redacted
 
@@ -158,7 +157,9 @@ class Show:
         self._verdict(result)
 
     def _top(self, result: DemoResult) -> None:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold")
+        table = PlainTable(
+            box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold"
+        )
         for name in ("customer", "revenue", "orders", "sessions", "lines", "last country"):
             left = name in ("customer", "last country")
             table.add_column(name, justify="left" if left else "right", no_wrap=True)

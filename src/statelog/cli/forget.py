@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from statelog.carry.forget_key import forget as forget_key
 from statelog.carry.forget_report import ForgetReport
-from statelog.cli.output import console, plural, print_json
+from statelog.cli.output import console, plural, print_json, progress
 from statelog.cli.state_rows import open_state
 from statelog.redaction import redacted
 from statelog.state.reader.lookup import key_from_text
@@ -50,17 +49,14 @@ def forget(
     """
     with open_state(location, operator) as state:
         values = key_from_text(key, state.reader().schema.key_schema)
-    shown = console()
-    with shown.status("reading") as status:
-        if as_json or not sys.stdout.isatty():
-            status.stop()
+    with progress("reading") as update:
         report = forget_key(
             location,
             values,
             operator=operator,
             now=now,
             dry_run=not yes,
-            on_progress=lambda path: status.update(f"reading {path}"),
+            on_progress=lambda path: update(f"reading {path}"),
         )
     if as_json:
         print_json({**dataclasses.asdict(report), "key": [str(one) for one in report.key]})

@@ -1,4 +1,10 @@
-"""Shared by all verbs: locations, times and sizes as text, and JSON."""
+"""
+Shared by all verbs: the console, locations, times and sizes as text, and JSON.
+
+All output of the command line is written here.  The console and the table take what they get as plain
+text: they escape what a terminal would obey, and they read no markup.  A line is one `print`, so
+that a line break in a stored name makes no line.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,17 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
-from rich.text import Text
+from rich.table import Table
+from rich.text import Span, Text
 
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
+from statelog.plain_text import one_line, plain_json
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
 from statelog.store.location import local_path, normalize_url
 from statelog.store.paths import split_object
@@ -31,8 +39,49 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
 
-class PipeConsole(Console):
-    """A rich console that raises a broken pipe to the caller."""
+class PlainConsole(Console):
+    """A rich console that prints text without markup, and with escapes; one line a call."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print text, or a `PlainTable`."""
+        super().print(*map(_plain, objects), **options)
+
+
+class PlainTable(Table):
+    """A rich table whose cells are text without markup, and with escapes."""
+
+    def add_column(self, header: Any = "", *arguments: Any, **options: Any) -> None:
+        """Add a column."""
+        super().add_column(_plain(header), *arguments, **options)
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row."""
+        super().add_row(*map(_plain, cells), **options)
+
+
+def _plain(content: Any) -> Any:
+    """Return text as the console prints it; what is no text unchanged."""
+    if isinstance(content, str):
+        return Text(one_line(content))
+    if not isinstance(content, Text) or content.plain.isprintable():
+        return content
+    # The escapes are longer than what they replace, and move the styles after them.
+    places = [0]
+    for character in content.plain:
+        places.append(places[-1] + len(one_line(character)))
+    spans = [Span(places[one.start], places[one.end], one.style) for one in content.spans]
+    return Text(
+        one_line(content.plain),
+        content.style,
+        justify=content.justify,
+        overflow=content.overflow,
+        no_wrap=content.no_wrap,
+        spans=spans,
+    )
+
+
+class PipeConsole(PlainConsole):
+    """A console that raises a broken pipe to the caller."""
 
     def on_broken_pipe(self) -> None:
         """Raise the broken pipe."""
@@ -55,19 +104,22 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda text: None
         return
-    with Console(stderr=True).status(Text(text)) as status:
-        yield lambda text: status.update(Text(text))
+    with PlainConsole(stderr=True).status(_plain(text)) as status:
+        yield lambda text: status.update(_plain(text))
 
 
 def print_error(message: str) -> None:
-    """Print an error on standard error."""
-    shown = Console(stderr=True, highlight=False, soft_wrap=True)
-    shown.print(Text.assemble(("statelog: ", "bold red"), message))
+    """Print an error on standard error; its second and further lines are indented."""
+    out = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+    first, *more = message.split("\n")
+    out.print(Text.assemble(("statelog: ", "bold red"), first))
+    for line in more:  # a line break in a stored name begins no line that seems to be ours
+        out.print(f"  {line}")
 
 
 def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.write(plain_json(msgspec.json.encode(value).decode()) + "\n")
 
 
 def open_location(location: str) -> ObjectStore:

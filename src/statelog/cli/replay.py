@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,18 +18,31 @@ from statelog.cli.output import (
     console,
     open_existing,
     plural,
+    print_error,
     print_json,
 )
 from statelog.cli.replay_show import show_recordings, show_step, step_json
-from statelog.errors import UsageError
+from statelog.errors import CorruptionError, UsageError
 from statelog.state.reader.lookup import key_from_text
-from statelog.state.recordings import StoredRecording, list_recordings, read_recording, steps_of
+from statelog.state.recordings import (
+    StoredRecording,
+    UnreadableRecording,
+    read_recordings,
+    steps_of,
+)
 from statelog.state.recordings.step import RecordedStep
 from statelog.store import LocationPaths, ObjectStore
 
 if TYPE_CHECKING:
     from statelog.spark.testing.find_processor import FoundProcessor
     from statelog.spark.testing.replay import ReplayedStep
+
+
+class Expected(enum.Enum):
+    """What written tests assert."""
+
+    RECORDED = "recorded"
+    TODAY = "today"
 
 
 def replay(
@@ -51,7 +66,7 @@ def replay(
         str | None,
         typer.Option(
             help="The processor: module:Class or file.py:Class; a function that returns it will do. "
-            "By default the class that has the recorded name.",
+            "Needed with a key; without it the error tells what the recording names.",
             metavar="MODULE:CLASS",
         ),
     ] = None,
@@ -59,6 +74,13 @@ def replay(
         Path | None,
         typer.Option(help="Write the steps that differ or fail as a pytest file.", metavar="FILE"),
     ] = None,
+    expect: Annotated[
+        Expected,
+        typer.Option(
+            help="What the written tests assert: what was recorded, or, where that is wrong, what the "
+            "processor of today yields."
+        ),
+    ] = Expected.RECORDED,
     pdb: Annotated[
         bool, typer.Option("--pdb", help="Stop at the first difference or error in the debugger.")
     ] = False,
@@ -69,15 +91,20 @@ def replay(
 
     A query records keys with the setting `record`.  Each micro-batch of the key is one step: it begins
     with the recorded state and timers, and its rows, state and timers are compared with the recorded
-    ones.  Exit status 1 if a step differs or fails.
+    ones.  Recordings that are damaged or missing are reported and left out.  Exit status 1 if a step
+    differs or fails, or a recording is left out.
     """
     store = open_existing(location)
+    unreadable: list[UnreadableRecording] = []
     if not key:
-        show_recordings(_recorded_keys(store), as_json=as_json)
-        raise typer.Exit(EXIT_OK)
+        show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
+        raise typer.Exit(_report(unreadable))
+    if expect is Expected.TODAY and write_test is None:
+        raise UsageError("--expect today needs --write-test: it says what the written tests assert")
     extras.require_spark("the replay of a processor")
-    steps = _recorded_steps(store, location, key, operator, from_checkpoint)
-    found = _processor(steps, processor)
+    steps = _recorded_steps(store, key, unreadable, operator, from_checkpoint)
+    gaps = _report(unreadable)
+    found = _processor(steps, processor, location)
     replayed = _replayed(steps, found, pdb=pdb)
     for one in replayed:
         if as_json:
@@ -85,26 +112,36 @@ def replay(
         else:
             show_step(one)
     if write_test is not None:
-        _write(write_test, replayed, found, as_json=as_json)
+        _write(write_test, replayed, found, expect, as_json=as_json)
     bad = [one for one in replayed if one.differences or one.error is not None]
     if not as_json:
         _summary(replayed, f"{found.module}:{found.name}")
-    raise typer.Exit(EXIT_FINDING if bad else EXIT_OK)
+    raise typer.Exit(EXIT_FINDING if bad else gaps)
 
 
-def _recorded_keys(store: ObjectStore) -> list[tuple[StoredRecording, RecordedStep]]:
-    return [
-        (stored, step)
-        for stored in list_recordings(store, LocationPaths())
-        for task in read_recording(store, stored)
-        for step in steps_of(task)
-    ]
+def _report(unreadable: Sequence[UnreadableRecording]) -> int:
+    """Print the recordings that are left out, and return the exit status for that."""
+    for one in unreadable:
+        print_error(f"the recording {one.path} is left out: {one.problem}")
+    return EXIT_FINDING if unreadable else EXIT_OK
+
+
+def _recorded_keys(
+    store: ObjectStore, unreadable: list[UnreadableRecording]
+) -> list[tuple[StoredRecording, RecordedStep]]:
+    keys: list[tuple[StoredRecording, RecordedStep]] = []
+    for stored, task in read_recordings(store, LocationPaths(), unreadable):
+        try:
+            keys += [(stored, step) for step in steps_of(task)]
+        except CorruptionError as error:
+            unreadable.append(UnreadableRecording(stored.path, str(error)))
+    return keys
 
 
 def _recorded_steps(
     store: ObjectStore,
-    location: str,
     key: Sequence[str],
+    unreadable: list[UnreadableRecording],
     operator: str | None,
     from_checkpoint: int | None,
 ) -> list[RecordedStep]:
@@ -114,9 +151,9 @@ def _recorded_steps(
     refused: UsageError | None = None
     values: list[tuple[object, ...]] = []
     schemas = []
-    for stored in list_recordings(store, LocationPaths()):
-        for task in read_recording(store, stored):
-            if operator is None or task.operator_id == operator:
+    for _, task in read_recordings(store, LocationPaths(), []):  # the steps report what is left out
+        if operator is None or task.operator_id == operator:
+            with suppress(CorruptionError):
                 schemas.append(task.state_schema().key_schema)
     for schema in schemas:
         try:
@@ -129,13 +166,19 @@ def _recorded_steps(
     if not values and refused is not None:
         raise refused
     wanted = values[0] if values else tuple(key)
-    return recorded_steps(store, wanted, operator=operator, from_checkpoint=from_checkpoint)
+    return recorded_steps(
+        store, wanted, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
+    )
 
 
-def _processor(steps: Sequence[RecordedStep], processor: str | None) -> FoundProcessor:
-    from statelog.spark.testing.find_processor import find_processor, recorded_processor
+def _processor(
+    steps: Sequence[RecordedStep], processor: str | None, location: str
+) -> FoundProcessor:
+    from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 
-    return recorded_processor(steps[-1].task) if processor is None else find_processor(processor)
+    if processor is None:
+        refuse_no_processor(steps[-1].task)
+    return find_processor(processor, location=location)
 
 
 def _replayed(
@@ -156,13 +199,19 @@ def _replayed(
 
 
 def _write(
-    file: Path, steps: Sequence[ReplayedStep], found: FoundProcessor, *, as_json: bool
+    file: Path,
+    steps: Sequence[ReplayedStep],
+    found: FoundProcessor,
+    expect: Expected,
+    *,
+    as_json: bool,
 ) -> None:
     from statelog.spark.testing.write_test import file_text, steps_to_write
 
     chosen = steps_to_write(steps)
+    text = file_text(chosen, found, file, expects_today=expect is Expected.TODAY)
     try:
-        file.write_text(file_text(chosen, found, file), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error}") from error
     if not as_json:

@@ -6,10 +6,9 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from statelog.cli.output import console, print_json, utc
+from statelog.cli.output import PlainTable, console, print_json, utc
 from statelog.state.recordings import RecordedStep, StoredRecording
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def show_recordings(
     if not keys:
         console().print("no recordings; the setting `record` chooses what a query records")
         return
-    table = Table(box=None, pad_edge=False)
+    table = PlainTable(box=None, pad_edge=False)
     for name in ("operator", "key", "steps", "failures", "checkpoints"):
         table.add_column(name, justify="right" if name in ("steps", "failures") else "left")
     for one in keys.values():

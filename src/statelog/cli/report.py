@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +16,7 @@ from statelog.cli.output import (
     open_location,
     plural,
     print_json,
+    progress,
     size_text,
 )
 from statelog.errors import UsageError
@@ -77,8 +75,8 @@ def report(
     store = open_location(location)
     chosen = _prices(location, prices).changed(put_price, get_price, storage_price)
     speeds = Speeds(latency_ms=latency, read_mb_s=read_speed, restore_mb_s=restore_speed)
-    with _progress(as_json) as progress:
-        plan = ReportPlan(speeds=speeds, prices=chosen, with_keys=keys, progress=progress)
+    with progress("reading") as update:
+        plan = ReportPlan(speeds=speeds, prices=chosen, with_keys=keys, progress=update)
         figures = collect(store, location, plan)
     if as_json:
         print_json(figures.to_json())
@@ -96,15 +94,6 @@ def _prices(location: str, name: str | None) -> Prices:
     if name not in PRICES:
         raise UsageError(f"--prices must be one of {', '.join(PRICES)}, not {name!r}")
     return PRICES[name]
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal what is being read."""
-    with console().status("reading") as status:
-        if quiet or not sys.stdout.isatty():
-            status.stop()
-        yield status.update
 
 
 def _write(output: Path, text: str) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from statelog.checkpoint.savepoints import fork as make_fork
@@ -14,7 +13,7 @@ from statelog.checkpoint.savepoints import tag as make_tag
 from statelog.checkpoint.savepoints import untag as remove_tag
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
 from statelog.cli.options import CheckpointOption
-from statelog.cli.output import EXIT_OK, console, open_location, print_json, utc
+from statelog.cli.output import EXIT_OK, PlainTable, console, open_location, print_json, utc
 from statelog.errors import CheckpointError, StatelogError, UsageError
 from statelog.redaction import redacted
 from statelog.store import LocationPaths, ObjectStore
@@ -213,7 +212,7 @@ def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
     if not rows:
         console().print(f"{redacted(location)} has no tags.", markup=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("kind", "name", "checkpoint", "created (UTC)", ""):
         table.add_column(head)
     for row in rows:

@@ -30,15 +30,22 @@ def sql(
             help="Rows to show at most; 0 shows all. 20 by default, and all with --json.", min=0
         ),
     ] = None,
+    allow_files: Annotated[
+        bool,
+        typer.Option(
+            "--allow-files",
+            help="Let the statement read and write files, attach databases and load extensions.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
     Run one SQL statement over the state as of a checkpoint, through DuckDB.
 
-    Each state variable is a table of its name, timers are the table timers.  Names with a dot need quotes: select "key.customer", "value.total" from total.  Only the variables that the statement names are read, into memory.  Needs the extra sql.
+    Each state variable is a table of its name, timers are the table timers.  Names with a dot need quotes: select "key.customer", "value.total" from total.  Only the variables that the statement names are read, into memory.  The statement reads and writes nothing else without --allow-files.  Needs the extra sql.
     """
     with open_state(location, operator) as state, progress("reading"):
-        table = state.sql(statement, checkpoint)
+        table = state.sql(statement, checkpoint, allow_files=allow_files)
     show_rows(
         rows_of(table.to_batches()),
         table.column_names,

@@ -11,7 +11,7 @@ from statelog.cli.output import console, progress, utc
 from statelog.cli.state_rows import open_state, row_limit, rows_of, show_rows
 from statelog.state.kinds import StateKind
 from statelog.state.reader.chain import as_of_ms
-from statelog.state.reader.key_history import KeyVersion
+from statelog.state.reader.key_history import KeyVersion, key_history
 from statelog.state.reader.location_state import LocationState
 from statelog.state.reader.lookup import key_from_text
 
@@ -99,9 +99,14 @@ def history(
     operator: _Operator = None,
     as_json: _Json = False,
 ) -> None:
-    """Print the state of one key as of each retained checkpoint, oldest first."""
+    """
+    Print the state of one key as of each retained checkpoint, oldest first.
+
+    Exit status 1 if a checkpoint cannot be read; the others are printed.
+    """
     with open_state(location, operator) as state, progress("reading each checkpoint"):
         values = key_from_text(key, state.reader().schema.key_schema)
+        found = key_history(state, variable, values, None)
         rows = [
             {
                 "checkpoint_id": one.checkpoint_id,
@@ -110,7 +115,7 @@ def history(
                 "as of (UTC)": utc(one.as_of_ms),
                 "state": _shown(state, variable, one),
             }
-            for one in state.history(variable, values)
+            for one in found.versions
         ]
     hidden = "as of (UTC)" if as_json else "as_of_ms"
     columns = [name for name in rows[0] if name != hidden] if rows else []
@@ -120,6 +125,7 @@ def history(
         limit=None,
         as_json=as_json,
     )
+    found.checked()  # raises, after what can be read was printed
 
 
 def diff(

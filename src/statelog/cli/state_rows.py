@@ -9,10 +9,9 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from statelog.cli.output import console, open_location, plural, print_json, progress
+from statelog.cli.output import PlainTable, console, open_location, plural, print_json, progress
 from statelog.errors import UsageError
 from statelog.state.reader import LocationState
 
@@ -72,7 +71,7 @@ def show_rows(
         return
     with progress("reading"):
         shown = list(islice(found, limit))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in columns:
         table.add_column(Text(name), overflow="fold")
     for row in shown:
@@ -90,11 +89,8 @@ def _cell(value: Any) -> str:
     """Return a value as people read it; what is nested as JSON."""
     if value is None:
         return ""
-    if isinstance(value, str):  # what a terminal would obey is escaped
-        return "".join(
-            one if one.isprintable() else one.encode("unicode_escape").decode("ascii")
-            for one in value
-        )
+    if isinstance(value, str):
+        return value
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict | list | tuple):

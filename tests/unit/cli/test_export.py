@@ -181,6 +181,34 @@ def test_wrong_sql_is_a_wrong_call(call, stored, monkeypatch):
     assert "pip install 'statelog[sql]'" in text
 
 
+OUTSIDE = (
+    "select * from read_text('{folder}/secret')",
+    "copy total to '{folder}/out.csv'",
+    "export database '{folder}/out'",
+    "attach '{folder}/out.db'",
+    "select * from glob('{folder}/*')",
+    "load httpfs",
+)
+LOCKED = ("set enable_external_access=true", "reset lock_configuration", "pragma threads=1")
+
+
+@pytest.mark.parametrize("statement", [*OUTSIDE, *LOCKED])
+def test_sql_reaches_nothing_outside_of_the_location(call, stored, tmp_path, statement):
+    (tmp_path / "secret").write_text("s")
+    text = call("sql", stored.location, statement.format(folder=tmp_path), status=2)
+    assert ("--allow-files" in text) == (statement in OUTSIDE)
+    assert ["secret"] == [one.name for one in tmp_path.iterdir()]
+
+
+def test_sql_reads_and_writes_files_where_that_is_allowed(call, stored, tmp_path):
+    statement = f"copy (select count(*) from total) to '{tmp_path}/out.csv'"
+    call("sql", stored.location, statement, "--allow-files")
+    found = lines(
+        call("sql", stored.location, f"from '{tmp_path}/out.csv'", "--allow-files", "--json")
+    )
+    assert 1 == len(found)
+
+
 def test_names_beyond_ascii_work_with_every_verb(call, stored, tmp_path):
     for arguments in (
         ["checkpoints"],

@@ -29,6 +29,8 @@ from statelog.state.recordings import forget_key, list_recordings, objects_with_
 
 ROOT = Path(__file__).parents[3]
 PROCESSORS = "tests.recorded_processors"
+PLACES = "tests.unit.cli.test_replay"
+STEPS = ["--processor", f"{PROCESSORS}:Steps"]
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -61,7 +63,7 @@ def test_the_recorded_keys_are_listed(job: RecordedJob, capsys: pytest.CaptureFi
 def test_steps_and_differences_in_json(
     job: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert 0 == cli.run(["replay", job.location, "k1", "--json"])
+    assert 0 == cli.run(["replay", job.location, "k1", *STEPS, "--json"])
     first, second = lines(capsys.readouterr().out)
     assert [] == first["differences"] == second["differences"]
     assert {"total": [3, "t3"], "short": [3]} == first["after"]
@@ -77,7 +79,7 @@ def test_steps_and_differences_in_json(
 def test_a_failure_exits_with_1_and_says_so(
     job: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert 1 == cli.run(["replay", job.location, "k3"])
+    assert 1 == cli.run(["replay", job.location, "k3", *STEPS])
     text = capsys.readouterr().out
     assert "raised  ArithmeticError: cannot do 7" in text
     assert "fails as recorded" in text
@@ -93,10 +95,14 @@ def test_a_failure_exits_with_1_and_says_so(
         (["k1", "--processor", "no_such_module:X"], "'no_such_module' cannot be imported"),
         (["k1", "--processor", "no/file.py:X"], "there is no file no/file.py"),
         (["k1", "--processor", f"{PROCESSORS}:Nothing"], "has no 'Nothing'"),
-        (["k1", "--processor", "json:loads"], "cannot be called without arguments"),
-        (["k1", "--processor", "builtins:dict"], "returns dict, not a StatefulProcessor"),
+        (["k1", "--processor", "os:abort"], "os:abort is builtin_function_or_method, not a"),
+        (["k1", "--processor", "json:loads"], "does not say what it returns, so it is not called"),
+        (["k1", "--processor", "builtins:dict"], "is the class dict, not a StatefulProcessor"),
+        (["k1", "--processor", f"{PLACES}:Needs"], "cannot be called without arguments"),
+        (["k1", "--processor", f"{PLACES}:not_annotated"], "is not called; annotate it"),
+        (["k1", "--processor", f"{PLACES}:other_annotated"], "is not called; annotate it"),
         (["k1", "--processor", f"{PROCESSORS}:COLUMNS"], "is str, not a StatefulProcessor"),
-        (["k1", "--write-test", "/no/such/folder/t.py"], "cannot be written"),
+        (["k1", *STEPS, "--write-test", "/no/such/folder/t.py"], "cannot be written"),
     ],
 )
 def test_a_wrong_call_is_refused(
@@ -110,7 +116,7 @@ def test_a_location_without_recordings(tmp_path: Path, capsys: pytest.CaptureFix
     RecordedJob(str(tmp_path / "s"), Steps(), COLUMNS, OUTPUT, None).run([("k1", "add", 1)])
     assert 0 == cli.run(["replay", str(tmp_path / "s")])
     assert "no recordings" in capsys.readouterr().out
-    assert 2 == cli.run(["replay", str(tmp_path / "s"), "k1"])
+    assert 2 == cli.run(["replay", str(tmp_path / "s"), "k1", *STEPS])
     assert 2 == cli.run(["replay", str(tmp_path / "nothing")])
 
 
@@ -121,6 +127,21 @@ def test_a_processor_that_cannot_take_the_state_is_refused(
         ["replay", job.location, "k1", "--processor", "tests.unit.cli.test_replay:Renamed"]
     )
     assert "cannot begin with the recorded state" in capsys.readouterr().err
+
+
+class Needs(Steps):
+    """A processor with an argument."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+
+
+def not_annotated():  # type: ignore[no-untyped-def]
+    raise AssertionError("called")
+
+
+def other_annotated() -> dict[str, int]:
+    raise AssertionError("called")
 
 
 class Renamed(StatefulProcessor):
@@ -225,14 +246,55 @@ def test_the_written_test_of_a_failure_fails_as_production_did(
     job: RecordedJob, tmp_path: Path
 ) -> None:
     file = tmp_path / "test_failure.py"
-    assert 1 == cli.run(["replay", job.location, "k3", "--write-test", str(file)])
+    assert 1 == cli.run(["replay", job.location, "k3", *STEPS, "--write-test", str(file)])
     found = run_written(file)
     assert 1 == found.returncode
     assert "ArithmeticError: cannot do 7" in found.stdout
     text = file.read_text()
-    assert "handleInputRows raised" in text
+    assert '"handleInputRows" raised' in text
     file.write_text(text.replace("\nKEY =", "\nSteps.do = lambda *_: None\nKEY ="))
     assert 0 == run_written(file).returncode
+
+
+class Corrected(Steps):
+    """The processor after the repair: other rows, and no error."""
+
+    def facts(self) -> int:
+        return 2 * super().facts()
+
+    def do(self, op: str, n: int, now: int) -> None:
+        super().do("add" if op == "fail" else op, n, now)
+
+
+@pytest.mark.parametrize("key", ["k1", "k3"])
+def test_a_written_test_expects_what_the_corrected_processor_yields(
+    job: RecordedJob, key: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "test_corrected.py"
+    words = ["replay", job.location, key, "--processor", f"{PLACES}:Corrected"]
+    assert 1 == cli.run([*words, "--write-test", str(file), "--expect", "today"])
+    found = run_written(file)
+    assert 0 == found.returncode, found.stdout + file.read_text()
+    text = file.read_text()
+    assert "Expected is what the processor made" in text
+    assert "assert job.typedOutput(output) == [" in text
+    file.write_text(text.replace("Corrected", "Renamed"))
+    assert 1 == run_written(file).returncode
+
+
+def test_what_today_yields_is_expected_in_a_written_test_only(
+    job: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == cli.run(["replay", job.location, "k1", *STEPS, "--expect", "today"])
+    assert "--expect today needs --write-test" in capsys.readouterr().err
+
+
+def test_a_step_that_fails_today_expects_nothing(job: RecordedJob, tmp_path: Path) -> None:
+    file = tmp_path / "test_failure.py"
+    words = ["replay", job.location, "k3", *STEPS, "--write-test", str(file), "--expect", "today"]
+    assert 1 == cli.run(words)
+    assert "# fails, until the processor is corrected" in file.read_text()
+    assert "assert" not in file.read_text()
 
 
 # ----------------------------------------------------------------------------------- the debugger
@@ -297,7 +359,7 @@ def test_an_instance_and_a_function_name_a_processor(tmp_path: Path) -> None:
     file = tmp_path / "my_job.py"
     file.write_text(
         "from tests.recorded_processors import Steps\n"
-        "INSTANCE = Steps()\ndef make():\n    return Steps()\n"
+        "INSTANCE = Steps()\ndef make() -> Steps:\n    return Steps()\n"
     )
     for name, called in (("INSTANCE", False), ("make", True)):
         found = find_processor(f"{file}:{name}")

@@ -1,6 +1,7 @@
 """`statelog read`, `get`, `history` and `diff` on a location with a known model."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,9 @@ import pytest
 from tests.unit.checkpoint.helpers import small_checkpoint, started
 from tests.unit.state.reader.histories import History, key_of, rows_of
 
+import statelog as sl
 from statelog.cli.state_rows import show_rows
+from statelog.errors import CheckpointError
 from statelog.store import open_store
 
 
@@ -113,6 +116,23 @@ def test_one_key_is_read(call, stored):
     text = call("get", stored.location, "total", *key_texts(stored.number))
     assert key_of(stored.number)[1] in text
     assert lines(call("get", stored.location, "total", "1", "no such", "--json")) == []
+
+
+def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
+    place = tmp_path / "damaged"
+    shutil.copytree(stored.location, place)
+    older = stored.history.checkpoint_id - 1
+    metadata = place / f"chk-{older}" / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-30] + bytes(30))
+    key = key_texts(stored.number)
+    whole = lines(call("history", stored.location, "total", *key, "--json"))
+    text = call("history", str(place), "total", *key, "--json", status=1)
+    printed = [line for line in text.splitlines() if line.startswith("{")]
+    assert [one for one in whole if one["checkpoint_id"] != older] == lines("\n".join(printed))
+    assert f"the history has gaps: checkpoint {older} cannot be read" in text
+    with sl.open(str(place)) as state, pytest.raises(CheckpointError, match="has gaps") as caught:
+        state.history("total", key_of(stored.number))
+    assert ("damaged", older) == (caught.value.reason, caught.value.checkpoint_id)
 
 
 def test_the_history_of_a_key_is_printed(call, stored):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pdb
 import sys
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Final
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.spark.testing.replay import ReplayedStep, replay_step
 from statelog.spark.testing.replay_tester import StepResult
+
+_METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows")
+"""The methods of a processor in which the debugger stops; a recording may name any text."""
 
 
 def debug_step(
@@ -33,14 +36,15 @@ def debug_step(
         stdout: Where the debugger prints; None for the terminal.
     """
     sys.stdout.flush()
-    debugger = pdb.Pdb(stdin=stdin, stdout=stdout or sys.stdout)
+    # Without a .pdbrc: the one in the working directory may be a file of the location.
+    debugger = pdb.Pdb(stdin=stdin, stdout=stdout or sys.stdout, readrc=False)
     cause = None if step.error is None else step.error.__cause__
     if cause is not None and cause.__traceback__ is not None:
         debugger.reset()
         debugger.interaction(None, cause.__traceback__)
         return
-    methods = {call.method for call in step.recorded.calls} or {"handleInputRows"}
-    for method in sorted(methods):
+    called = {call.method for call in step.recorded.calls}
+    for method in [one for one in _METHODS if one in called] or ["handleInputRows"]:
         code = getattr(getattr(type(processor), method, None), "__code__", None)
         if code is not None:
             # As the debugger's `break function`: at its first line, not at its definition.

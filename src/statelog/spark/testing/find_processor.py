@@ -1,19 +1,28 @@
-"""Find the processor that a replay runs, by the name that a user gives or a recording has."""
+"""
+Find the processor that a replay runs, by the name that the user gives.
+
+A recording has the name of its processor too.  That name is stored data: it is shown to the user, and
+never imported.  The type of what the user names is checked before it is called.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
+import inspect
 import sys
+import typing
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import NoReturn
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
 from statelog.state.recordings.format import TaskRecording
+from statelog.store.location import local_path
+from statelog.store.object_store import normalize_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +44,17 @@ class FoundProcessor:
     folder: str = ""
 
 
-def find_processor(name: str) -> FoundProcessor:
+def find_processor(name: str, *, location: str = "") -> FoundProcessor:
     """
     Return the processor that `module:Class` or `file.py:Class` names.
 
-    A function without arguments that returns a processor, or an instance, will do too.  The working
-    directory is looked in, as by `python -m`.
+    An instance will do too, and so will a function without arguments whose return annotation is a
+    processor.  Modules are looked up as in any program, and at last in the working directory.
+
+    Args:
+        name: The name, as the user gives it.
+        location: The location that is replayed.  A working directory in it is not looked in, because
+            others may write there.
 
     Raises:
         UsageError: There is none, or it cannot be imported or made.
@@ -54,36 +68,80 @@ def find_processor(name: str) -> FoundProcessor:
     folder = ""
     if place.endswith(".py"):
         folder = str(Path(place).resolve().parent)
-    module = _file(place) if folder else _module(place)
-    found: object = module
+    module = _file(place) if folder else _module(place, location)
+    target: object = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        target = getattr(target, part, None)
+    if target is None:
         raise UsageError(f"{place} has no {attribute!r}")
-    is_called = isinstance(found, type) or not isinstance(found, StatefulProcessor)
-    return FoundProcessor(_made(name, found), module.__name__, attribute, is_called, folder)
+    is_called = not isinstance(target, StatefulProcessor)
+    return FoundProcessor(_made(name, target), module.__name__, attribute, is_called, folder)
 
 
-def _made(name: str, found: object) -> StatefulProcessor:
-    if isinstance(found, StatefulProcessor):
-        return found
-    if not callable(found):
-        raise UsageError(f"{name} is {type(found).__name__}, not a StatefulProcessor")
+def recorded_name(task: TaskRecording) -> str:
+    """Return what a recording says of its processor, for a message."""
+    source = f", of the file {task.source!r:.200}" if task.source else ""
+    return f"{task.processor!r:.200}{source}"
+
+
+def refuse_no_processor(task: TaskRecording) -> NoReturn:
+    """
+    Ask for the processor of a replay.
+
+    Raises:
+        UsageError: Always.
+    """
+    raise UsageError(
+        "a replay needs the processor to run, as module:Class or file.py:Class (--processor). The "
+        f"recording names {recorded_name(task)}; a name in a recording is never imported, so give it "
+        "only if you know that code"
+    )
+
+
+def _made(name: str, target: object) -> StatefulProcessor:
+    """Return the processor that *target* is or makes; nothing else is called."""
+    if isinstance(target, StatefulProcessor):
+        return target
+    if isinstance(target, type):
+        if not issubclass(target, StatefulProcessor):
+            raise UsageError(f"{name} is the class {target.__name__}, not a StatefulProcessor")
+        make: typing.Callable[[], object] = target
+    elif isinstance(target, FunctionType):
+        _check_returned_type(name, target)
+        make = target
+    else:
+        raise UsageError(f"{name} is {type(target).__name__}, not a StatefulProcessor")
     try:
-        made = found()
+        inspect.signature(make).bind()
     except TypeError as error:
         raise UsageError(
             f"{name} cannot be called without arguments: {error}. Name a function that returns the "
             "processor with the arguments of the job"
         ) from error
-    if not isinstance(made, StatefulProcessor):
-        raise UsageError(f"{name}() returns {type(made).__name__}, not a StatefulProcessor")
-    return made
+    processor = make()
+    if not isinstance(processor, StatefulProcessor):
+        raise UsageError(f"{name}() returns {type(processor).__name__}, not a StatefulProcessor")
+    return processor
 
 
-def _module(place: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def _check_returned_type(name: str, function: FunctionType) -> None:
+    try:
+        returned = typing.get_type_hints(function).get("return")
+    except Exception as error:  # an annotation may be any expression
+        raise UsageError(f"the annotations of {name} cannot be evaluated: {error!r}") from error
+    if not (isinstance(returned, type) and issubclass(returned, StatefulProcessor)):
+        raise UsageError(
+            f"{name} is a function that does not say what it returns, so it is not called; annotate "
+            f"it: def {function.__name__}() -> StatefulProcessor"
+        )
+
+
+def _module(place: str, location: str) -> ModuleType:
+    here = Path.cwd()
+    path = local_path(normalize_url(location)) if location else None
+    # At the end: a file of the working directory never replaces an installed module.
+    if str(here) not in sys.path and not (path and here.is_relative_to(Path(path).resolve())):
+        sys.path.append(str(here))
     try:
         return importlib.import_module(place)
     except ImportError as error:
@@ -111,39 +169,3 @@ def _file(place: str) -> ModuleType:
         del sys.modules[name]
         raise UsageError(f"{place} cannot be imported: {error!r}") from error
     return module
-
-
-def recorded_processor(task: TaskRecording) -> FoundProcessor:
-    """
-    Return the processor of today that has the name of the recorded one.
-
-    A location stores no processor, only the name of its class.
-
-    Raises:
-        UsageError: It cannot be found by its name; the error says to give one.
-    """
-    module, _, name = task.processor.partition(":")
-    advice = (
-        f"the recording was made by the processor {task.processor}; name the one to replay with: "
-        "--processor module:Class (or file.py:Class)"
-    )
-    if "<locals>" in name:
-        raise UsageError(advice)
-    place = module
-    if module == "__main__" or not _is_importable(module):
-        if not Path(task.source).is_file():
-            raise UsageError(advice)
-        place = task.source
-    try:
-        return find_processor(f"{place}:{name}")
-    except UsageError as error:
-        raise UsageError(f"{error}. In full: {advice}") from error
-
-
-def _is_importable(module: str) -> bool:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return module in sys.modules or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False

@@ -1,19 +1,30 @@
-"""Write recorded values as Python code, for a test that a person reads."""
+"""
+Write recorded values and names as Python code, for a test that a person reads.
+
+The only place that turns stored text into source: `quoted` makes a string literal of it, `comment` a
+comment.  A name becomes an identifier only if it is one and no keyword.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
+import keyword
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Row
+from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
+
+from statelog.errors import UsageError
+from statelog.plain_text import one_line
 
 WIDTH: Final = 96
 """Longest line of a written test, where its literals allow it."""
+_AS_REPR: Final = (bool, int, bytes, bytearray)
 
 
 class Literals:
@@ -60,7 +71,16 @@ class Literals:
             return f'Decimal("{value}")'
         if isinstance(value, dt.date | dt.timedelta | dt.time):
             return self._time(value, kind, in_state)
-        return _text(value) if isinstance(value, str) else repr(value)
+        if isinstance(value, str):
+            return quoted(value)
+        if value is None or isinstance(value, _AS_REPR):
+            return repr(value)
+        return self._other(value, kind, in_state)
+
+    def _other(self, value: Any, kind: pa.DataType | None, in_state: bool) -> str:
+        if hasattr(value, "tolist"):  # of NumPy
+            return self.of(value.tolist(), kind, in_state=in_state)
+        raise UsageError(f"a value of type {type(value).__name__} cannot be written as code")
 
     def values(
         self, values: Sequence[Any], schema: pa.Schema | None, *, in_state: bool = False
@@ -82,10 +102,10 @@ class Literals:
             self.of(value, kinds.get(name), in_state=in_state)
             for name, value in zip(names, row, strict=True)
         ]
-        if all(name.isidentifier() for name in names):
+        if all(map(_is_argument, names)) and len(set(names)) == len(names):
             fields = ", ".join(f"{name}={part}" for name, part in zip(names, parts, strict=True))
             return f"Row({fields})"
-        return f"Row({', '.join(map(_text, names))})({', '.join(parts)})"
+        return f"Row({', '.join(map(quoted, names))})({', '.join(parts)})"
 
     def _mapping(self, value: Mapping[Any, Any], kind: pa.DataType | None, in_state: bool) -> str:
         parts = []
@@ -103,7 +123,7 @@ class Literals:
         if math.isnan(value):
             self.has_nan = True
             return 'float("nan")'
-        return repr(value) if math.isfinite(value) else f'float("{value}")'
+        return repr(float(value)) if math.isfinite(value) else f'float("{float(value)}")'
 
     def _time(self, value: Any, kind: pa.DataType | None, in_state: bool) -> str:
         self.imports.add("import datetime as dt")
@@ -130,28 +150,53 @@ class Literals:
             return f"dt.datetime({written}, tzinfo=dt.UTC)"
         self.imports.add("from zoneinfo import ZoneInfo")
         fold = ", fold=1" if value.fold else ""
-        return f'dt.datetime({written}, tzinfo=ZoneInfo("{zone}"){fold})'
+        return f"dt.datetime({written}, tzinfo=ZoneInfo({quoted(zone)}){fold})"
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _text(value: str) -> str:
-    """Return text in double quotes, where that needs no more escapes."""
-    written = repr(value)
+def _is_argument(name: str) -> bool:
+    """Return whether `Row(name=...)` makes a field of exactly this name."""
+    return name.isidentifier() and name.isascii() and not (keyword.iskeyword(name) or name == "cls")
+
+
+def quoted(text: str) -> str:
+    """Return text as a string literal, in double quotes where that needs no more escapes."""
+    written = repr(str(text))
     return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in written else written
+
+
+def comment(text: str) -> str:
+    """Return text as a comment of one line."""
+    return f"# {one_line(text)}"
 
 
 def ddl_of(schema: pa.Schema) -> str:
     """Return a schema as DDL text."""
-    columns = from_arrow_schema(schema)
-    parts = []
-    for column in columns.fields:
-        name = column.name
-        quoted = name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
-        parts.append(f"{quoted} {column.dataType.simpleString()}")
-    return ", ".join(parts)
+    return ", ".join(f"{_ddl_name(field)} {_ddl_type(field.dataType)}" for field in _fields(schema))
+
+
+def _fields(schema: pa.Schema) -> list[T.StructField]:
+    fields: list[T.StructField] = from_arrow_schema(schema).fields
+    return fields
+
+
+def _ddl_name(field: T.StructField) -> str:
+    name = field.name
+    return name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
+
+
+def _ddl_type(kind: T.DataType) -> str:
+    if isinstance(kind, T.StructType):
+        parts = [f"{_ddl_name(field)}:{_ddl_type(field.dataType)}" for field in kind.fields]
+        return f"struct<{','.join(parts)}>"
+    if isinstance(kind, T.ArrayType):
+        return f"array<{_ddl_type(kind.elementType)}>"
+    if isinstance(kind, T.MapType):
+        return f"map<{_ddl_type(kind.keyType)},{_ddl_type(kind.valueType)}>"
+    return str(kind.simpleString())
 
 
 def wrapped(begin: str, parts: Iterable[str], end: str, indent: int = 4) -> str:

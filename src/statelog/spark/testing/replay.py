@@ -10,21 +10,25 @@ difference in one does not show again in those after it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
-from statelog.spark.testing.find_processor import find_processor, recorded_processor
+from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
 from statelog.spark.testing.replay_tester import ReplayTester, StepResult
 from statelog.spark.testing.tester_rows import rows_in
-from statelog.state.recordings import RecordedStep, steps_of_key
+from statelog.state.recordings import RecordedStep, UnreadableRecording, steps_of_key
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
+
+_log = logging.getLogger("statelog.spark")
 
 __all__ = ["Difference", "ReplayedStep", "replay", "replay_steps"]
 
@@ -93,8 +97,8 @@ def replay(
     Args:
         location: The state location, as a path or URL.
         key: The values of the key columns, as a tuple; for one column the value alone will do.
-        processor: The processor, or `module:Class` of it; None for the one whose class has the
-            recorded name.
+        processor: The processor, or `module:Class` or `file.py:Class` of it.  Without one the
+            error tells which processor the recording names.
         operator: Name of the operator, where the query has several.
         from_checkpoint: Leave out the micro-batches before this checkpoint.
         store_options: Options of the store's client.
@@ -106,15 +110,23 @@ def replay(
     Raises:
         UsageError: The key was not recorded, or the processor cannot be found or made.
         CheckpointError: The processor cannot continue from the recorded state.
-        CorruptionError: A recording is damaged.
+        CorruptionError: A recording has settings that no query has.
         StoreError: The store failed.
 
-    Blocks: On the store; reads every recording of the location.
+    Blocks: On the store; reads every recording of the location.  Recordings that are damaged or
+        missing are logged as warnings, and left out.
     """
     store = open_existing_store(location, options=store_options)
-    steps = recorded_steps(store, key, operator=operator, from_checkpoint=from_checkpoint)
+    unreadable: list[UnreadableRecording] = []
+    steps = recorded_steps(
+        store, key, unreadable=unreadable, operator=operator, from_checkpoint=from_checkpoint
+    )
+    for one in unreadable:
+        _log.warning("the recording %s is left out of the replay: %s", one.path, one.problem)
+    if processor is None:
+        refuse_no_processor(steps[-1].task)
     if isinstance(processor, str):
-        processor = find_processor(processor).processor
+        processor = find_processor(processor, location=str(location)).processor
     return replay_steps(steps, processor)
 
 
@@ -122,22 +134,26 @@ def recorded_steps(
     store: ObjectStore,
     key: object,
     *,
+    unreadable: list[UnreadableRecording],
     operator: str | None = None,
     from_checkpoint: int | None = None,
 ) -> list[RecordedStep]:
     """
     Return what was recorded of a key; arguments and errors are those of `replay`.
 
+    *unreadable* receives the recordings that are left out.
+
     Blocks: On the store.
     """
-    every = steps_of_key(store, LocationPaths(), key, operator=operator)
+    every = steps_of_key(store, LocationPaths(), key, unreadable=unreadable, operator=operator)
     steps = [one for one in every if one.task.checkpoint_id >= (from_checkpoint or 0)]
     if not steps:
         since = (
             "" if from_checkpoint is None or not every else f" from checkpoint {from_checkpoint}"
         )
+        gaps = "".join(f"; {one.path} cannot be read: {one.problem}" for one in unreadable[:1])
         raise UsageError(
-            f"{store.url} has no recording of the key {key!r:.200}{since}. `statelog replay "
+            f"{store.url} has no recording of the key {key!r:.200}{since}{gaps}. `statelog replay "
             f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
         )
     names = dict.fromkeys(one.task.operator_id for one in steps)
@@ -152,7 +168,7 @@ def recorded_steps(
 
 def replay_steps(
     steps: Sequence[RecordedStep],
-    processor: StatefulProcessor | None = None,
+    processor: StatefulProcessor,
     run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
 ) -> list[ReplayedStep]:
     """
@@ -160,16 +176,13 @@ def replay_steps(
 
     Args:
         steps: The steps.
-        processor: The processor; None for the one whose class has the recorded name.
+        processor: The processor.
         run: Runs each step; a debugger may do it.
 
     Raises:
-        UsageError: There is no such processor.
         CheckpointError: The processor cannot continue from the recorded state.
     """
-    return [
-        replay_step(one, processor or recorded_processor(one.task).processor, run) for one in steps
-    ]
+    return [replay_step(step, processor, run) for step in steps]
 
 
 def replay_step(
@@ -218,8 +231,32 @@ def row_format_of(step: RecordedStep) -> RowFormat:
     from statelog.spark.rows.pandas_input import PandasSettings
 
     settings: dict[str, Any] = dict(step.task.frames)
-    columns = StructType.fromJson(json.loads(settings.pop("columns")))
-    return PandasRowFormat(PandasSettings(**settings), columns)
+    try:
+        columns = _output_columns(json.loads(settings.pop("columns")))
+        return PandasRowFormat(PandasSettings(**settings), columns)
+    except (KeyError, TypeError, ValueError, PySparkException) as error:
+        raise CorruptionError(
+            f"the settings of frames in a recording are not valid: {error!r:.300}"
+        ) from error
+
+
+def _output_columns(stored: Any) -> StructType:
+    """
+    Return the columns of the output.
+
+    A user-defined type is refused: PySpark imports the module that its JSON names, and older versions
+    unpickle its class.
+    """
+    waiting = [stored]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            if part.get("type") == "udt" or "pyClass" in part or "serializedClass" in part:
+                raise ValueError("a user-defined type")
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return StructType.fromJson(stored)
 
 
 def _differences(

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from statelog.errors import CorruptionError
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.layout import InputLayout
@@ -23,6 +24,19 @@ from statelog.state.recordings.cells import cells_in
 
 TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
 """Spark's names of time modes, by those of recordings."""
+
+
+def time_mode_of(step: RecordedStep) -> str:
+    """
+    Return Spark's name of the time mode of a step.
+
+    Raises:
+        CorruptionError: The recording has another one.
+    """
+    mode = TIME_MODES.get(step.task.time_mode)
+    if mode is None:
+        raise CorruptionError(f"a recording has the time mode {step.task.time_mode!r:.100}")
+    return mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ class ReplayTester(ProcessorTester):
         self._stored, self._stored_ms = step.schema, max(step.task.now_ms, 0)
         super().__init__(
             processor,
-            timeMode=TIME_MODES[step.task.time_mode],
+            timeMode=time_mode_of(step),
             eventTimeExtractor=lambda row: 1 << 62,  # the recorded rows were not late
         )
         self._step = step

@@ -3,7 +3,11 @@ Write recorded steps as a pytest file: plain code with the recorded values as li
 
 A step that was committed becomes a test that asserts the recorded rows, state and timers: it passes
 with the processor that was recorded.  A step that failed becomes a test that runs it: it fails as
-production did, until the processor is corrected.
+production did, until the processor is corrected.  Where the recording is what was wrong, a test can
+assert instead what the processor of today makes of the step.
+
+All names in a recording are data.  `literals` writes them; this module formats only what it knows:
+numbers, and the names that the user gave.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from statelog.errors import UsageError
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.testing.find_processor import FoundProcessor
-from statelog.spark.testing.literals import Literals, braces, ddl_of, wrapped
+from statelog.spark.testing.literals import Literals, braces, comment, ddl_of, quoted, wrapped
 from statelog.spark.testing.replay import ReplayedStep, row_format_of
-from statelog.spark.testing.replay_tester import TIME_MODES
+from statelog.spark.testing.replay_tester import StepResult, time_mode_of
 from statelog.spark.testing.tester_rows import rows_in
 from statelog.state.encoding.values import KeyCodec
 from statelog.state.kinds import StateKind
@@ -52,7 +57,13 @@ def steps_to_write(steps: Sequence[ReplayedStep]) -> list[ReplayedStep]:
     return chosen or list(steps)
 
 
-def file_text(steps: Sequence[ReplayedStep], found: FoundProcessor, file: Path) -> str:
+def file_text(
+    steps: Sequence[ReplayedStep],
+    found: FoundProcessor,
+    file: Path,
+    *,
+    expects_today: bool = False,
+) -> str:
     """
     Return the code of a pytest file.
 
@@ -60,6 +71,11 @@ def file_text(steps: Sequence[ReplayedStep], found: FoundProcessor, file: Path) 
         steps: What to write, at least one step.
         found: The processor, as the file imports it.
         file: Where the file will be, for the path of the processor's module.
+        expects_today: The tests assert what the processor of today makes of the steps, in place of
+            what was recorded.
+
+    Raises:
+        UsageError: A test cannot import the processor.
     """
     written = Literals()
     written.imports.add("from statelog.testing import ProcessorTester")
@@ -67,7 +83,11 @@ def file_text(steps: Sequence[ReplayedStep], found: FoundProcessor, file: Path) 
     is_pandas = first.task.row_format == "pandas"
     if is_pandas:
         written.imports.add("import pandas as pd")
-    tests = [_test(one, written, is_pandas) for one in steps]
+    names = _names(steps)
+    tests = [
+        _test(step, name, written, is_pandas, expects_today)
+        for step, name in zip(steps, names, strict=True)
+    ]
     key = _key(first, written)
     tester = _tester(first, found)
     helpers = (_LOCAL if written.has_local else "") + (_PLAIN if written.has_nan else "")
@@ -79,21 +99,32 @@ def file_text(steps: Sequence[ReplayedStep], found: FoundProcessor, file: Path) 
 
 def _head(step: RecordedStep) -> str:
     return (
-        f'"""\nWhat one key of the operator {step.task.operator_id} saw, recorded by a running query.'
+        '"""\nWhat one key of an operator saw, recorded by a running query.'
         "\n\nWritten by `statelog replay --write-test`.  It contains recorded data.\n"
-        '"""'
+        f'"""\n\n{comment(f"The operator: {quoted(step.task.operator_id)}.")}'
     )
+
+
+def _names(steps: Sequence[ReplayedStep]) -> list[str]:
+    """Return the name of each test; no two are equal, or pytest would run one of them."""
+    names: list[str] = []
+    for step in steps:
+        number = str(step.recorded.task.batch_id).replace("-", "minus_")
+        name = f"test_batch_{number}" + ("_does_not_fail" if step.recorded.failure else "")
+        again = sum(each.partition("__")[0] == name for each in names)
+        names.append(f"{name}__{again + 1}" if again else name)
+    return names
 
 
 def _imports(written: Literals, found: FoundProcessor, file: Path) -> str:
     lines = set(written.imports)
     path = ""
+    if not all(map(str.isidentifier, [*found.module.split("."), *found.name.split(".")])):
+        raise UsageError(f"a test cannot import {found.module}:{found.name}; rename the module")
     if found.folder:
         lines |= {"import sys", "from pathlib import Path"}
-        relative = os.path.relpath(found.folder, file.resolve().parent)
-        path = f"\nsys.path.insert(0, str(Path(__file__).parent / {relative!r}))\n".replace(
-            "'", '"'
-        )
+        relative = quoted(os.path.relpath(found.folder, file.resolve().parent))
+        path = f"\nsys.path.insert(0, str(Path(__file__).parent / {relative}))\n"
     own_lines = [one for one in lines if one.startswith(_OTHERS)]
     standard = sorted(lines.difference(own_lines), key=lambda one: (one.startswith("from "), one))
     groups = [standard, sorted(own_lines, key=lambda one: (one.startswith("from "), one))]
@@ -111,40 +142,48 @@ def _key(step: RecordedStep, written: Literals) -> str:
 
 
 def _tester(step: RecordedStep, found: FoundProcessor) -> str:
-    task = step.task
-    arguments = [f"{found.name}()" if found.is_called else found.name]
-    arguments.append(f'timeMode="{TIME_MODES[task.time_mode]}"')
-    if task.time_mode == "eventtime":
-        arguments.append("eventTimeExtractor=lambda row: 2**62")
-    arguments.append(f'keySchema="{ddl_of(step.schema.key_schema)}"')
-    arguments.append(f'outputStructType="{ddl_of(step.output.schema)}"')
-    inner = "".join(f"        {one},\n" for one in arguments)
-    inner = inner.replace("2**62,\n", "2**62,  # late rows were dropped before\n")
+    lines = [f"{found.name}()," if found.is_called else f"{found.name},"]
+    lines.append(f"timeMode={quoted(time_mode_of(step))},")
+    if step.task.time_mode == "eventtime":
+        lines.append("eventTimeExtractor=lambda row: 2**62,  # late rows were dropped before")
+    lines.append(f"keySchema={quoted(ddl_of(step.schema.key_schema))},")
+    lines.append(f"outputStructType={quoted(ddl_of(step.output.schema))},")
+    inner = "".join(f"        {line}\n" for line in lines)
     return f"def new_job():\n    return ProcessorTester(\n{inner}    )"
 
 
-def _test(step: ReplayedStep, written: Literals, is_pandas: bool) -> str:
-    task = step.recorded.task
+def _test(
+    step: ReplayedStep, name: str, written: Literals, is_pandas: bool, expects_today: bool
+) -> str:
     failure = step.recorded.failure
-    moment = dt.datetime.fromtimestamp(task.recorded_at_ms / 1000, dt.UTC)
-    name = f"test_batch_{task.batch_id}" + ("_does_not_fail" if failure is not None else "")
-    when = f"Batch {task.batch_id}, checkpoint {task.checkpoint_id}, {moment:%Y-%m-%d %H:%M:%S} UTC"
-    lines = [f"def {name}():"]
-    if failure is None:
-        lines.append(f"    # {when}.")
-    else:
+    result = step.found if expects_today else step.recorded_result
+    notes = [f"{_when(step.recorded)}."]
+    if failure is not None:
         told = " ".join(f"{failure.error}: {failure.message}".split())
-        lines.append(f"    # {when}: {failure.method or 'the new state'} raised")
-        lines.append(f"    # {told:.300}")
+        method = quoted(failure.method) if failure.method else "the new state"
+        notes = [f"{_when(step.recorded)}: {method} raised", f"{quoted(told[:300])}."]
+    if expects_today and result is not None:
+        notes.append("Expected is what the processor made of it when this test was written.")
+    lines = [f"def {name}():", *(f"    {comment(note)}" for note in notes)]
     lines.append("    job = new_job()")
     lines.append(_begin(step, written))
     call = _call(step, written, is_pandas)
-    if failure is not None:
-        lines.append(f"{call}  # fails as it did, until the processor is corrected")
+    if result is None:
+        lines.append(f"{call}  # fails, until the processor is corrected")
         return "\n".join(lines)
     lines.append(call.replace("    job.", "    output = job.", 1))
-    lines += _assertions(step, written, is_pandas)
+    lines += _assertions(step.recorded, result, written, is_pandas)
     return "\n".join(lines)
+
+
+def _when(step: RecordedStep) -> str:
+    task = step.task
+    when = f"Batch {task.batch_id}, checkpoint {task.checkpoint_id}"
+    try:
+        moment = dt.datetime.fromtimestamp(task.recorded_at_ms / 1000, dt.UTC)
+    except (OverflowError, ValueError, OSError):
+        return when
+    return f"{when}, {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _begin(step: ReplayedStep, written: Literals) -> str:
@@ -223,22 +262,21 @@ def _frames(step: RecordedStep, written: Literals, *, initial: bool) -> list[str
         if column.dtype.kind in "mM":
             values = [None if one is None else str(one) for one in values]
         cells = ", ".join(written.of(one) for one in values)
-        columns.append(f'"{name}": pd.Series([{cells}], dtype="{column.dtype}")')
+        dtype = quoted(str(column.dtype))
+        columns.append(f"{quoted(name)}: pd.Series([{cells}], dtype={dtype})")
     inner = "".join(f"            {one},\n" for one in columns)
     return [f"pd.DataFrame(\n        {{\n{inner}        }}\n    )"]
 
 
-def _assertions(step: ReplayedStep, written: Literals, is_pandas: bool) -> list[str]:
-    result = step.recorded_result
-    if result is None:
-        return []
-    recorded = step.recorded
+def _assertions(
+    recorded: RecordedStep, result: StepResult, written: Literals, is_pandas: bool
+) -> list[str]:
     checked = Literals()
     rows = [checked.row(row, recorded.output.schema) for row in result.output]
     output = "job.typedOutput(output)"
-    zone = recorded.task.frames.get("timezone", "UTC")
+    zone = str(recorded.task.frames.get("timezone", "UTC"))
     if is_pandas and zone not in ("UTC", "Etc/UTC"):
-        output = f'job.typedOutput(output, timezone="{zone}")'
+        output = f"job.typedOutput(output, timezone={quoted(zone)})"
     lines = [_equal(output, rows, checked)]
     own = Literals()
     state = _state(result.state, recorded.schema, own)

@@ -97,11 +97,13 @@ def replay_command(location: str, key: Key, recorder: TaskRecorder, spec: TaskSp
     source = source_of(spec.context.processor)
     # A class that was sent by value: its module cannot be imported, maybe not by the user either.
     by_value = module == "__main__" or module not in sys.modules
-    if by_value and source.endswith(".py") and "<" not in name:
-        words += ["--processor", f"{source}:{name}"]
+    if "<" in name or (by_value and not source.endswith(".py")):
+        words += ["--processor", "MODULE:CLASS"]  # no name leads to a class of a notebook
+    else:
+        words += ["--processor", f"{source if by_value else module}:{name}"]
     texts = key_texts(key, recorder.codec.schema.key_schema)
     if texts is None:  # no text names such a key; the Python API takes its values
-        return f"statelog.spark.replay({location!r}, {key!r})"
+        return f"statelog.spark.replay({location!r}, {key!r}, processor=...)"
     words.append(location)
     if any(text.startswith("-") for text in texts):
         words.append("--")

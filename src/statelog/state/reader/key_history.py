@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.listing import CheckpointSummary
+from statelog.checkpoint.listing import CheckpointState, CheckpointSummary
 from statelog.errors import CheckpointError
 from statelog.state.reader.chain import as_of_ms
 from statelog.state.reader.lookup import has_variable, state_of_key
 from statelog.state.reader.state_reader import StateReader
 
+_UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
 _GONE: Final = ("not_found", "subsumed")
 
 
@@ -36,6 +37,39 @@ class KeyVersion:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """
+    The history of a key, as far as it can be read.
+
+    Args:
+        versions: The state as of each checkpoint that can be read, ascending.
+        unreadable: The checkpoints that cannot be read.
+    """
+
+    versions: list[KeyVersion]
+    unreadable: tuple[CheckpointSummary, ...]
+
+    def checked(self) -> list[KeyVersion]:
+        """
+        Return the versions of a history without gaps.
+
+        Raises:
+            CheckpointError: A checkpoint cannot be read; the message names all of them.
+        """
+        if not self.unreadable:
+            return self.versions
+        ids = ", ".join(str(one.checkpoint_id) for one in self.unreadable)
+        first = self.unreadable[0]
+        damaged = any(one.state is CheckpointState.DAMAGED for one in self.unreadable)
+        raise CheckpointError(
+            f"the history has gaps: checkpoint {ids} cannot be read ({first.problem}). `statelog "
+            "verify` says what is damaged; the state as of another checkpoint can be read by its id",
+            reason="damaged" if damaged else "incompatible",
+            checkpoint_id=first.checkpoint_id,
+        )
+
+
 class _Checkpoints(Protocol):
     """Gives the checkpoints of a location, and a reader of each."""
 
@@ -43,13 +77,12 @@ class _Checkpoints(Protocol):
     def reader(self, checkpoint: int | None = None) -> StateReader: ...
 
 
-def key_history(
-    state: _Checkpoints, variable: str, key: object, now_ms: int | None
-) -> list[KeyVersion]:
+def key_history(state: _Checkpoints, variable: str, key: object, now_ms: int | None) -> KeyHistory:
     """Return the state of one key as of each retained checkpoint; see `LocationState.history`."""
     versions: list[KeyVersion] = []
     known = False
-    for one in state.checkpoints():
+    listed = state.checkpoints()
+    for one in listed:
         if not one.is_retained:
             continue
         with _unless_gone():
@@ -68,7 +101,7 @@ def key_history(
             )
     if not known:
         state.reader().arrow_schema(variable)  # raises: it names the variables
-    return versions
+    return KeyHistory(versions, tuple(one for one in listed if one.state in _UNREADABLE))
 
 
 @contextmanager

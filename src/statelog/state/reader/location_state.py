@@ -24,7 +24,7 @@ from statelog.state.reader.feed import ChangeFeed
 from statelog.state.reader.key_history import KeyVersion, key_history
 from statelog.state.reader.lookup import has_variable, rows_of_key, state_of_key
 from statelog.state.reader.replica import Replica
-from statelog.state.reader.sql import run_sql
+from statelog.state.reader.sql import run_sql_on
 from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import LocationPaths, ObjectStore
@@ -218,12 +218,12 @@ class LocationState:
 
         Raises:
             UsageError: As `get`; no retained checkpoint has the variable.
-            CheckpointError: There is no checkpoint, or one that is retained cannot be read.
+            CheckpointError: There is no checkpoint, or one cannot be read.
             CorruptionError: An object is damaged.
 
         Blocks: On the store, for each retained checkpoint.
         """
-        return key_history(self, variable, key, now_ms)
+        return key_history(self, variable, key, now_ms).checked()
 
     def changes(
         self,
@@ -352,7 +352,9 @@ class LocationState:
             interval_s=interval,
         )
 
-    def sql(self, statement: str, checkpoint: CheckpointName | None = None) -> pa.Table:
+    def sql(
+        self, statement: str, checkpoint: CheckpointName | None = None, *, allow_files: bool = False
+    ) -> pa.Table:
         """
         Return the result of an SQL statement over the state variables, through DuckDB.
 
@@ -362,21 +364,18 @@ class LocationState:
         Args:
             statement: One statement in the dialect of DuckDB.
             checkpoint: As for `reader`; None for the newest one.
+            allow_files: The statement may read and write files, attach databases and load
+                extensions, with the rights of this process.
 
         Raises:
-            UsageError: The statement is wrong, or names no state variable.
+            UsageError: The statement is wrong, names no state variable, or needs *allow_files*.
             RequirementError: DuckDB is not installed: `pip install 'statelog[sql]'`.
             CorruptionError: An object is damaged.
             CheckpointError: As `reader`; or the query deleted the checkpoint meanwhile.
 
         Blocks: On the store, and while the statement runs.
         """
-        reader = self.reader(checkpoint)
-        now_ms = as_of_ms(reader.checkpoint)
-        schemas = {one.name: reader.arrow_schema(one.name) for one in reader.variables()}
-        return run_sql(
-            statement, schemas, lambda names: reader.tables(variables=names, now_ms=now_ms)
-        )
+        return run_sql_on(self.reader(checkpoint), statement, allow_files=allow_files)
 
     def _open_readers(self) -> dict[int, StateReader]:
         if self._readers is None:

@@ -354,18 +354,18 @@ class Replica:
         """
         return self._tables([variable])[variable]
 
-    def sql(self, statement: str) -> pa.Table:
+    def sql(self, statement: str, *, allow_files: bool = False) -> pa.Table:
         """
         Return the result of an SQL statement over the state variables, through DuckDB.
 
-        Each variable is a table of its name, with the columns of `table`; the timers are the table
-        `timers` too.  All tables are of one checkpoint.
+        Each variable is a table of its name, with the columns of `table`; `timers` is one too.
 
         Args:
             statement: One statement in the dialect of DuckDB.
+            allow_files: As for `LocationState.sql`.
 
         Raises:
-            UsageError: The statement is wrong.
+            UsageError: The statement is wrong, or needs *allow_files*.
             RequirementError: DuckDB is not installed: `pip install 'statelog[sql]'`.
             CorruptionError: The last refresh found an object damaged.
             ClosedError: The replica is closed.
@@ -374,7 +374,7 @@ class Replica:
         """
         with self._lock:
             schemas = self._whole().schemas()
-        return run_sql(statement, schemas, self._tables)
+        return run_sql(statement, schemas, self._tables, allow_files=allow_files)
 
     def _tables(self, names: Sequence[str]) -> Mapping[str, pa.Table]:
         """Return the rows of variables, of one checkpoint."""

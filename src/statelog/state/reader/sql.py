@@ -4,6 +4,9 @@ SQL over state variables, through DuckDB.
 Each variable is a table of its name with the columns of its rows, which need quotes in SQL:
 `select "key.customer", "value.total" from total`.  A statement is bound to empty tables first, so
 that only the variables that it names are read.
+
+A statement has these tables and nothing else: DuckDB reads and writes no file, loads no extension and
+connects to nothing, and the statement cannot change that.  The caller may allow it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import pyarrow as pa
 
 from statelog import extras
 from statelog.errors import UsageError
+from statelog.state.reader.chain import as_of_ms
+from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema.descriptors import TIMERS_NAME
 
 _TIMERS_ALIAS: Final = "timers"
@@ -24,12 +29,15 @@ _CONFIG: Final = {
     "python_enable_replacements": "false",  # a name in SQL is a variable, not one of our locals
     "autoinstall_known_extensions": "false",
 }
+_LOCKED: Final = {**_CONFIG, "enable_external_access": "false", "lock_configuration": "true"}
 
 
 def run_sql(
     statement: str,
     schemas: Mapping[str, pa.Schema],
     read: Callable[[Sequence[str]], Mapping[str, pa.Table]],
+    *,
+    allow_files: bool = False,
 ) -> pa.Table:
     """
     Return the result of one SQL statement.
@@ -38,9 +46,11 @@ def run_sql(
         statement: In the dialect of DuckDB.
         schemas: The columns of each state variable, by its name.
         read: Returns the rows of variables by name; called once, for those that the statement names.
+        allow_files: The statement may read and write files, attach databases and load extensions.
 
     Raises:
-        UsageError: The statement is wrong, names no state variable, or is more than one.
+        UsageError: The statement is wrong, names no state variable, or is more than one; or it needs
+            *allow_files*.
         RequirementError: DuckDB is not installed.
 
     Blocks: While the variables are read and the statement runs.   Thread: any.
@@ -49,7 +59,8 @@ def run_sql(
     variables = {name: name for name in schemas}
     if TIMERS_NAME in schemas and _TIMERS_ALIAS not in map(str.lower, schemas):
         variables[_TIMERS_ALIAS] = TIMERS_NAME
-    with duckdb.connect(":memory:", config=_CONFIG) as connection:
+    config = _CONFIG if allow_files else _LOCKED
+    with duckdb.connect(":memory:", config=config) as connection:
         try:
             if len(connection.extract_statements(statement)) != 1:
                 raise UsageError("give one SQL statement")
@@ -65,11 +76,28 @@ def run_sql(
             found = connection.sql(statement)
             return pa.table({}) if found is None else found.to_arrow_table()
         except duckdb.Error as error:
-            names = ", ".join(f'"{name}"' for name in schemas) or "none"
+            names = ", ".join(map(_quoted, schemas)) or "none"
+            if not allow_files and isinstance(error, duckdb.PermissionException):
+                raise UsageError(
+                    f"SQL: {error}\nA statement reads and writes no files unless that is allowed: "
+                    "allow_files=True, or --allow-files on the command line"
+                ) from error
             raise UsageError(
                 f"SQL: {error}\nThe tables are the state variables: {names}; names with a dot need "
                 'quotes, as in "value.total"'
             ) from error
+
+
+def run_sql_on(reader: StateReader, statement: str, *, allow_files: bool) -> pa.Table:
+    """Return the result of a statement over the state of a reader's checkpoint; see `run_sql`."""
+    now_ms = as_of_ms(reader.checkpoint)
+    schemas = {one.name: reader.arrow_schema(one.name) for one in reader.variables()}
+    return run_sql(
+        statement,
+        schemas,
+        lambda names: reader.tables(variables=names, now_ms=now_ms),
+        allow_files=allow_files,
+    )
 
 
 def _used(

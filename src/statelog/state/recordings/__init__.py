@@ -14,10 +14,12 @@ from statelog.state.recordings.format import Failure, TaskRecording, decode_file
 from statelog.state.recordings.location import (
     ForgottenRecordings,
     StoredRecording,
+    UnreadableRecording,
     forget_key,
     list_recordings,
     objects_with_key,
     read_recording,
+    read_recordings,
     steps_of_key,
 )
 from statelog.state.recordings.step import Call, RecordedStep, steps_of
@@ -29,12 +31,14 @@ __all__ = [
     "RecordedStep",
     "StoredRecording",
     "TaskRecording",
+    "UnreadableRecording",
     "decode_file",
     "encode_file",
     "forget_key",
     "list_recordings",
     "objects_with_key",
     "read_recording",
+    "read_recordings",
     "steps_of",
     "steps_of_key",
 ]

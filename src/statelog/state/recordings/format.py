@@ -12,24 +12,15 @@ streams.  Format: docs/reference/formats/recording.md.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 import pyarrow as pa
 
-from statelog.errors import CorruptionError, IncompatibleFormatError
-from statelog.format.buffers import Buffer, checksum
+from statelog.format.buffers import Buffer
+from statelog.format.recording_file import damaged_recording, framed, verified_body
 from statelog.model.json_types import JsonObject
 from statelog.state.schema.descriptors import OperatorStateSchema
-
-VERSION: Final = 1
-_MAGIC: Final = b"SLRC"
-_HEADER: Final = struct.Struct(">4sBBHII")
-_ZSTD: Final = 1
-_LENGTH_MAX: Final = 1 << 30
-"""A recording is bounded by far less; a forged length allocates no more than this."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +109,7 @@ def encode_file(recordings: Sequence[bytes]) -> bytes:
     """
     raw = msgspec.msgpack.encode([msgspec.Raw(one) for one in recordings])
     body = pa.Codec("zstd").compress(raw, asbytes=True)
-    header = _HEADER.pack(_MAGIC, VERSION, _ZSTD, 0, len(raw), checksum([body]))
-    return header + bytes(body)
+    return framed(bytes(body), len(raw))
 
 
 def encode_recording(recording: TaskRecording) -> bytes:
@@ -139,27 +129,12 @@ def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
         CorruptionError: It is damaged, or no recording.
         IncompatibleFormatError: A newer statelog wrote it.
     """
-    view = memoryview(data)
-    if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
-        raise _damaged(where, "it does not begin as a recording")
-    _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
-    if version > VERSION or codec != _ZSTD:
-        raise IncompatibleFormatError(
-            f"recording {where} has version {version} and codec {codec}; this statelog reads "
-            f"versions up to {VERSION} and codec {_ZSTD}: upgrade statelog"
-        )
-    body = view[_HEADER.size :]
-    if checksum([body]) != crc or length > _LENGTH_MAX:
-        raise _damaged(where, "its checksum differs")
+    body, length = verified_body(data, where=where)
     try:
         raw = pa.Codec("zstd").decompress(body, length, asbytes=True)
         return msgspec.msgpack.decode(raw, type=list[TaskRecording])
     except (pa.ArrowException, OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise _damaged(where, str(error)) from error
-
-
-def _damaged(where: str, reason: str) -> CorruptionError:
-    return CorruptionError(f"damaged recording {where}: {reason}", path=where)
+        raise damaged_recording(where, str(error)) from error
 
 
 def to_stream(table: pa.Table) -> bytes:
@@ -181,4 +156,4 @@ def from_stream(data: bytes) -> pa.Table:
     try:
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise _damaged("", str(error)) from error
+        raise damaged_recording("", str(error)) from error

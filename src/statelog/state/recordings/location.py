@@ -15,7 +15,12 @@ import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest
-from statelog.errors import ObjectNotFoundError, UsageError
+from statelog.errors import (
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+    UsageError,
+)
 from statelog.state.recordings.format import (
     TaskRecording,
     decode_file,
@@ -53,6 +58,20 @@ class StoredRecording:
     def is_failure(self) -> bool:
         """Whether it is the recording of a key that failed."""
         return self.checkpoint_id is None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRecording:
+    """
+    A recording that is left out of an answer.
+
+    Args:
+        path: Its name in the store.
+        problem: Why it cannot be read.
+    """
+
+    path: str
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +153,12 @@ def read_recording(store: ObjectStore, stored: StoredRecording) -> list[TaskReco
 
 
 def steps_of_key(
-    store: ObjectStore, paths: LocationPaths, key: object, *, operator: str | None = None
+    store: ObjectStore,
+    paths: LocationPaths,
+    key: object,
+    *,
+    unreadable: list[UnreadableRecording],
+    operator: str | None = None,
 ) -> list[RecordedStep]:
     """
     Return what a key saw, in the order of micro-batches; its failures are last.
@@ -143,24 +167,27 @@ def steps_of_key(
         store: Where the location is.
         paths: The location in the store.
         key: As for `statelog.open(...).get`.
+        unreadable: Receives the recordings that are damaged or missing; the others are read.
         operator: Name of the operator; None for all whose key has the form of *key*.
 
     Raises:
         UsageError: *key* is no key of the operator, or of none.
-        CorruptionError: A recording is damaged.
 
     Blocks: On the store; reads every recording.
     """
     steps: list[RecordedStep] = []
     refused: UsageError | None = None
     fitted = False
-    for _, task in _tasks(store, paths):
+    for stored, task in read_recordings(store, paths, unreadable):
         if operator is not None and task.operator_id != operator:
             continue
         try:
             step = step_of(task, key)
         except UsageError as error:
             refused = error
+            continue
+        except CorruptionError as error:
+            unreadable.append(UnreadableRecording(stored.path, str(error)))
             continue
         fitted = True
         if step is not None:
@@ -170,28 +197,67 @@ def steps_of_key(
     return sorted(steps, key=lambda one: (one.task.batch_id, one.failure is not None))
 
 
-def _tasks(
-    store: ObjectStore, paths: LocationPaths
+def read_recordings(
+    store: ObjectStore, paths: LocationPaths, unreadable: list[UnreadableRecording] | None = None
 ) -> Iterator[tuple[StoredRecording, TaskRecording]]:
+    """
+    Yield all recordings of a location.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        unreadable: Receives the recordings that are damaged or missing.  Without it damage is raised,
+            and a missing object, which holds no key, is passed over.
+
+    Raises:
+        CorruptionError: A recording is damaged.
+        IncompatibleFormatError: A newer statelog wrote a recording.
+
+    Blocks: On the store; reads every recording.
+    """
+    missing: list[StoredRecording] = []
     for stored in list_recordings(store, paths):
         try:
             tasks = read_recording(store, stored)
-        except ObjectNotFoundError:  # a query deletes old ones meanwhile
+        except ObjectNotFoundError:
+            missing.append(stored)
+            continue
+        except (CorruptionError, IncompatibleFormatError) as error:
+            if unreadable is None:
+                raise
+            unreadable.append(UnreadableRecording(stored.path, str(error)))
             continue
         for task in tasks:
             yield stored, task
+    if missing and unreadable is not None:
+        # A query deletes old ones meanwhile, and then no longer names them.
+        named = {stored.path for stored in list_recordings(store, paths)}
+        unreadable += [
+            UnreadableRecording(one.path, "it does not exist, although a checkpoint names it")
+            for one in missing
+            if one.path in named
+        ]
 
 
 def objects_with_key(
     store: ObjectStore, paths: LocationPaths, key: object, *, operator: str | None = None
 ) -> list[str]:
     """
-    Return the objects with recordings of a key; arguments and errors are those of `steps_of_key`.
+    Return the objects with recordings of a key.
+
+    Args:
+        store: Where the location is.
+        paths: The location in the store.
+        key: As for `statelog.open(...).get`.
+        operator: Name of the operator; None for all.
+
+    Raises:
+        CorruptionError: A recording is damaged.
 
     Blocks: On the store; reads every recording.
     """
     found = []
-    for stored, task in _tasks(store, paths):
+    for stored, task in read_recordings(store, paths):
         if (operator is None or task.operator_id == operator) and _holds(task, key):
             found.append(stored.path)
     return list(dict.fromkeys(found))

@@ -179,7 +179,9 @@ def test_a_key_that_failed_fails_again(tmp_path: Path, op: str, in_pandas: bool)
     job.run([("k1", "add", 3), ("k2", "add", 4)])
     rows = [("k2", "add", 1), ("k1", "append", 7), ("k1", op, 8), ("k1", "add", 1)]
     for _ in range(3):  # a query that is started again fails again
-        with pytest.raises(ProcessorError, match=r"Replay it: statelog replay file://\S+ k1$"):
+        with pytest.raises(
+            ProcessorError, match=r"Replay it: statelog replay --processor \S+ file://\S+ k1$"
+        ):
             job.run(rows)
     assert [(None, 1)] == [
         (one.checkpoint_id, one.keys) for one in list_recordings(job.store, job.paths)

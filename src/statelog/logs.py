@@ -1,0 +1,54 @@
+"""Escape what log records of statelog contain from storage: names, and errors that name them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from statelog.plain_text import one_line
+
+LOGGERS: Final = ("statelog", "statelog.spark")
+"""All loggers of statelog.  A filter of a logger does not see the records of others below it."""
+
+
+class PlainRecords(logging.Filter):
+    """Makes one line of each argument of a record; the message is statelog's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Escape the arguments; every record passes."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_plain, record.args))
+        return True
+
+
+_PLAIN_RECORDS: Final = PlainRecords()
+
+
+def escape_records() -> None:
+    """Let the loggers of statelog escape what they log; further calls change nothing."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_PLAIN_RECORDS)
+
+
+def _plain(argument: object) -> object:
+    if argument is None or isinstance(argument, int | float):
+        return argument
+    return _Line(argument)
+
+
+class _Line:
+    """
+    An argument as text of one line, made when the record is formatted.
+
+    Args:
+        argument: The argument.
+    """
+
+    def __init__(self, argument: object) -> None:
+        self._argument = argument
+
+    def __str__(self) -> str:
+        return one_line(str(self._argument))
+
+    def __repr__(self) -> str:
+        return one_line(repr(self._argument))

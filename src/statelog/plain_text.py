@@ -1,0 +1,48 @@
+"""
+Escape what a terminal, a log or a reader would obey, before a text is shown.
+
+Names of variables, columns, operators, tags and objects come from storage, and others may have
+written them.  A name with an escape sequence rewrites a terminal, one with a line break adds a line to
+a log, one with a change of the writing direction is read as another name.  Characters that are not
+printable are replaced by Python's escapes.  Text for people passes through here: errors in their
+constructor, logs in `statelog.logs`, the command line in its console.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+_LAYOUT: Final = "\n\t"
+_NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
+
+
+def one_line(text: str) -> str:
+    """Return *text* as one line, with escapes for all characters that are not printable."""
+    return text if text.isprintable() else "".join(map(_escape, text))
+
+
+def plain_text(text: str) -> str:
+    """Return *text* as `one_line` does, but with its line breaks and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(one if one in _LAYOUT else _escape(one) for one in text)
+
+
+def plain_json(text: str) -> str:
+    """Return JSON with its own escapes for characters that are not printable: the same value."""
+    return _NOT_ASCII.sub(_json_escapes, text)
+
+
+def _json_escapes(match: re.Match[str]) -> str:
+    text = match[0]
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+
+
+def _escape(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,152 @@
+"""A recording is input: what it names is never imported, called, opened or printed raw."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from tests.forged import forge_recordings
+from tests.recorded_job import RecordedJob
+from tests.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
+
+from statelog.cli import main as cli
+from statelog.errors import CorruptionError, UsageError
+from statelog.spark.query.record import RecordRule
+from statelog.spark.testing.debug_replay import debug_step
+from statelog.spark.testing.replay import replay
+
+PROCESSOR = "tests.recorded_processors:Steps"
+
+
+def recorded(folder: Path, *, pandas: bool = False) -> RecordedJob:
+    kind = FrameSteps if pandas else Steps
+    job = RecordedJob(
+        str(folder), kind(), COLUMNS, OUTPUT, RecordRule(keys=(("k1",),)), pandas=pandas
+    )
+    job.run([("k1", "add", 3), ("k1", "yield", 0)], 1000)
+    return job
+
+
+def trap(folder: Path, name: str = "trap.py") -> Path:
+    """Write a module that leaves a file where it is imported, and has a processor."""
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(
+        f"open({str(folder / 'ran')!r}, 'w').close()\n"
+        "from tests.recorded_processors import Steps\nclass Trap(Steps):\n    pass\n"
+    )
+    return file
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what an import leaves behind."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("trap", "replayed_trap"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_the_file_that_a_recording_names_is_not_run(
+    tmp_path: Path, imports: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = recorded(tmp_path / "state")
+    file = trap(tmp_path / "state")
+    forge_recordings(job.store, processor="trap:Trap", source=str(file))
+    assert 2 == cli.run(["replay", job.location, "k1"])
+    error = capsys.readouterr().err
+    assert "--processor" in error
+    assert f"names 'trap:Trap', of the file '{file}'" in error
+    with pytest.raises(UsageError, match="names 'trap:Trap'"):
+        replay(job.location, "k1")
+    assert not (tmp_path / "state" / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["os:abort", "trap:Trap", "tests.recorded_processors:Steps"])
+def test_no_name_of_a_recording_is_imported_or_called(
+    tmp_path: Path,
+    name: str,
+    imports: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = recorded(tmp_path / "state")
+    trap(tmp_path / "state")
+    monkeypatch.chdir(tmp_path / "state")
+    monkeypatch.setattr(os, "abort", lambda: pytest.fail("called"))
+    forge_recordings(job.store, processor=name, source="")
+    assert 2 == cli.run(["replay", ".", "k1"])
+    assert repr(name) in capsys.readouterr().err
+    assert not (tmp_path / "state" / "ran").exists()
+
+
+def test_modules_are_not_looked_up_in_the_location(
+    tmp_path: Path,
+    imports: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = recorded(tmp_path / "state")
+    trap(tmp_path / "state")
+    trap(tmp_path / "state" / "recordings")
+    for folder, location in ((".", "."), ("recordings", "..")):
+        monkeypatch.chdir(tmp_path / "state" / folder)
+        assert 2 == cli.run(["replay", location, "k1", "--processor", "trap:Trap"])
+        assert "'trap' cannot be imported" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("ran"))
+    jobs = trap(tmp_path / "jobs").parent
+    (jobs / "colorsys.py").write_text("raise AssertionError('of the working directory')")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    monkeypatch.chdir(jobs)
+    assert 0 == cli.run(["replay", job.location, "k1", "--processor", "trap:Trap"])
+    assert (jobs / "ran").exists()
+    import colorsys  # the installed one, though the working directory has another
+
+    assert colorsys.rgb_to_hsv
+
+
+@pytest.mark.parametrize("name", ["udt", "pyClass", "serializedClass"])
+def test_user_defined_types_of_a_recording_are_not_loaded(
+    tmp_path: Path, name: str, imports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = recorded(tmp_path / "state", pandas=True)
+    trap(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (step,) = replay(job.location, "k1", processor=FrameSteps())
+    columns = json.loads(step.recorded.task.frames["columns"])
+    udt = {"type": "udt", "pyClass": "trap.Trap", "serializedClass": "gAR9lC4="}
+    if name != "udt":
+        udt = {name: udt[name], "type": "udt"}
+    columns["fields"][0]["type"] = {"type": "array", "elementType": udt, "containsNull": True}
+    frames = {**step.recorded.task.frames, "columns": json.dumps(columns)}
+    forge_recordings(job.store, frames=frames)
+    with pytest.raises(CorruptionError, match="settings of frames"):
+        replay(job.location, "k1", processor=FrameSteps())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_debugger_reads_no_commands_of_the_location(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = recorded(tmp_path / "state")
+    monkeypatch.chdir(tmp_path / "state")
+    Path(".pdbrc").write_text("import os; os.mkdir('ran')\n")
+    (step,) = replay(job.location, "k1", processor=OtherSteps())
+    assert step.differences
+    said = io.StringIO()
+    debug_step(step, OtherSteps(), stdin=io.StringIO("continue\n"), stdout=said)
+    assert "handleInputRows()" in said.getvalue()
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("changes", [{"time_mode": "x"}, {"row_format": "pandas", "frames": {}}])
+def test_settings_that_no_query_writes_are_damage(tmp_path: Path, changes: dict[str, Any]) -> None:
+    job = recorded(tmp_path / "state")
+    forge_recordings(job.store, **changes)
+    with pytest.raises(CorruptionError):
+        replay(job.location, "k1", processor=Steps())
