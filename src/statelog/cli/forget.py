@@ -64,7 +64,7 @@ def forget(
         _print(report, location, now)
         for parent in report.parents:
             command = _command(parent, key, operator, now=now)
-            shown.print(
+            console().print(
                 f"The parent of this fork still holds the key: {command}",
                 soft_wrap=True,
                 markup=False,

@@ -21,8 +21,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.errors import UsageError
 from statelog.state.recordings.format import TaskRecording
-from statelog.store.location import local_path
-from statelog.store.object_store import normalize_url
+from statelog.store.location import local_path, normalize_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Tasks upload through the storage of the library: attempts, time-outs, ownership,
 Tasks run in this process, without Spark, over a store whose faults the test chooses.
 """
 
+import ast
 import datetime as dt
 import sys
 import threading
@@ -23,15 +24,19 @@ from tests.unit.spark.worker.test_large_input import (
     numbers,
 )
 
+import statelog
+from statelog.checkpoint.clean_up import collect_garbage
+from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.errors import ProcessorError, StoreError, UploadFailedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle
-from statelog.options import task_changelog_options
+from statelog.model.checkpoint import TaskStateSnapshot
+from statelog.options import CheckpointOptions, task_changelog_options
 from statelog.spark.driver.progress import UploadFigures, upload_figures
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.kept_states import KeptStates
-from statelog.store import open_location
+from statelog.store import LocationPaths, open_location
 
 QUICK = {"changelog.upload.next-attempt-delay": dt.timedelta(0)}
 
@@ -308,3 +313,103 @@ def test_the_threads_of_a_run_end_with_it(
     for thread in started:
         thread.join(20)
     assert not started & threads_of_statelog()
+
+
+# --- who confirms, resets and truncates: docs/explanation/flink-map.md, "In a query on Spark" ---------
+
+
+def test_an_answer_hands_its_files_over_to_the_driver(
+    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = query(tmp_path, snapshots={0: ALL})
+    job.run(numbers(500, 50), monkeypatch)
+    files = stored(job)
+    (kept,) = task_module._states._by_name.values()
+    assert len(kept.storage.registry) == 0, "the worker owns nothing that an answer names"
+    kept.close()
+    assert files == stored(job)
+    assert len(files) == 3
+
+
+def test_the_coordinator_confirms_resets_and_truncates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = query(tmp_path, staged=False)
+    store, paths = job.store, LocationPaths()
+    coordinator = CheckpointCoordinator(
+        store,
+        paths,
+        owner_id="driver",
+        max_parallelism=len(ALL),
+        options=CheckpointOptions(retained=1),
+        clock_ms=lambda: 0,
+    )
+    coordinator.claim()
+    coordinator.restore()
+
+    def ended(number: int, *, commits: bool = True, **changes: Any) -> set[str]:
+        """Run a micro-batch and commit or decline it; return the files of its log."""
+        job.run(numbers(500, 50, number), monkeypatch, **changes)
+        ack = job.acks[-1]
+        coordinator.trigger(number, [ALL])
+        coordinator.acknowledge(number, TaskStateSnapshot(ALL, ack.log, ack.snapshot))
+        paths_of_log = {handle.path for handle in log_of(job)}
+        if commits:
+            coordinator.complete(number, properties={})
+            coordinator.clean_up()
+        else:
+            coordinator.decline(number, "the micro-batch failed")
+            job.acks.pop()
+        return paths_of_log
+
+    first = ended(0)
+    declined = ended(1, commits=False)  # reset: the state is that of checkpoint 0, and B is garbage
+    again = ended(1)
+    assert first | declined | again <= set(stored(job)), "confirmed: checkpoint 1 needs its log"
+    report = collect_garbage(
+        store,
+        paths,
+        min_age=dt.timedelta(0),
+        dry_run=True,
+        now=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1),
+    )
+    assert declined == {path for path in report.deleted if path.startswith("dstl/")}
+    ended(2, snapshots={0: ALL})
+    ended(3)
+    left = set(stored(job))
+    assert not (first | again) & left, "truncated: the snapshot of checkpoint 2 covers their log"
+    assert declined <= left, "what was declined waits for garbage collection"
+
+
+UNUSED = {
+    "confirm": "the coordinator's complete",
+    "reset": "the coordinator's decline",
+    "create_checkpoint_state_output_stream": "state of a query is task-owned",
+    "cache_directories": "CachedStore",
+    "LocalRecoveryConfig": "state on the host's disk",
+    "LocalBackup": "state on the host's disk",
+    "DirectStateChangeUploadScheduler": "the batching scheduler, behind the inline one",
+}
+"""What the pipeline has no use for, and what does its work."""
+
+
+def test_what_the_pipeline_does_not_use_is_what_the_page_lists() -> None:
+    folder = Path(statelog.__file__).parent
+    page = (folder.parents[1] / "docs/explanation/flink-map.md").read_text()
+    section = page.partition("## In a query on Spark")[2].partition("\n## ")[0]
+    sources = [*(folder / "spark").rglob("*.py"), *(folder / "carry").rglob("*.py")]
+    sources = [one for one in sources if "testing" not in one.parts]  # the tester has no store
+    names: Counter[str] = Counter()
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Attribute):
+                names[node.attr] += 1
+            elif isinstance(node, ast.Name):
+                names[node.id] += 1
+            elif isinstance(node, ast.keyword) and node.arg:
+                names[node.arg] += 1
+    assert {name for name in UNUSED if names[name]} == set()
+    listed = [*UNUSED, "truncate"]  # files of the local disk have a method of this name
+    assert {name for name in listed if f"`{name}`" not in section} == set()
+    for name in ("create_writer", "append_batch", "persist", "truncate_and_close", "inline_bytes"):
+        assert names[name], f"the pipeline uses {name}"
