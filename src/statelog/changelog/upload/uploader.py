@@ -22,6 +22,7 @@ from statelog.changelog.from_options import checked_job_id
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
+from statelog.errors import UsageError
 from statelog.flink_names import FlinkNames
 from statelog.format.buffers import Buffer
 from statelog.format.segment import SegmentWriter
@@ -62,7 +63,7 @@ class StateChangeUploader(Protocol):
 
         Runs on an upload thread; its exceptions are logged.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no discard; late files stay")
+        raise UsageError(f"{type(self).__name__} has no discard; write one that deletes the files")
 
     def close(self) -> None:
         """Close the uploader.  May be called more than once."""

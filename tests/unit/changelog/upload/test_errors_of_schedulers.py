@@ -165,3 +165,12 @@ def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
         for _ in range(3):
             assert ended.acquire(timeout=60)
     assert [error] * 3 == failures
+
+
+def test_an_uploader_without_a_discard_of_its_own_is_named() -> None:
+    class Subclass(sl.StateChangeUploader):
+        def upload(self, tasks: Sequence[sl.UploadTask]) -> sl.UploadTasksResult:
+            raise OSError("no")
+
+    with pytest.raises(sl.UsageError, match="Subclass has no discard; write one"):
+        Subclass().discard(sl.UploadTasksResult())
