@@ -135,7 +135,8 @@ class _Forgetting:
         traces = self._traces(self._base)
         report = self._report(self._base, None, dry_run, traces)
         if not traces:
-            return report
+            # An interrupted call may have left objects, and the tag of a fork in its parent.
+            return report if dry_run else replace(report, deleted=self._collect())
         refuse_pinned(self._store.url, traces)
         before = Needs(self._store, _PATHS, self._base).checkpoints
         if dry_run:
@@ -160,14 +161,7 @@ class _Forgetting:
         )
         newest = newest_checkpoint(self._store)
         present = {info.path for info in self._store.list()}
-        collect_garbage(
-            self._store,
-            _PATHS,
-            min_age=dt.timedelta(0),
-            dry_run=False,
-            # Later than the store's own clock, which tells the age of objects.
-            now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
-        )
+        self._collect()
         recordings.forget_key(self._store, _PATHS, self._key.values, operator=self._key.operator_id)
         left = {info.path for info in self._store.list()}
         retained = Needs(self._store, _PATHS, newest).checkpoints
@@ -177,6 +171,17 @@ class _Forgetting:
             given_up=tuple(one for one in before if one not in retained),
             deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
         )
+
+    def _collect(self) -> tuple[str, ...]:
+        """Delete all objects that no checkpoint needs, and return them."""
+        return collect_garbage(
+            self._store,
+            _PATHS,
+            min_age=dt.timedelta(0),
+            dry_run=False,
+            # Later than the store's own clock, which tells the age of objects.
+            now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
+        ).deleted
 
     def _report(
         self,

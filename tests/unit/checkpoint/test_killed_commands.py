@@ -84,6 +84,17 @@ def with_garbage(place: Place) -> None:
     (Path(place.state) / "dstl" / "torn#1").write_bytes(b"unfinished")
 
 
+def with_export(place: Place) -> None:
+    """Write the state of an older checkpoint to files."""
+    out = str(place.root / "out")
+    assert place.call("export", place.state, out, "--checkpoint", "earliest") == 0
+
+
+def edits(place: Place) -> list[str]:
+    files = (place.root / "out").glob("*.parquet")
+    return [part for file in files for part in ("--set", f"{file.stem}={file}")]
+
+
 def with_fork(place: Place) -> None:
     assert fork(place) == 0
 
@@ -125,6 +136,10 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
         lambda place: place.call("repair", place.state, "--give-up-after", "0", "--apply"),
     ),
     "edit": (nothing, edit),
+    "edit from files": (
+        with_export,
+        lambda place: place.call("edit", place.state, *edits(place), "--delete-others", "--apply"),
+    ),
     "forget": (nothing, lambda place: place.call("forget", place.state, *key_texts(KEY), "--yes")),
     "forget --now": (
         nothing,
