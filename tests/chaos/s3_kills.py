@@ -26,15 +26,16 @@ class S3Campaign(Campaign):
     Args:
         proxy: The proxy in front of the server.
         bucket: The bucket, which exists.
+        mix: The faults of its requests.
     """
 
     proxy: S3Proxy
     bucket: str
+    mix: Mix
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.location = f"s3://{self.bucket}/job"
-        self.mix = Mix(0.2, seed=self.seed, forbidden_s=0.5)
         self.proxy.slow_s = SLOW_S
         self.batches = 0
 

@@ -18,7 +18,7 @@ from statelog.store.api import ObjectInfo
 T = TypeVar("T")
 _log = logging.getLogger("statelog")
 
-_READS: Final = 4
+_READS: Final = 5
 
 
 class Source(Protocol):
@@ -74,8 +74,8 @@ def read_verified(
     Raises:
         CorruptionError: Two reads returned the same wrong bytes: the object is damaged.
         IncompatibleFormatError: A newer statelog wrote it.
-        StoreError: The store failed; or each of four reads returned other wrong bytes (`reason`
-            "transfer"), or all of them fewer bytes than the object has: that says nothing about it.
+        StoreError: The store failed; or five reads returned wrong bytes, other ones each time or
+            fewer than the object has (`reason` "transfer"): that says nothing about the object.
 
     Blocks: On the source.   Thread: any.
     """
@@ -86,20 +86,13 @@ def read_verified(
             return first()
         except (CorruptionError, IncompatibleFormatError) as error:
             failed = str(error)
-    while len(wrong) < _READS:
+    for _ in range(_READS):
         data = get_again(source, path) if failed else source.get(path)
         try:
             result = check(data)
         except (CorruptionError, IncompatibleFormatError) as error:
             content = len(data), checksum([data])
-            if content in wrong:
-                size = _stored_size(source, path)
-                if size not in (None, len(data)):
-                    raise _transfer_error(
-                        source,
-                        path,
-                        f"the store says that it has {size} bytes, and sends {len(data)}",
-                    ) from error
+            if content in wrong and _stored_size(source, path) in (None, len(data)):
                 raise _certain(error) from error.__cause__
             wrong.add(content)
             failed = str(error)
@@ -113,11 +106,15 @@ def read_verified(
                     failed,
                 )
             return result
-    raise _transfer_error(
-        source,
-        path,
-        f"{_READS} reads returned {_READS} different contents, all of them wrong (the last one: "
-        f"{failed})",
+    raise StoreError(
+        f"get {path} in {source.url} failed: {_READS} reads returned wrong bytes, other ones each time "
+        f"or fewer than the store says it has (the last one: {failed}). The connection, a proxy or a "
+        "cache changes data on its way; the object itself may be whole. Try again, and look for the "
+        "cause there: going back to an older checkpoint does not help",
+        path=path,
+        url=source.url,
+        operation="get",
+        reason="transfer",
     )
 
 
@@ -130,18 +127,6 @@ def _stored_size(source: Source, path: str) -> int | None:
     except StoreError as error:
         _log.debug("the size of %s in %s is unknown: %s", path, source.url, error)
         return None
-
-
-def _transfer_error(source: Source, path: str, what: str) -> StoreError:
-    return StoreError(
-        f"get {path} in {source.url} failed: {what}. The connection, a proxy or a cache changes data "
-        "on its way; the object itself may be whole. Try again, and look for the cause there: going "
-        "back to an older checkpoint does not help",
-        path=path,
-        url=source.url,
-        operation="get",
-        reason="transfer",
-    )
 
 
 def _certain(
