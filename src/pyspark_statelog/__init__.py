@@ -8,6 +8,10 @@ what reads state is imported when a query asks for it: `statelog.spark.source`.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -43,27 +47,32 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns; this is where the checkpoint is chosen."""
-        return self._opened().schema()
+        with _sentence_first():
+            return self._opened().schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads rows with these columns."""
-        return self._opened().reader(schema)
+        with _sentence_first():
+            return self._opened().reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what reads rows with these columns as a stream."""
-        return self._opened().stream(schema)
+        with _sentence_first():
+            return self._opened().stream(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what writes a batch frame to a keyed table."""
         from statelog.spark.table import table_writer
 
-        return table_writer(dict(self.options), schema, overwrite)
+        with _sentence_first():
+            return table_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return what writes the micro-batches of a stream to a keyed table."""
         from statelog.spark.table import stream_writer
 
-        return stream_writer(dict(self.options), schema, overwrite)
+        with _sentence_first():
+            return stream_writer(dict(self.options), schema, overwrite)
 
     def _opened(self) -> StateSource:
         # Spark pickles this object after `schema`, so all that follows has the same checkpoint.
@@ -72,3 +81,20 @@ class DefaultSource(DataSource):
 
             self._source = StateSource(dict(self.options))
         return self._source
+
+
+@contextlib.contextmanager
+def _sentence_first() -> Iterator[None]:
+    """
+    Let Spark report an error of statelog by its message, without a traceback before it.
+
+    The worker process that reports an error ends with it, so the setting is that of this error.
+    """
+    try:
+        yield
+    except Exception as error:
+        main = getattr(sys.modules.get("__main__"), "__spec__", None)
+        is_worker = main is not None and main.name.startswith("pyspark.")
+        if is_worker and any(kind.__module__ == "statelog.errors" for kind in type(error).__mro__):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

@@ -13,6 +13,7 @@ from statelog.demo.job import JobConfig
 from statelog.demo.process import JobProcess
 
 _AGAIN = re.compile(r"; attempt \d+ follows in")
+_REPEATED = re.compile(r" repeated_requests=(\d+) ")
 TIMEOUT = "2s"
 SLOW_S = 3.0
 """Later than the time-out of the client."""
@@ -77,6 +78,10 @@ class S3Campaign(Campaign):
                 verdict = message.get("verdict", verdict)
         assert 0 == job.exit_status, self.story
         return verdict
+
+    def repeated_in_progress(self) -> int:
+        """Return the sum of repeated requests in the `BatchProgress` lines of the driver's log."""
+        return sum(map(int, _REPEATED.findall(self._log())))
 
     def retries(self) -> int:
         """Return how many requests the log of the driver says were sent again."""

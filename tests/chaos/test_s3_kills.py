@@ -43,6 +43,8 @@ def test_a_job_whose_requests_fail_is_exact_and_never_ends_by_itself(
         print(campaign.story)
         print(f"{len(proxy.exchanges)} requests, {sum(failed.values())} failed: {dict(failed)}")
         print(f"{campaign.batches} batches, {campaign.retries()} retries in the log of the driver")
+        print(f"{campaign.repeated_in_progress()} of them in BatchProgress")
+        assert campaign.repeated_in_progress() > 0
         assert kills == len(campaign.kills)
         assert {fault.value for fault in kinds} == set(failed), "a campaign of all faults"
         assert sum(failed.values()) > len(proxy.exchanges) * rate / 2

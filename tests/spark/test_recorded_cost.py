@@ -37,7 +37,7 @@ def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
         assert {"plan", "run"} == set(record.durations_ms)
         for phase, took in record.durations_ms.items():
             assert took == round(progress.milliseconds[phase])
-        assert {"tasks": 0, "puts": 0} == record.retries
+        assert {"tasks": 0, "puts": 0, "requests": 0} == record.retries
         assert progress.objects == 1 + (record.objects or 0)
         assert progress.object_bytes > (record.object_bytes or 0)
     assert found[0].previous_ms is None

@@ -282,8 +282,9 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
         ({"stateVarName": "total", "keyGroups": 8}, "is not inside"),
         ({"variable": "total"}, "has no option variable; it has path, view, stateVarName"),
     ):
-        with pytest.raises(PySparkException, match=message):
+        with pytest.raises(PySparkException, match=message) as raised:
             read(spark, run.state, **options)
+        assert "Traceback" not in str(raised.value).split(message)[0]
     own = spark.read.format("statelog").option("stateVarName", "total").schema("n int")
     with pytest.raises(PySparkException, match="leave the schema out"):
         own.load(str(run.state)).collect()

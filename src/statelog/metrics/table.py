@@ -100,6 +100,13 @@ _TABLE: Final = (
         "Upload attempts that took longer than the time-out; they may still succeed.",
     ),
     MetricSpec(
+        "repeated_requests",
+        "",
+        MetricKind.COUNTER,
+        "requests",
+        "Requests to stores that failed and were sent again.",
+    ),
+    MetricSpec(
         "number_of_discarded_uploads",
         "",
         MetricKind.COUNTER,

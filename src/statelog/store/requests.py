@@ -38,6 +38,9 @@ _FINAL_ERRORS: Final = (
 )
 _QUIET_ATTEMPTS: Final = 2
 
+REPEATED_REQUESTS: Final = "repeated_requests"
+"""The metric that counts them."""
+
 _lock = threading.Lock()
 _repeated = 0
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from statelog.checkpoint.offset_log import OFFSETS, read_offsets, recorded_query_id
+from statelog.checkpoint.offset_log import OFFSETS, numbers_in, read_offsets, recorded_query_id
+from statelog.checkpoint.query_files import COMMITS
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.source_position import OffsetEntry, SourceLog
 from statelog.errors import StatelogError
@@ -127,6 +128,18 @@ class QueryTimes:
             source_logs=read.logs,
             source_folders=read.folders,
         )
+
+    def last_finished(self) -> tuple[int, str | None] | None:
+        """
+        Return the newest finished micro-batch of earlier runs and its position; None for none.
+
+        Blocks: On a listing and a small file.
+        """
+        batch_id = max(numbers_in(self._files, COMMITS), default=None)
+        entry = None if batch_id is None else read_offsets(self._files, batch_id)
+        if batch_id is None or entry is None:
+            return None
+        return batch_id, self._positions.end_of(entry)
 
     @property
     def checkpoint_location(self) -> str:

@@ -100,8 +100,18 @@ class MicroBatchEngine:
 
         Args:
             query_id: Spark's id of the query, empty for a new query; None if unknown.
+
+        Raises:
+            CheckpointError: It cannot; also if micro-batches of it are finished and the location has
+                no checkpoint.
         """
         self._location.inspect(query_id)
+        if self._query_times is not None and query_id and self._location.is_empty:
+            finished = self._query_times.last_finished()
+            if finished is not None:
+                batch_id, position = finished
+                times = BatchTimes(position_before=position)
+                self._location.check_is_there(FirstBatch(query_id, batch_id + 1, times))
 
     def next_due_ms(self) -> int | None:
         """

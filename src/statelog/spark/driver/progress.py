@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from statelog.spark.query.progress import BatchProgress
 from statelog.spark.worker.protocol import TaskAck
+from statelog.store.requests import REPEATED_REQUESTS
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -67,6 +68,13 @@ def upload_figures(acks: Sequence[TaskAck]) -> UploadFigures:
     )
 
 
+def repeated_by(acks: Sequence[TaskAck]) -> int:
+    """Return how many requests to the store the tasks sent again."""
+    return int(
+        sum(value for ack in acks for name, value in ack.uploads if name == REPEATED_REQUESTS)
+    )
+
+
 def source_metrics(progress: BatchProgress) -> dict[str, str]:
     """
     Return the figures of a micro-batch as the metrics of a source in Spark's progress.
@@ -95,6 +103,7 @@ def source_metrics(progress: BatchProgress) -> dict[str, str]:
         "uploadRetries": progress.upload_retries,
         "slowestUploadMs": round(progress.slowest_upload_ms),
         "uploadWaitMs": round(progress.upload_wait_ms),
+        "repeatedRequests": progress.repeated_requests,
         "logBytes": progress.log_bytes,
         "logHandles": progress.log_handles,
         "snapshots": progress.snapshots,

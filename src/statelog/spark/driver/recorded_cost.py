@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from statelog.spark.driver.progress import UploadFigures, slowest_phases, upload_figures
+from statelog.spark.driver.progress import (
+    UploadFigures,
+    repeated_by,
+    slowest_phases,
+    upload_figures,
+)
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.stopwatch import Stopwatch
 
@@ -59,6 +64,7 @@ class RecordedCosts:
             retries={
                 "tasks": sum(ack.attempt for ack in acks),
                 "puts": repeated,
+                "requests": repeated_by(acks),
             },
             objects=sum(ack.objects for ack in acks),
             object_bytes=sum(ack.object_bytes for ack in acks),

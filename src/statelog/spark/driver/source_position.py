@@ -93,6 +93,11 @@ class SourcePositions:
             folders=folders,
         )
 
+    def end_of(self, entry: OffsetEntry) -> str | None:
+        """Return the position after a micro-batch; None where its sources have no order."""
+        offsets = self._of_user(entry)
+        return None if offsets is None else position_of(offsets)
+
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
         """
         Read the entries of *logs* again.

@@ -108,6 +108,8 @@ class StateLocation:
         """When the next timer of each operator is due, in the time of the time mode; None if
         unknown."""
         self._last_runs = [_EMPTY] * len(query.operators)
+        self.is_empty = False
+        """Whether `inspect` found no checkpoint."""
         self.epoch = 0
         self.run_id = RandomIds().new_id()
         """A name of this run that no other has: a new location under an old name begins at the same
@@ -138,6 +140,7 @@ class StateLocation:
             self.due_ms = [None] * len(self._query.operators)
             return  # the user names a checkpoint, maybe because the newest one is damaged
         newest = find_newest(self._store, self._paths, known=self._known).newest
+        self.is_empty = newest is None
         if newest is None:
             return
         self._check_is_not_unwanted(newest)
@@ -200,6 +203,11 @@ class StateLocation:
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
         return is_committed
 
+    def check_is_there(self, first: FirstBatch) -> None:
+        """Check that a query without a checkpoint has read no input; see `check_state_is_there`."""
+        if self._query.settings.restore_from != "empty":
+            check_state_is_there(first, self._query.location)
+
     def _check(
         self, found: CompletedCheckpoint | None, first: FirstBatch, wanted: int | None
     ) -> bool:
@@ -210,8 +218,7 @@ class StateLocation:
         """
         query, settings = self._query, self._query.settings
         if found is None:
-            if settings.restore_from != "empty":
-                check_state_is_there(first, query.location)
+            self.check_is_there(first)
             return False
         self._check_is_not_unwanted(found)
         record = BatchRecord.of(found)

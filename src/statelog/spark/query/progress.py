@@ -48,6 +48,8 @@ class BatchProgress:
         upload_retries: Attempts after the first of the uploads that succeeded.
         slowest_upload_ms: The longest upload, with all its attempts.
         upload_wait_ms: Summed time that tasks waited because too many bytes were in flight.
+        repeated_requests: Requests of the tasks and the driver to the store that failed and were sent
+            again, inside of those attempts and for claims, commits and reads.
         log_bytes, log_handles: The log after the snapshots: bytes of changes, number of handles.
         snapshots, snapshots_failed: Snapshots that were written; snapshots that failed.
         largest_key_groups: The key groups with the most rows, at most three.
@@ -81,6 +83,7 @@ class BatchProgress:
     upload_retries: int = 0
     slowest_upload_ms: float = 0.0
     upload_wait_ms: float = 0.0
+    repeated_requests: int = 0
     log_bytes: int = 0
     log_handles: int = 0
     snapshots: int = 0
@@ -105,6 +108,7 @@ class BatchProgress:
             f"out={self.output_rows} state_entries={self.state_entries} "
             f"delta_bytes={self.delta_bytes} objects={self.objects} "
             f"object_bytes={self.object_bytes} uploads={self.uploads} "
-            f"upload_retries={self.upload_retries} log_behind_snapshot={self.log_bytes}B/"
+            f"upload_retries={self.upload_retries} repeated_requests={self.repeated_requests} "
+            f"log_behind_snapshot={self.log_bytes}B/"
             f"{self.log_handles} tasks={self.tasks} ms[{phases}] slowest_task_ms[{slowest}]"
         )

@@ -27,7 +27,7 @@ from statelog.spark.query.processor_failures import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.output_calls import returned
 from statelog.spark.rows.types import make_row, row_factory
-from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutput
+from statelog.spark.rows.unfit_output import UnfitOutput
 from statelog.spark.worker.due_timers import due_timers, first_timer_ms
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
@@ -378,7 +378,7 @@ class ProcessorRun:
         at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
             f"{name}.{method} failed{at} in batch {self._context.batch_id}: {what}. "
-            f"{NOTHING_COMMITTED}",
+            "Nothing of this batch was committed; the last checkpoint is valid",
             batch_id=self._context.batch_id,
             key=None if key is None else repr(key),
             method=method,

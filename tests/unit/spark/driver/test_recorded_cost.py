@@ -26,11 +26,12 @@ def watch(**milliseconds: float) -> Stopwatch:
 
 def test_the_slowest_task_counts_in_each_phase_and_failed_attempts_add_up() -> None:
     acks = [ack(0, 1, process=7.6, input=0.2), ack(1, 2, process=3.0, input=9.4)]
+    acks[1].uploads = [("repeated_requests", 4.0)]
     acks[0].objects, acks[0].object_bytes, acks[1].objects, acks[1].object_bytes = 2, 100, 1, 20
     cost = RecordedCosts(Location()).before_commit(watch(plan=1.4, run=40.5), acks)
     assert {"plan": 1, "run": 40} == cost.durations_ms
     assert {"process": 8, "input": 9} == cost.task_ms
-    assert {"tasks": 3, "puts": 0} == cost.retries
+    assert {"tasks": 3, "puts": 0, "requests": 4} == cost.retries
     assert (3, 120) == (cost.objects, cost.object_bytes)
     assert cost.previous_ms is None
 
