@@ -69,8 +69,8 @@ QUERY_HEAD = """\
 ## In a query
 
 A query on Spark reads the options of `checkpoint` and `snapshot`, and those of `changelog` for the uploads of its tasks:
-changes above `inlineBytes`, snapshots, staged rows and recordings. Give them as any [setting](settings.md):
-`spark.statelog.changelog.upload.max-attempts`, an argument in the code, or an option of the writer.
+changes above `inlineBytes`, snapshots, staged rows and recordings. Set them in the session, as `spark.statelog.changelog.upload.max-attempts`,
+or at the writer, as `.option("statelog.changelog.upload.max-attempts", 9)`.
 
 These have other defaults in a query, because a task waits for its uploads, and its memory is bounded by `memoryBudget`:
 
