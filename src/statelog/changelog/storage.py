@@ -15,12 +15,7 @@ from typing import Self
 import pyarrow as pa
 
 from statelog import arguments
-from statelog.changelog.from_options import (
-    checked_job_id,
-    checked_options,
-    retry_policy,
-    store_of,
-)
+from statelog.changelog.from_options import checked_job_id, checked_options, retry_policy, store_of
 from statelog.changelog.local.recovery import LocalRecoveryConfig
 from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.parts import (

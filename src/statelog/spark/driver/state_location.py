@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NamedTuple
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
@@ -27,6 +26,7 @@ from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import pause
 from statelog.runtime.ids import RandomIds
+from statelog.spark.driver.last_run import NEVER_RAN, LastRun, last_run_of
 from statelog.spark.driver.recordings import committed_recordings, kept_recordings, recording_files
 from statelog.spark.driver.restart import (
     FirstBatch,
@@ -42,28 +42,6 @@ from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, open_location
 
 _log = logging.getLogger("statelog.spark")
-
-
-class LastRun(NamedTuple):
-    """
-    The newest checkpoint in which an operator ran.
-
-    Args:
-        checkpoint_id: Its id; -1 for none.
-        handles: Ids of the log handles that it added.
-    """
-
-    checkpoint_id: int
-    handles: tuple[str, ...]
-
-
-_EMPTY: Final = LastRun(-1, ())
-
-
-def _last_run(base: CompletedCheckpoint) -> LastRun:
-    """Return *base* as the last run of an operator."""
-    own = base.checkpoint_id
-    return LastRun(own, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == own))
 
 
 class StateLocation:
@@ -107,7 +85,7 @@ class StateLocation:
         self.due_ms: list[int | None] = [NEVER_MS] * len(query.operators)
         """When the next timer of each operator is due, in the time of the time mode; None if
         unknown."""
-        self._last_runs = [_EMPTY] * len(query.operators)
+        self._last_runs = [NEVER_RAN] * len(query.operators)
         self.is_empty = False
         """Whether `inspect` found no checkpoint."""
         self.epoch = 0
@@ -188,7 +166,7 @@ class StateLocation:
         if self.base is not None:
             self.record = record = BatchRecord.of(self.base)
             self.due_ms = [one.next_due_ms for one in record.operators]
-            self._last_runs = [_last_run(self.base)] * len(query.operators)
+            self._last_runs = [last_run_of(self.base)] * len(query.operators)
             self.went_back_to = record.went_back_to if wanted is None else wanted
             self.rewound = record.rewound
             self.snapshots.begin(self.base, record.state_entries)
@@ -284,7 +262,7 @@ class StateLocation:
         """
         self.base, self.record = completed, record
         self.due_ms = [one.next_due_ms for one in record.operators]
-        last = _last_run(completed)
+        last = last_run_of(completed)
         self._last_runs = [
             last if has_run else before
             for has_run, before in zip(ran, self._last_runs, strict=True)
