@@ -106,6 +106,7 @@ COMMANDS = {
                ["LOC", "fails", "--processor", f"{__name__}:Hostile", "--write-test", "OUT.py"]],
     "copy": [["LOC", "NEW"]],
     "forget": [["LOC", "k1"], ["LOC", "nobody"]],
+    "edit": [["LOC", "--delete", "LOC/trap.py"], ["LOC", "--set", f"{NAME}=OUT{BAD}.parquet"]],
 }  # fmt: skip
 """Calls of each command; those with --json too."""
 
