@@ -132,6 +132,36 @@ def test_an_init_that_exits_does_not_end_the_driver(job: Job) -> None:
         job.start(processor=Leaving())
 
 
+class Misspelt(Totals):
+    """`Totals` with a column that the output does not have."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(key=row.key, totl=row.total, rows=None)
+
+
+class Forgetful(Totals):
+    """`Totals` without a `yield`."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in super().handleInputRows(key, rows, timerValues):
+            Row(key=row.key, total=row.total, rows=row.rows)
+
+
+def test_output_that_is_lost_is_warned_of_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.source.add([(2, 2)])
+    job.run(processor=Misspelt())
+    assert [2, 1] == [len(rows) for rows in job.take()]
+    grouped = job.source.spark.createDataFrame([(1, 1)], INPUT).groupBy("key")
+    transform_with_state(grouped, Forgetful(), TOTALS)
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    [misspelt] = [one for one in warnings if "no output row of Misspelt" in one]
+    assert misspelt.startswith("no output row of Misspelt in batch 0 names the columns 'total': ")
+    assert misspelt.endswith("'totl' (did you mean 'total'?)")
+    [forgetful] = [one for one in warnings if "Forgetful" in one]
+    assert forgetful.startswith("Forgetful.handleInputRows has no `yield` and returns None, so no ")
+
+
 def test_a_batch_frame_shows_the_processors_lines(spark: "SparkSession") -> None:
     grouped = spark.createDataFrame([(BAD, 1)], INPUT).groupBy("key")
     with pytest.raises(PythonException, match=r"Faulty\.handleInputRows failed for key") as raised:

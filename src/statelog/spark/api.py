@@ -33,6 +33,7 @@ from statelog.spark.query.event_time import (
 from statelog.spark.query.initial_state import initial_state
 from statelog.spark.query.input_plan import InputPlan, input_plan
 from statelog.spark.query.keyed_frame import KeyedFrame, grouping_of, keyed_frame
+from statelog.spark.query.missing_yield import warn_of_missing_yield
 from statelog.spark.query.modes import OUTPUT_MODES, TIME_MODES, mode_of
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.operator_settings import OperatorSettings, names_settings
@@ -282,6 +283,8 @@ def stateful_frame(
         of_upstream=of_upstream,
         pre_aggregation=None if pre is None else pre.aggregation,
     )
+    has_initial = arguments.initial is not None
+    warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
     if definition.event_time_output is not None:
         check_output_column(definition.event_time_output, output, has_watermark=plan.has_watermark)
         output = with_event_time(output, definition.event_time_output, grouped._df.schema)

@@ -14,6 +14,7 @@ The driver's side: each micro-batch makes one checkpoint.
     recordings                     what tasks recorded, committed with the micro-batch
     batch_cost, snapshot_planner   how many tasks run next; which key groups get a snapshot
     batch_reports                  log, callback, metrics and the warning of skew
+    unnamed_output                 the warning of output columns that no row names
 
 `batch_frame` runs the operator over a batch frame.  Other packages use `engine`, `batch_frame`,
 `batch_times`, `checkpoint_files`, `running_query`, `no_data_batches`, `no_data_source`, `arrow_frame`

@@ -191,8 +191,9 @@ class MicroBatchEngine:
                 self._coordinator.decline(batch.checkpoint_id, "the micro-batch failed")
             raise
         acks = [*chain(*answers)]
-        if not times.is_idle:  # the cost of a no-data batch does not predict one with rows
-            for operator, own in zip(self._operators, answers, strict=True):
+        for operator, own in zip(self._operators, answers, strict=True):
+            operator.unnamed_output.committed(batch_id, own)
+            if not times.is_idle:  # the cost of a no-data batch does not predict one with rows
                 operator.ran(own)
         self._location.snapshots.committed(batch.snapshots, acks, now_ms())
         self._location.advance(completed, record, [bool(own) for own in answers])

@@ -24,6 +24,7 @@ from statelog.spark.driver.one_shuffle import PreAggregator
 from statelog.spark.driver.recordings import record_spec
 from statelog.spark.driver.staged_rows import frame_of_rows, inline_rows, row_files
 from statelog.spark.driver.state_location import StateLocation
+from statelog.spark.driver.unnamed_output import UnnamedOutput
 from statelog.spark.query.initial_state import InitialState, with_initial_rows
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.query.query import Query
@@ -86,6 +87,7 @@ class OperatorRun:
     ) -> None:
         self._recorded_keys = recorded_keys
         self.definition = query.operators[index]
+        self.unnamed_output = UnnamedOutput(type(self.definition.processor).__name__)
         self._query = query
         self._index = index
         self._location = location

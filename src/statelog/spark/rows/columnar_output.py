@@ -27,6 +27,7 @@ class ColumnarOutput:
         self._batch_id = batch_id
         self.items = self._batches = list[pa.RecordBatch]()
         self._rows = 0
+        self.unnamed = None
 
     @property
     def pending(self) -> int:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.spark.rows.output_calls import OutputCalls
+from statelog.spark.rows.unnamed_columns import UnnamedColumns
 from statelog.state.heap.tables import Key
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Output(Protocol):
     @property
     def pending(self) -> int:
         """The number of rows that the next batch will have."""
+
+    @property
+    def unnamed(self) -> UnnamedColumns | None:
+        """The columns that no row names; None if there are none, as in frames and tables."""
 
     def extend(self, produced: Iterable[RowLike]) -> None:
         """Run one call's generator, and take what it yields."""

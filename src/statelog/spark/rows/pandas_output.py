@@ -84,6 +84,7 @@ class FrameOutput:
         self.items: list[int] = []
         self.pending = 0
         """The number of rows that the next batch will have."""
+        self.unnamed = None
 
     def extend(self, produced: Iterable[object]) -> None:
         """

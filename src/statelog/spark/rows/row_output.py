@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 
 from statelog.spark.rows.unfit_output import UnfitOutput, described_item, row_call
+from statelog.spark.rows.unnamed_columns import MOST_NAMES, UnnamedColumns
 from statelog.state.encoding.values import UNENCODABLE
 
 
@@ -25,6 +26,8 @@ class RowOutput:
         self._batch_id = batch_id
         self._names = list(schema.names)
         self._nested = [at for at, field in enumerate(schema) if _may_hold_struct(field.type)]
+        self._unnamed = set(self._names)
+        self._other_names: set[str] = set()
         self.items = self._rows = list[Row]()
         self.extend = self._rows.extend  # called for each key, so without a method in between
 
@@ -32,6 +35,14 @@ class RowOutput:
     def pending(self) -> int:
         """The number of rows that the next batch will have."""
         return len(self._rows)
+
+    @property
+    def unnamed(self) -> UnnamedColumns | None:
+        """The columns that no row of a batch so far names; None if each is in some row."""
+        if not self._unnamed:
+            return None
+        columns = tuple(name for name in self._names if name in self._unnamed)
+        return UnnamedColumns(columns, tuple(sorted(self._other_names)))
 
     def clear(self) -> None:
         """Drop all rows."""
@@ -65,12 +76,21 @@ class RowOutput:
             at = next(at for at, row in enumerate(rows) if not hasattr(row, "__fields__"))
             raise UnfitOutput(self._no_row(rows[at]), self._batch_id, at) from None
         if fields.count(self._names) == len(rows):
+            self._unnamed.clear()
             columns: list[Sequence[object]] = list(zip(*rows, strict=True))
             for at in self._nested:
                 columns[at] = [_by_name(value) for value in columns[at]]
             return columns
         values = [row.asDict(recursive=True) for row in rows]
+        if self._unnamed:
+            self._note_names({name for name in set().union(*values) if isinstance(name, str)})
         return [[value.get(name) for value in values] for name in self._names]
+
+    def _note_names(self, names: set[str]) -> None:
+        """Note the names of rows, some of which leave columns out."""
+        self._unnamed -= names
+        others = sorted(names.difference(self._names, self._other_names))
+        self._other_names.update(others[: MOST_NAMES - len(self._other_names)])
 
     def _no_row(self, item: object) -> str:
         """Return what is wrong with an item that is no Row with names, and what to do."""

@@ -20,6 +20,7 @@ from statelog.runtime.ids import IdSource
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.ipc import to_ipc
 from statelog.spark.rows.output_calls import OutputCalls
+from statelog.spark.rows.unnamed_columns import UnnamedColumns
 from statelog.spark.worker.protocol import StagedOutput
 from statelog.spark.worker.spill import Piece, SpillFile
 from statelog.store import LocationPaths
@@ -51,6 +52,11 @@ class OutputParts:
         self.calls = OutputCalls()
         # The method of the output itself: called for each key, so without a method in between.
         self.extend = output.extend
+
+    @property
+    def unnamed(self) -> UnnamedColumns | None:
+        """The columns that no row names, of those converted so far; None also without rows."""
+        return self._output.unnamed if self.row_count else None
 
     def bound_each_call(self) -> None:
         """Bound the memory that the rows of one call use."""

@@ -17,6 +17,7 @@ from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.initial_rows import InitialLayout
 from statelog.spark.rows.late_rows import LateRows
 from statelog.spark.rows.layout import InputLayout
+from statelog.spark.rows.unnamed_columns import UnnamedColumns
 from statelog.state.backend import StateBackendConfig
 from statelog.state.replay import CatchUp
 
@@ -180,6 +181,7 @@ class TaskAck:
         output: Staged rows.
         rows, keys, entries, output_rows: Number of input rows, of their keys, of state entries, of
             output rows.
+        unnamed: The output columns that none of its rows names; None if there are none.
         group_entries: State entries of each of its key groups.
         top_groups, top_keys: Its largest key groups (key group, rows) and keys (key group, key,
             rows).
@@ -206,6 +208,7 @@ class TaskAck:
     keys: int = 0
     entries: int = 0
     output_rows: int = 0
+    unnamed: UnnamedColumns | None = None
     late_rows: int = 0
     group_entries: list[int] = field(default_factory=list)
     top_groups: list[tuple[int, int]] = field(default_factory=list)

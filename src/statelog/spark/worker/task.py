@@ -143,7 +143,7 @@ def _answer(
     if isinstance(output, StagedOutputParts):
         ack.output = output.staged()
         watch.lap("stage")
-    ack.output_rows = output.row_count
+    ack.output_rows, ack.unnamed = output.row_count, output.unnamed
     if recorder is not None:
         acknowledge_recording(files, recorder, spec, ack)
         watch.lap("record")

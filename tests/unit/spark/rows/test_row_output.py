@@ -13,6 +13,7 @@ from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.spark.driver.task_runner import one_per_task
 from statelog.spark.rows.row_output import RowOutput
+from statelog.spark.rows.unnamed_columns import MOST_NAMES, UnnamedColumns
 from statelog.spark.worker.protocol import TaskAck
 
 INNER = pa.struct([("b", pa.int64()), ("a", pa.int64())])
@@ -40,6 +41,47 @@ def test_nested_rows_go_by_name(kind: pa.DataType, value: Any, expected: Any) ->
     assert [expected] == output.batch().column(1).to_pylist()
     output.extend([Row(v=value, id=2)])
     assert [expected] * 2 == output.batch().column(1).to_pylist()
+
+
+COLUMNS = pa.schema([("customer", pa.string()), ("total", pa.float64()), ("n", pa.int64())])
+
+
+def test_columns_that_no_row_names_are_noted_with_the_names_that_rows_have() -> None:
+    output = RowOutput(COLUMNS, batch_id=0)
+    output.extend([Row(cust="a", totl=1.0, n=1), Row(cust="b", totl=2.0, n=2)])
+    assert [None, None] == output.batch().column(0).to_pylist()
+    assert output.unnamed == UnnamedColumns(("customer", "total"), ("cust", "totl"))
+
+
+def test_a_column_that_a_row_names_is_not_noted_in_whatever_batch_it_was() -> None:
+    output = RowOutput(COLUMNS, batch_id=0)
+    output.extend([Row(customer="a", n=None)])
+    output.batch()
+    assert output.unnamed == UnnamedColumns(("total",), ())
+    output.clear()
+    output.extend([Row(n=1, total=None, more=1)])  # an explicit null names its column
+    output.batch()
+    assert output.unnamed is None
+
+
+def test_rows_with_all_columns_in_their_order_name_all_of_them() -> None:
+    output = RowOutput(COLUMNS, batch_id=0)
+    output.extend([Row(totl=1.0)])
+    output.batch()
+    output.clear()
+    output.extend([Row(customer="a", total=1.0, n=1)])
+    output.batch()
+    assert output.unnamed is None
+
+
+def test_names_without_end_are_noted_up_to_a_bound() -> None:
+    output = RowOutput(COLUMNS, batch_id=0)
+    for batch in range(3):
+        output.extend([Row(**{f"c{batch}_{at}": at}) for at in range(100)])
+        output.batch()
+        output.clear()
+    assert output.unnamed is not None
+    assert len(output.unnamed.other_names) == MOST_NAMES
 
 
 def ack(partition: int, rows: int) -> TaskAck:

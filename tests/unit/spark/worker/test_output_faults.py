@@ -24,6 +24,7 @@ from statelog.spark.rows.formats import (
     RowFormat,
     SparkRowFormat,
 )
+from statelog.spark.rows.unnamed_columns import UnnamedColumns
 from statelog.spark.testing.ddl import parse_ddl
 from statelog.spark.worker import output_parts
 from statelog.testing import ProcessorTester
@@ -222,3 +223,34 @@ def test_calls_without_output_take_no_memory() -> None:
     ends.append(9)
     calls.clear()
     assert (ends, calls.call_of(5)[:2]) == ([], (("d",), 6))
+
+
+@pytest.mark.parametrize("input_bytes", [AT_ONCE, 4_000], ids=["at once", "in parts"])
+def test_the_answer_has_the_columns_that_no_row_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, input_bytes: int
+) -> None:
+    class Misspelt(Faulty):
+        def good(self, customer: str, total: int) -> Any:
+            return Row(customer=customer, totl=total)
+
+    class Sometimes(Faulty):
+        def good(self, customer: str, total: int) -> Any:
+            return Row(total=total, customer=None) if self.is_first() else Row(customer=customer)
+
+        def is_first(self) -> bool:
+            self.seen = getattr(self, "seen", 0) + 1
+            return self.seen == 1
+
+    monkeypatch.setattr(output_parts, "_FIRST_ROWS", 7)
+    answers = []
+    silent = ROWS[::3]  # keys that get no output row
+    for number, (kind, rows) in enumerate(
+        [(Misspelt, ROWS), (Sometimes, ROWS), (Misspelt, silent)]
+    ):
+        processor = kind(None, "never")
+        query = Query(
+            tmp_path / str(number), processor, SparkRowFormat(), input_bytes, output=OUTPUT, key=KEY
+        )
+        query.run(arrow_input(rows, INPUT, keys=1), monkeypatch, forget=True)
+        answers.append(query.acks[-1].unnamed)
+    assert answers == [UnnamedColumns(("total",), ("totl",)), None, None]

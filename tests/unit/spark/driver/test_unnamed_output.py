@@ -1,0 +1,65 @@
+"""Output columns that no row names are warned of once, with the names that rows have."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from statelog.model import KeyGroupRange
+from statelog.spark.driver.unnamed_output import UnnamedOutput
+from statelog.spark.rows.unnamed_columns import UnnamedColumns
+from statelog.spark.worker.protocol import TaskAck
+
+MISSPELT = UnnamedColumns(("customer", "total"), ("cust", "totl"))
+
+
+def ack(rows: int, unnamed: UnnamedColumns | None = None) -> TaskAck:
+    return TaskAck(0, KeyGroupRange(0, 127), output_rows=rows, unnamed=unnamed)
+
+
+def warnings_of(
+    caplog: pytest.LogCaptureFixture, *batches: list[TaskAck], name: str = "Totals"
+) -> list[str]:
+    unnamed = UnnamedOutput(name)
+    with caplog.at_level(logging.WARNING, logger="statelog.spark"):
+        for batch_id, acks in enumerate(batches):
+            unnamed.committed(batch_id, acks)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_misspelt_columns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    warned = warnings_of(caplog, [ack(0)], [ack(2, MISSPELT), ack(1, MISSPELT)], [ack(2, MISSPELT)])
+    assert warned == [
+        "no output row of Totals in batch 1 names the columns 'customer', 'total': they are null. "
+        "The rows have fields that are no columns: 'cust' (did you mean 'customer'?), 'totl' (did "
+        "you mean 'total'?)"
+    ]
+
+
+def test_a_column_that_rows_of_another_task_name_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = UnnamedColumns(("total",), ("Totals",))
+    assert warnings_of(caplog, [ack(1, MISSPELT), ack(1, other)]) == [
+        "no output row of Totals in batch 0 names the columns 'total': they are null. The rows have "
+        "fields that are no columns: 'Totals' (did you mean 'total'?), 'cust', 'totl' (did you mean "
+        "'total'?)"
+    ]
+
+
+def test_nothing_is_warned_of_where_some_task_names_all_columns_or_none_has_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert not warnings_of(caplog, [ack(1, MISSPELT), ack(1)], [ack(1, MISSPELT)])
+    assert not warnings_of(caplog, [ack(0), ack(0)], [])
+
+
+def test_a_column_that_rows_leave_out_without_another_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert warnings_of(caplog, [ack(3, UnnamedColumns(("note",), ()))]) == [
+        "no output row of Totals in batch 0 names the columns 'note': they are null"
+    ]
