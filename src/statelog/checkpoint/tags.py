@@ -28,9 +28,9 @@ from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormat
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
 from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store.parents import TAG_SECTION
 from statelog.store.paths import parse_tag
 
-_TAG_SECTION: Final = b"TAGS"
 _FILES_SECTION: Final = b"FILE"
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -277,7 +277,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
     trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
     try:
-        stored = msgspec.json.decode(sections[_TAG_SECTION], type=_Stored)
+        stored = msgspec.json.decode(sections[TAG_SECTION], type=_Stored)
         files = msgspec.msgpack.decode(sections[_FILES_SECTION], type=dict[str, bytes])
     except (KeyError, msgspec.DecodeError) as error:
         raise CorruptionError(
@@ -310,7 +310,7 @@ def check_name(name: str) -> str:
 def _encoded(content: TagContent) -> bytes:
     stored = _Stored(_VERSION, content.created_at_ms, content.facts)
     sections = {
-        _TAG_SECTION: msgspec.json.encode(stored),
+        TAG_SECTION: msgspec.json.encode(stored),
         _FILES_SECTION: msgspec.msgpack.encode(content.files),
     }
     return b"".join(SegmentWriter().finish(sections))
