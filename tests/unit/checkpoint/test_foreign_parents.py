@@ -20,9 +20,11 @@ from tests.unit.checkpoint.test_location_fork import (
 from tests.unit.checkpoint.test_rewind import Query
 
 import statelog
-from statelog.checkpoint.tags import list_tags
+from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.restore import find_checkpoint
+from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag
 from statelog.cli.main import run
-from statelog.errors import CheckpointError, InvalidOptionsError
+from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.store import LocationPaths, location_store, open_existing_store, opening
 from statelog.store.parents import ParentReference, may_follow, named_parents
@@ -236,3 +238,40 @@ def test_a_fork_of_another_store_works_for_its_caller(
     assert values(named) == [b"0", b"1", b"2", b"3", b"4"]
     assert [one.name for one in statelog.tags(root / "state")] == [made.fork_id]
     assert made.fork_id in {one.name for one in statelog.tags(root / "state")}
+
+
+HOSTILE = [
+    "../offsets/1", "/etc/passwd", "offsets/%2e%2e/1", "offsets\\1", "offsets/1\x00", "a" * 1025,
+    "statelog/owner/7", "metadata", "state/0/0/1.delta", "offsets/1/2", "sources/0", "sources/../../x/y",
+    "offsets/x", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> None:
+    root = query.folder.parent
+    tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=4)
+    put_tag(query.state, PATHS, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
+    with pytest.raises(CorruptionError):
+        forked(query, tag="forged")
+    assert run(["fork", str(root / "state"), str(root / "q2" / "statelog"), "--tag", "forged"]) == 1
+    for folder in (root / "new-query", root / "q2"):
+        written = [path for path in folder.rglob("*") if path.is_file()]
+        assert [] == [path for path in written if "statelog" not in path.parts]
+    assert not (root / "q2" / "statelog" / "owner").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE[:6])
+def test_the_names_of_recordings_are_checked(query: Query, name: str) -> None:
+    properties = dict(find_checkpoint(query.state, PATHS).properties)
+    entry = {
+        "checkpoint": 4,
+        "path": "recordings/x",
+        "size": 1,
+        "at_ms": 0,
+        "keys": 1,
+        "dropped": 0,
+    }
+    assert BatchRecord.of_properties({**properties, "recordings": [entry]}, 4).recordings
+    with pytest.raises(CorruptionError):
+        BatchRecord.of_properties({**properties, "recordings": [{**entry, "path": name}]}, 4)
