@@ -190,7 +190,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             CheckpointError: The checkpoint was not made by this engine.
             IncompatibleFormatError: A newer statelog made it.
-            CorruptionError: It names a file outside of its folder.
+            CorruptionError: It names a file outside of its folder, or an object outside of the location.
         """
         properties: JsonObject = dict(stored)
         version = properties.get("version", 1)
@@ -210,6 +210,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
         for name in filter(None, found.source_folders or ()):
             checked_path(name)  # a rewind deletes files there
+        for entry in found.recordings:
+            checked_path(entry.path)
         return found
 
     def staged_files(self) -> list[FileStateHandle]:

@@ -30,7 +30,8 @@ from statelog.errors import (
 )
 from statelog.model import CompletedCheckpoint, Json
 from statelog.store import LocationPaths, LocationStore, ObjectStore
-from statelog.store.location_store import ParentReference, parse_parent_path
+from statelog.store.location_store import is_fork_id, parse_parent_path
+from statelog.store.parents import ParentReference
 
 FORKED_FROM: Final = "forked_from"
 """Property of the first checkpoint of a fork: parent and checkpoint, as in the reference."""
@@ -111,6 +112,8 @@ def begun_fork(
     begun = None
     for info in list(new.list(_PATHS.parents)):
         fork_id = info.path.removeprefix(f"{_PATHS.parents}/")
+        if not is_fork_id(fork_id):
+            continue
         reference, tag = ParentReference.read(new, fork_id), tags.get(fork_id)
         is_same = checkpoint_id in (None, reference.checkpoint_id)
         if reference.location != parent.url or (tag is not None and not is_same):

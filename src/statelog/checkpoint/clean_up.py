@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from statelog.checkpoint.fork import release_parent
+from statelog.checkpoint.fork import ParentRelease, release_parent
 from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.checkpoint.restore import kept_checkpoint
@@ -23,7 +23,7 @@ from statelog.core.checkpoint_events import RetainedCheckpoint
 from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
 from statelog.store import LocationPaths, LocationStore, ObjectInfo, ObjectStore
-from statelog.store.location_store import parent_path
+from statelog.store.location_store import is_fork_id, parent_path
 from statelog.store.paths import (
     RECORDINGS_FOLDER,
     TEMPORARY_FOLDER,
@@ -52,6 +52,7 @@ class CleanUpReport:
         unknown: Number of objects kept because statelog does not make such names.
         released: Ids of forks that need nothing of their parent any more.  The tags that kept it are
             deleted in the parent; in a dry run, they would be.
+        outside: What that deletes outside of the location, and what was left there with the reason.
         reason: Why objects could not be deleted, or why none was tried; "" without a problem.
         dry_run: Whether deletions were only listed.
     """
@@ -63,6 +64,7 @@ class CleanUpReport:
     too_young: int = 0
     unknown: int = 0
     released: tuple[str, ...] = ()
+    outside: tuple[ParentRelease, ...] = ()
     reason: str = ""
     dry_run: bool = False
 
@@ -213,7 +215,7 @@ def collect_garbage(
     sizes = {info.path: info.size_bytes for info in old}
     report = CleanUpReport(deleted=tuple(sizes)) if dry_run else delete_objects(store, sizes)
     # Without a checkpoint, a fork may be about to commit its first one.
-    released = _release_parents(store, paths, marked, dry_run=dry_run) if marked else ()
+    releases = _release_parents(store, paths, marked, dry_run=dry_run) if marked else ()
     return CleanUpReport(
         deleted=report.deleted,
         failed=report.failed,
@@ -221,7 +223,8 @@ def collect_garbage(
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
         unknown=_count_unknown(paths, listed),
-        released=released,
+        released=tuple(each.fork_id for each in releases if not each.problem),
+        outside=tuple(each for each in releases if each.tags or each.problem),
         reason=report.reason,
         dry_run=dry_run,
     )
@@ -264,18 +267,17 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
 
 def _release_parents(
     store: ObjectStore, paths: LocationPaths, needed: frozenset[str], *, dry_run: bool
-) -> tuple[str, ...]:
+) -> tuple[ParentRelease, ...]:
     """Delete the tags by which a fork keeps checkpoints of parents that it needs no more."""
-    released = []
+    if not isinstance(store, LocationStore):
+        return ()
+    releases = []
     for info in list(store.list(paths.parents)):
         fork_id = info.path.removeprefix(f"{paths.parents}/")
         is_needed = any(path.startswith(parent_path(fork_id, "")) for path in needed)
-        if is_needed or not isinstance(store, LocationStore):
-            continue
-        released.append(fork_id)
-        if not dry_run:
-            release_parent(store, fork_id)
-    return tuple(released)
+        if is_fork_id(fork_id) and not is_needed:
+            releases.append(release_parent(store, fork_id, dry_run=dry_run))
+    return tuple(releases)
 
 
 def is_ours(paths: LocationPaths, path: str) -> bool:

@@ -38,7 +38,7 @@ from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
 from statelog.core.checkpoint_events import WriteMetadata
-from statelog.errors import FencedError, UsageError
+from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
 from statelog.model import (
     ChangelogStateHandle,
@@ -52,7 +52,8 @@ from statelog.redaction import HIDDEN
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, LocationStore, ObjectStore
-from statelog.store.location_store import ParentReference, parent_path
+from statelog.store.location_store import parent_path
+from statelog.store.parents import ParentReference
 
 _PATHS: Final = LocationPaths()
 _RECORDED: Final = {
@@ -192,6 +193,7 @@ def apply_fork(
             f"the URL of the location contains a secret ({source.store.url}), which a fork would have "
             "to store to find its parent: give credentials by store options or the environment"
         )
+    new.name_parent(source.store.url)
     checkpoint_id = checkpoint.checkpoint_id
     begun = begun_fork(new, source.store, checkpoint_id)
     if begun is not None and begun.checkpoint is not None:
@@ -253,6 +255,7 @@ def finished_fork(
     place = None if new_query is None else new_query.url
     if begun.checkpoint is None or not begun.is_of(place) or (copy and begun.needs_parent):
         raise in_use(new)
+    new.name_parent(parent.url)
     if copy:
         release_parent(new, begun.fork_id)
     record = BatchRecord.of(begun.checkpoint)
@@ -286,11 +289,33 @@ def _pin(
     put_tag(source.store, _PATHS, tag, clock_ms=clock_ms, facts=facts, files=source.files)
 
 
-def release_parent(store: LocationStore, fork_id: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentRelease:
+    """
+    What ends the dependence of a fork on a parent.
+
+    Args:
+        fork_id: The id of the fork.
+        parent: URL of the parent's location; "" if it was deleted.
+        tags: The objects of the parent that keep a checkpoint for this fork, which are deleted there.
+        problem: Why nothing can be deleted; "" if it can.
+    """
+
+    fork_id: str
+    parent: str = ""
+    tags: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False) -> ParentRelease:
     """
     Delete the tag by which a fork keeps a checkpoint of its parent, and the reference to the parent.
 
-    An earlier call may have deleted either of them; a parent that was deleted is no error.
+    An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag that
+    names another location is left, and so is one in a bucket or store that the caller has not named.
+
+    Returns:
+        What was deleted, or would be in a dry run; or why it was not.
 
     Raises:
         CheckpointError: The reference to the parent is damaged (`reason` "damaged").
@@ -298,11 +323,19 @@ def release_parent(store: LocationStore, fork_id: str) -> None:
 
     Blocks: On both stores.
     """
-    parent = store.released_parent(fork_id)
-    if parent is not None:
-        tags = parent.list(_PATHS.tags_of(TagKind.FORK.value, fork_id))
-        parent.delete([info.path for info in tags])
-    store.delete([_PATHS.parent(fork_id)])
+    try:
+        released = store.released_parent(fork_id)
+    except CheckpointError as error:
+        if error.reason != "parent":
+            raise
+        return ParentRelease(fork_id=fork_id, problem=str(error))
+    if released is not None and not dry_run:
+        released[0].delete(released[1])
+    if not dry_run:
+        store.delete([_PATHS.parent(fork_id)])
+    if released is None:
+        return ParentRelease(fork_id=fork_id)
+    return ParentRelease(fork_id=fork_id, parent=released[0].url, tags=released[1])
 
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:

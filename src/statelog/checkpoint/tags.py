@@ -27,11 +27,14 @@ from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
+from statelog.model.object_path import checked_path
 from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store.parents import TAG_SECTION
 from statelog.store.paths import parse_tag
 
-_TAG_SECTION: Final = b"TAGS"
 _FILES_SECTION: Final = b"FILE"
+_POSITION_FILE: Final = re.compile(r"(?:offsets|commits)/\d+|sources/[^/]+/[^/]+")
+"""What `statelog.checkpoint.position_files` puts into a tag, and a fork writes into a new folder."""
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -267,7 +270,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
 
     Raises:
         ObjectNotFoundError: It was deleted meanwhile.
-        CorruptionError: It is damaged.
+        CorruptionError: It is damaged, or has a file that does not belong to a position of sources.
         IncompatibleFormatError: A newer statelog wrote it.
         StoreError: The store failed.
 
@@ -277,7 +280,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
     trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
     try:
-        stored = msgspec.json.decode(sections[_TAG_SECTION], type=_Stored)
+        stored = msgspec.json.decode(sections[TAG_SECTION], type=_Stored)
         files = msgspec.msgpack.decode(sections[_FILES_SECTION], type=dict[str, bytes])
     except (KeyError, msgspec.DecodeError) as error:
         raise CorruptionError(
@@ -289,6 +292,13 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
             f"{_VERSION}: upgrade statelog",
             path=tag.path,
         )
+    for name in files:
+        if not _POSITION_FILE.fullmatch(checked_path(name)):
+            raise CorruptionError(
+                f"damaged or forged tag {path}: it has the file {name!r:.200}, and the position of a "
+                "query consists of files in offsets/, commits/ and sources/ only. Nothing is written",
+                path=path,
+            )
     return TagContent(created_at_ms=stored.created_at_ms, facts=stored.facts, files=files)
 
 
@@ -310,7 +320,7 @@ def check_name(name: str) -> str:
 def _encoded(content: TagContent) -> bytes:
     stored = _Stored(_VERSION, content.created_at_ms, content.facts)
     sections = {
-        _TAG_SECTION: msgspec.json.encode(stored),
+        TAG_SECTION: msgspec.json.encode(stored),
         _FILES_SECTION: msgspec.msgpack.encode(content.files),
     }
     return b"".join(SegmentWriter().finish(sections))

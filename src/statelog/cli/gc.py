@@ -39,6 +39,7 @@ def gc(
 
     Safe during a running job as long as --min-age exceeds the time from the upload of a change set
     to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
+    In a fork that needs nothing of its parent any more, it deletes the tag that keeps a checkpoint there.
     Exit status 1 in that case, or if an object could not be deleted.
     """
     store, age = open_location(location), parse_duration(min_age)
@@ -64,6 +65,13 @@ def _print_json(report: CleanUpReport) -> None:
         print_json({"path": path, "action": "would-delete" if report.dry_run else "deleted"})
     for path in report.failed:
         print_json({"path": path, "action": "failed", "reason": report.reason})
+    for release in report.outside:
+        for path in release.tags:
+            action = "would-delete" if report.dry_run else "deleted"
+            print_json({"path": path, "location": release.parent, "action": action})
+        if release.problem:
+            facts = {"fork_id": release.fork_id, "action": "kept", "reason": release.problem}
+            print_json(facts)
     print_json(
         {
             "summary": {
@@ -73,6 +81,7 @@ def _print_json(report: CleanUpReport) -> None:
                 "reachable": report.reachable,
                 "too_young": report.too_young,
                 "unknown": report.unknown,
+                "released": list(report.released),
             }
         }
     )
@@ -83,6 +92,13 @@ def _print(report: CleanUpReport, location: str, min_age: str) -> None:
     for path in report.deleted:
         verb = ("would delete", "yellow") if report.dry_run else ("deleted", "red")
         shown.print(Text.assemble(verb, " ", path), soft_wrap=True)
+    for release in report.outside:
+        for path in release.tags:
+            verb = ("would delete", "yellow") if report.dry_run else ("deleted", "red")
+            line = Text.assemble(verb, f" {path} in {release.parent}, the parent of this fork")
+            shown.print(line, soft_wrap=True)
+        if release.problem:
+            shown.print(Text.assemble(("kept", "bold"), f": {release.problem}"), soft_wrap=True)
     orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
     shown.print(
         f"{redacted(location)}: {orphans} {'to delete' if report.dry_run else 'deleted'}; kept: "
@@ -90,5 +106,5 @@ def _print(report: CleanUpReport, location: str, min_age: str) -> None:
         f"{report.unknown:,} not statelog's",
         soft_wrap=True,
     )
-    if report.dry_run and report.deleted:
+    if report.dry_run and (report.deleted or any(each.tags for each in report.outside)):
         shown.print("This was a dry run; --delete deletes them.")

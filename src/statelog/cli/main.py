@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from statelog import __version__
+from statelog.cli.options import with_parents
 from statelog.cli.output import (
     EXIT_BROKEN_PIPE,
     EXIT_FINDING,
@@ -53,6 +54,10 @@ _VERBS: Final = {
 """The module of each verb, in the order of the help; the verb is a function of this name."""
 
 
+_WITHOUT_PARENTS: Final = ("demo", "cat")
+"""Verbs that read no location of the caller, or one file only."""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         sys.stdout.write(f"statelog {__version__}\n")
@@ -84,7 +89,8 @@ def _with_verbs(names: Sequence[str]) -> typer.Typer:
     program.callback()(_options)
     for name in names:
         module = importlib.import_module(f"statelog.cli.{_VERBS[name]}")
-        program.command()(getattr(module, name))
+        verb = getattr(module, name)
+        program.command()(verb if name in _WITHOUT_PARENTS else with_parents(verb))
     return program
 
 

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Final
 from statelog import extras
 from statelog.errors import CorruptionError, InvalidOptionsError
 from statelog.format.buffers import Buffer, Buffers, pieces_of
+from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
+from statelog.store.parents import OPTION as PARENTS
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -302,14 +304,19 @@ def with_source(
     options: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
 ) -> dict[str, object]:
     """
-    Return *options* with the source of the keys in them, for tasks in processes of another environment.
+    Return *options* with the source of the keys, and the parents of forks, from the environment.
+
+    They are for tasks in processes of another environment.
 
     A task without the source would write objects that are not encrypted.
     """
     given = dict(options or {})
-    source = (os.environ if environ is None else environ).get(ENVIRONMENT)
+    environ = os.environ if environ is None else environ
+    source = environ.get(ENVIRONMENT)
     if source:
         given.setdefault(OPTION, source)
+    if parents := environ.get(PARENTS_ENVIRONMENT):
+        given.setdefault(PARENTS, parents)
     return given
 
 
@@ -321,9 +328,11 @@ def split_options(
 
     Args:
         options: Options with the one of the encryption, maybe: a source, or "none" for no encryption.
+            The one with the parents of forks is left out too.
             Without it the environment variable `STATELOG_ENCRYPTION` has the source.
     """
     client = dict(options or {})
+    client.pop(PARENTS, None)
     source = client.pop(OPTION, None)
     if source is None:
         source = os.environ.get(ENVIRONMENT) or None

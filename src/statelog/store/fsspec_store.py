@@ -29,6 +29,7 @@ from statelog.format.buffers import pieces_of
 from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.explain import one_line
+from statelog.store.local_disk import leads_out
 from statelog.store.location import normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
@@ -139,7 +140,25 @@ class FsspecStore:
         parts = path.split("/")
         if not path or any(part in ("", ".", "..") for part in parts):
             raise UsageError(f"{path!r} is not the name of an object", path=path)
+        if self._is_on_disk and leads_out(self._root, path):
+            raise StoreError(
+                f"{path} in {self.url}: a symbolic link leads out of this directory, which is not "
+                "followed: move the objects here, or mount the disk here",
+                path=path,
+                url=self.url,
+                operation="open",
+            )
         return f"{self._root}/{path}"
+
+    @property
+    def _is_on_disk(self) -> bool:
+        """Whether the file system, or the one that it wraps, is local disk."""
+        file_system: Any = self.file_system
+        while (wrapped := getattr(file_system, "fs", None)) is not None:
+            file_system = wrapped
+        protocol = file_system.protocol
+        names = (protocol,) if isinstance(protocol, str) else protocol
+        return "file" in names and os.path.isabs(self._root)
 
     @contextmanager
     def _explained(
@@ -224,6 +243,8 @@ class FsspecStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield every object below the folder *prefix*, in no particular order."""
         with self._explained("list", prefix) as file_system:
+            if prefix and self._is_on_disk and leads_out(self._root, prefix):
+                return
             folder = self._name(prefix) if prefix else self._root
             try:
                 found = file_system.find(folder, detail=True)

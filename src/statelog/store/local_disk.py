@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
 from typing import Final
 
 from statelog.format.buffers import Buffers, pieces_of
 
 _PLAIN_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[\w.=+@,-]+(?:/|$))+", re.ASCII)
-_STAGED: Final = "#1"
-"""Obstore's suffix of incomplete files, which its listings omit."""
+_STAGED_BITS: Final = 32
+"""Incomplete files have the suffix `#<number>`, as obstore's: its listings omit them."""
+_STAGED_ATTEMPTS: Final = 100
 _PIECES_MAX: Final = 1024
 """The limit of one `writev` on every system."""
 
@@ -46,6 +48,38 @@ def leads_out(root: str, path: str) -> bool:
     return False
 
 
+def has_outer_folder(root: str, prefix: str) -> bool:
+    """
+    Return whether a folder of the store below *prefix* is a symbolic link that leads out of it.
+
+    Obstore's listing would enter such a folder.
+
+    Blocks: For the disk; reads the names of the folders, no files.
+    """
+    if prefix and leads_out(root, prefix):
+        return True
+    waiting, entered = [prefix], set()
+    while waiting:
+        at = waiting.pop()
+        where = f"{root}/{at}" if at else root
+        try:
+            with os.scandir(where) as entries:
+                folders = [each for each in entries if each.is_dir()]
+        except OSError:
+            continue  # the listing itself reports it
+        for each in folders:
+            path = f"{at}/{each.name}" if at else each.name
+            if each.is_symlink():
+                if leads_out(root, path):
+                    return True
+                target = os.path.realpath(each.path)
+                if target in entered:
+                    continue
+                entered.add(target)
+            waiting.append(path)
+    return False
+
+
 def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
     """
     Write a new object under a temporary name and rename it.
@@ -63,13 +97,11 @@ def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
     Blocks: For the disk.
     """
     final = os.path.join(root, path)
-    staged = final + _STAGED
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(staged, flags, 0o666)
+        staged, descriptor = _staged(final)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(final), exist_ok=True)
-        descriptor = os.open(staged, flags, 0o666)
+        staged, descriptor = _staged(final)
     try:
         try:
             _write(descriptor, data)
@@ -81,6 +113,25 @@ def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
     except BaseException:
         _remove(staged)
         raise
+
+
+def _staged(final: str) -> tuple[str, int]:
+    """
+    Create a temporary file next to *final*; return its name and its descriptor.
+
+    The name is random and the file is new: another user of the folder can neither guess the name nor
+    make it a link to a file of this user.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    for _ in range(_STAGED_ATTEMPTS - 1):
+        staged = f"{final}#{secrets.randbits(_STAGED_BITS)}"
+        try:
+            return staged, os.open(staged, flags, 0o666)
+        except FileExistsError:
+            continue
+    staged = f"{final}#{secrets.randbits(_STAGED_BITS)}"
+    return staged, os.open(staged, flags, 0o666)
 
 
 def _write(descriptor: int, data: Buffers) -> None:

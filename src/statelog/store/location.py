@@ -15,6 +15,7 @@ from typing import Final
 from statelog.errors import InvalidOptionsError
 
 _SCHEME_ALIASES: Final = {
+    "local": "file",
     "s3a": "s3",
     "s3n": "s3",
     "gcs": "gs",

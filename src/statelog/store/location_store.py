@@ -4,8 +4,10 @@ The store of a state location that may be a fork.
 A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the parent's
 location, which the object `parents/<fork id>` of the fork names, and never written or deleted there.
 
-That object alone leads nowhere: the parent must have a tag of the fork, which only a caller who can write
-to the parent can make.  So forged metadata cannot make a reader open another location.
+That object alone leads nowhere.  Its URL is followed only within the bucket or host of the fork, or to a
+parent that the caller named, which is checked before a connection is made; and the parent must have a
+tag of the fork that names this location, which only a caller who can write to the parent can make.  See
+`statelog.store.parents`.
 """
 
 from __future__ import annotations
@@ -15,26 +17,34 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from statelog.errors import (
     CheckpointError,
     InvalidOptionsError,
     ObjectNotFoundError,
     UsageError,
 )
-from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.encrypted import EncryptedStore
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
 from statelog.store.opening import open_existing_store as _open_existing
 from statelog.store.opening import open_store
+from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
+from statelog.store.parents import OPTION as PARENTS
+from statelog.store.parents import (
+    ParentReference,
+    confirmed_by,
+    is_named,
+    is_same_location,
+    may_follow,
+    named_parents,
+)
 from statelog.store.paths import LocationPaths
-from statelog.store.verified import get_again, read_verified
+from statelog.store.verified import get_again
 
 __all__ = [
     "LocationStore",
-    "ParentReference",
+    "is_fork_id",
     "open_existing_store",
     "open_location",
     "open_query_files",
@@ -43,51 +53,15 @@ __all__ = [
 ]
 
 _PATHS: Final = LocationPaths()
-_SECTION: Final = b"PRNT"
 _PREFIX: Final = "parent/"
 _PARENT: Final = re.compile(r"parent/([0-9a-f]{16})/(.+)")
 _FORKS_MAX: Final = 32
 """Forks of forks; a chain that is longer was forged or is a circle."""
 
 
-class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    Where the parent of a fork is.
-
-    Args:
-        location: URL of the parent's location, without options.
-        checkpoint_id: The checkpoint that was forked.
-    """
-
-    location: str
-    checkpoint_id: int
-
-    def encoded(self) -> bytes:
-        """Return the content of the object `parents/<fork id>`."""
-        return b"".join(SegmentWriter().finish({_SECTION: msgspec.json.encode(self)}))
-
-    @classmethod
-    def read(cls, store: ObjectStore, fork_id: str) -> ParentReference:
-        """
-        Read the reference of a fork.
-
-        Raises:
-            ObjectNotFoundError: There is none.
-            CheckpointError: It is damaged (`reason` "damaged").
-
-        Blocks: On the store.
-        """
-        path = _PATHS.parent(fork_id)
-        segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
-        trailer = segment.trailer
-        try:
-            return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
-        except (KeyError, msgspec.DecodeError) as error:
-            raise CheckpointError(
-                f"{path} of {store.url} is no reference to the parent of a fork: {error}",
-                reason="damaged",
-                path=path,
-            ) from error
+def is_fork_id(name: str) -> bool:
+    """Return whether *name*, of an object below `parents/`, is the id of a fork."""
+    return _PARENT.fullmatch(parent_path(name, "x")) is not None and "/" not in name
 
 
 def parent_path(fork_id: str, path: str) -> str:
@@ -110,7 +84,8 @@ class LocationStore:
     Args:
         own: The store of the location.
         options: Options of its client, which are those of its parents in stores of the same kind, and
-            of its encryption, which are those of all parents.
+            of its encryption, which are those of all parents; and the parents that the caller names,
+            see `named_parents`.
         depth: Number of forks above this one.
 
     Thread: any, as for every store.
@@ -121,6 +96,8 @@ class LocationStore:
     ) -> None:
         self._own = own
         self._options = dict(options or {})
+        # Kept, because a copy may be used in a process of another environment.
+        self._options[PARENTS] = self._named = named_parents(options)
         self._depth = depth
         self._parents: dict[str, LocationStore] = {}
 
@@ -141,13 +118,17 @@ class LocationStore:
         root: str | None = getattr(self._own, "local_root", None)
         return root
 
+    def name_parent(self, location: str) -> None:
+        """Allow a parent in another bucket or store, for a caller who has opened it by its name."""
+        self._options[PARENTS] = self._named = named_parents({PARENTS: (*self._named, location)})
+
     def parent(self, fork_id: str) -> LocationStore:
         """
         Return the store of a parent.
 
         Raises:
-            CheckpointError: The location has no such parent, or the parent has no tag of this fork
-                (`reason` "parent").
+            CheckpointError: The location has no such parent, or its place was not named, or the
+                parent has no tag of this fork that names this location (`reason` "parent").
             StoreError: A store failed.
 
         Blocks: On both stores, at the first use.
@@ -157,24 +138,52 @@ class LocationStore:
             found = self._parents[fork_id] = self._opened(fork_id)
         return found
 
-    def released_parent(self, fork_id: str) -> ObjectStore | None:
+    def released_parent(self, fork_id: str) -> tuple[ObjectStore, tuple[str, ...]] | None:
         """
-        Return the store of a parent that may have no tag of the fork, to delete what tags it has.
+        Return the store of a parent, and its tags that keep a checkpoint for this fork.
 
         Returns:
-            The store; None if the location has no such reference, or the parent's directory is gone.
+            None if the location has no such reference, or the parent's directory is gone.
 
         Raises:
-            CheckpointError: The reference is damaged (`reason` "damaged").
+            CheckpointError: The reference is damaged (`reason` "damaged"), or the parent's place was not
+                named, or its tag of the fork names another location ("parent").
             StoreError: The store failed.
 
-        Blocks: On the store.
+        Blocks: On the stores.
         """
         try:
             reference = ParentReference.read(self._own, fork_id)
-            return _encrypted_of(reference.location, self._options_of(reference))
+            self._check_place(reference, fork_id)
+            store = _encrypted_of(reference.location, self._options_of(reference))
         except (ObjectNotFoundError, UsageError):
             return None
+        tags = {path: confirmed_by(store, path) for path in _tags_of(store, fork_id)}
+        for path, location in tags.items():
+            if not self._is_named_by(location):
+                raise CheckpointError(
+                    f"{path} of {store.url} keeps a checkpoint for the fork {location or 'of no name'}, "
+                    f"not for {self.url}, and is left. If this is the fork, and was moved, delete "
+                    f"the tag by its name: `statelog untag {store.url} {fork_id} --kind fork`",
+                    reason="parent",
+                    path=_PATHS.parent(fork_id),
+                )
+        return store, tuple(tags)
+
+    def _is_named_by(self, location: str | None) -> bool:
+        return location is not None and is_same_location(location, self.url)
+
+    def _check_place(self, reference: ParentReference, fork_id: str) -> None:
+        """Check, before a connection is made, that the place of a parent may be opened."""
+        if not may_follow(self.url, reference.location, self._named):
+            raise CheckpointError(
+                f"{self.url} says that it is a fork of {redacted(reference.location)}, which is in "
+                "another bucket or store, and is not opened because the location says so: if you know "
+                f"it, name it, by --parent URL on the command line, by the store option {PARENTS}, or "
+                f"by the environment variable {PARENTS_ENVIRONMENT}",
+                reason="parent",
+                path=_PATHS.parent(fork_id),
+            )
 
     def _opened(self, fork_id: str) -> LocationStore:
         try:
@@ -194,19 +203,36 @@ class LocationStore:
                 "`statelog copy` makes a fork independent",
                 reason="parent",
             )
+        self._check_place(reference, fork_id)
         try:
             parent = _encrypted_of(reference.location, options)
         except UsageError as error:
             raise self._refused(reference, fork_id, str(error)) from error
-        if next(iter(parent.list(_PATHS.tags_of("fork", fork_id))), None) is None:
+        tags = _tags_of(parent, fork_id)
+        if not tags:
             raise self._refused(reference, fork_id, "it has no tag of this fork")
+        if not is_named(reference.location, self._named):
+            self._check_agrees(parent, tags, fork_id)
         return LocationStore(parent, options, self._depth + 1)
+
+    def _check_agrees(self, parent: ObjectStore, tags: Sequence[str], fork_id: str) -> None:
+        """Check that a tag of the parent names this location."""
+        locations = [confirmed_by(parent, path) for path in tags]
+        if not any(map(self._is_named_by, locations)):
+            raise CheckpointError(
+                f"{self.url} says that it is fork {fork_id} of {parent.url}, whose tag of this fork "
+                f"names {', '.join(filter(None, locations)) or 'no location'}. If the fork was moved or "
+                f"copied, name its parent: --parent {parent.url} on the command line, or the store "
+                f"option {PARENTS}",
+                reason="parent",
+                path=_PATHS.parent(fork_id),
+            )
 
     def _options_of(self, reference: ParentReference) -> Mapping[str, object]:
         """Return the options of the parent: of its client in the same kind of store, of its encryption."""
         if _scheme(reference.location) == _scheme(self.url):
             return self._options
-        return {name: value for name, value in self._options.items() if name == OPTION}
+        return {name: value for name, value in self._options.items() if name in (OPTION, PARENTS)}
 
     def _refused(self, reference: ParentReference, fork_id: str, why: str) -> CheckpointError:
         return CheckpointError(
@@ -347,6 +373,10 @@ def _own_path(path: str) -> str:
     if path.startswith(_PREFIX):
         raise UsageError(f"{path!r} is an object of a parent, which a fork does not write")
     return path
+
+
+def _tags_of(parent: ObjectStore, fork_id: str) -> tuple[str, ...]:
+    return tuple(info.path for info in parent.list(_PATHS.tags_of("fork", fork_id)))
 
 
 def _scheme(url: str) -> str:

@@ -36,7 +36,7 @@ from statelog.store.client import (
 )
 from statelog.store.explain import is_missing_bucket, one_line
 from statelog.store.listing import Listing, lists_in_order
-from statelog.store.local_disk import can_write, leads_out, write_object
+from statelog.store.local_disk import can_write, has_outer_folder, leads_out, write_object
 from statelog.store.location import kind_of, local_path
 from statelog.store.paths import TEMPORARY_FOLDER
 from statelog.store.requests import Requests, failure_of
@@ -150,6 +150,7 @@ class ObstoreStore:
 
     def _put(self, path: str, data: Buffers) -> None:
         with self._explained("put", path, writes=True) as client:
+            self._check_links(path)
             root = self.local_root
             if root is not None and can_write(path):
                 _with_folders(lambda: write_object(root, path, data, fsync=self._fsync))
@@ -194,6 +195,7 @@ class ObstoreStore:
 
     def _create(self, path: str, data: Buffers) -> None:
         with self._explained("put-if-absent", path, writes=True) as client:
+            self._check_links(path)
             if self.local_root is None or not self._fsync:
                 _with_folders(
                     lambda: obstore.put(
@@ -202,6 +204,7 @@ class ObstoreStore:
                 )
                 return
             temporary = f"{TEMPORARY_FOLDER}/{path.replace('/', '-')[-100:]}-{os.urandom(8).hex()}"
+            self._check_links(temporary)
             _with_folders(
                 lambda: obstore.put(client, temporary, _content(data), use_multipart=False)
             )
@@ -271,7 +274,11 @@ class ObstoreStore:
         Yield every object below the folder *prefix*, in no particular order.
 
         A page that fails is requested again; what was yielded is not yielded twice.
+        On local disk, folders that are links out of the root are not entered.
         """
+        if self.local_root is not None and has_outer_folder(self.local_root, prefix):
+            yield from self._list_inside(self.local_root, prefix)
+            return
         resumable = self._requests is None or lists_in_order(self._url)
         listing = Listing(prefix, resumable=resumable)
 
@@ -282,14 +289,32 @@ class ObstoreStore:
         while (page := self._send(next_page)) is not None:
             yield from map(_info, page)
 
+    def _list_inside(self, root: str, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects of a folder on local disk, and enter no folder that leads out."""
+        waiting = [prefix]
+        while waiting:
+            folder = waiting.pop()
+            if folder and leads_out(root, folder):
+                continue
+            with self._explained("list", folder) as client:
+                entries = obstore.list_with_delimiter(client, prefix=folder or None)
+            yield from map(_info, entries["objects"])
+            waiting += [name.rstrip("/") for name in entries["common_prefixes"]]
+
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly below the folder *prefix*."""
+        """Return the names of the folders directly below *prefix*; not those that lead out."""
         return self._send(lambda: self._list_folders(prefix))
 
     def _list_folders(self, prefix: str) -> Sequence[str]:
         with self._explained("list", prefix) as client:
+            root = self.local_root
+            if root is not None and prefix and leads_out(root, prefix):
+                return []
             found = obstore.list_with_delimiter(client, prefix=prefix or None)
-            return [name.rstrip("/").rsplit("/", 1)[-1] for name in found["common_prefixes"]]
+            folders = [name.rstrip("/") for name in found["common_prefixes"]]
+            if root is not None:
+                folders = [name for name in folders if not leads_out(root, name)]
+            return [name.rsplit("/", 1)[-1] for name in folders]
 
     def delete(self, paths: Iterable[str]) -> None:
         """

@@ -22,7 +22,7 @@ from statelog.errors import CheckpointError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.store import LocationPaths, LocationStore, open_existing_store, open_store
-from statelog.store.location_store import ParentReference
+from statelog.store.parents import ParentReference
 
 ALL = KeyGroupRange(0, 7)
 PATHS = LocationPaths()

@@ -61,7 +61,8 @@ def synced(monkeypatch):
 
 def test_a_put_syncs_the_file_and_then_the_folders(tmp_path, synced):
     open_store(str(tmp_path)).put("a/b/name", b"x")
-    assert synced == [str(tmp_path / one) for one in ("a/b/name#1", "a/b", "a", ".")]
+    assert synced[0].startswith(str(tmp_path / "a/b/name#"))
+    assert synced[1:] == [str(tmp_path / one) for one in ("a/b", "a", ".")]
 
 
 def test_a_commit_syncs_the_bytes_before_the_name_exists(tmp_path, synced, monkeypatch):

@@ -203,6 +203,7 @@ class _Run:
         self._query_files = open_store(self._checkpoint_location)
         self._query = StoredQuery(self._query_files)
         self.store = open_location(fork.location, options=source.options)
+        self.store.name_parent(fork.parent)
         self.input_rows = 0
 
     def batch(self, batch_id: int) -> pa.Table:

@@ -1,0 +1,179 @@
+"""
+Which place may be the parent of a fork: what a location stores about it is a claim, not a permission.
+
+A reader that follows a stored URL acts with the rights of its caller.  So the URL is followed only to
+the same bucket (or host) as the location, or to a place that the caller named, and this is checked
+before a connection is made.  Then the parent must agree: its tag of the fork names the location.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    InvalidOptionsError,
+)
+from statelog.format.segment import SegmentWriter, parse_segment
+from statelog.store.api import ObjectStore
+from statelog.store.location import local_path, normalize_url
+from statelog.store.paths import LocationPaths
+from statelog.store.verified import read_verified
+
+OPTION: Final = "parents"
+"""The store option with the locations that forks may be followed to."""
+ENVIRONMENT: Final = "STATELOG_PARENTS"
+"""The variable with these locations where no option names them."""
+TAG_SECTION: Final = b"TAGS"
+"""The section of a tag with its facts."""
+_SECTION: Final = b"PRNT"
+_PATHS: Final = LocationPaths()
+_LOCAL: Final = ("file", "memory")
+
+
+class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Where the parent of a fork is.
+
+    Args:
+        location: URL of the parent's location, without options.
+        checkpoint_id: The checkpoint that was forked.
+    """
+
+    location: str
+    checkpoint_id: int
+
+    def encoded(self) -> bytes:
+        """Return the content of the object `parents/<fork id>`."""
+        return b"".join(SegmentWriter().finish({_SECTION: msgspec.json.encode(self)}))
+
+    @classmethod
+    def read(cls, store: ObjectStore, fork_id: str) -> ParentReference:
+        """
+        Read the reference of a fork.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+            CheckpointError: It is damaged (`reason` "damaged").
+
+        Blocks: On the store.
+        """
+        path = _PATHS.parent(fork_id)
+        segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
+        trailer = segment.trailer
+        try:
+            return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise CheckpointError(
+                f"{path} of {store.url} is no reference to the parent of a fork: {error}",
+                reason="damaged",
+                path=path,
+            ) from error
+
+
+class _Tag(msgspec.Struct):
+    facts: dict[str, object] = {}
+
+
+def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
+    """
+    Return the locations that the caller named as parents of forks, as URLs.
+
+    Args:
+        options: Store options; `parents` is one URL, several with commas between them, or a sequence.
+            Without it the environment variable `STATELOG_PARENTS` has them.
+
+    Raises:
+        InvalidOptionsError: The option has another type.
+    """
+    given = (options or {}).get(OPTION)
+    if given is None:
+        given = os.environ.get(ENVIRONMENT) or ()
+    if isinstance(given, str):
+        given = given.split(",")
+    if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        raise InvalidOptionsError(
+            f"store option {OPTION} is {given!r}; give the URLs of the parents of forks, with commas "
+            "between them"
+        )
+    return tuple(_plain_url(each.strip()) for each in given if each.strip())
+
+
+def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
+    """
+    Return whether the parent that *location* stores may be opened.
+
+    True for a location that the caller named, and for one with the scheme and the bucket, or the host, of
+    *location*.  All of the local disk is one place.
+
+    Args:
+        location: URL of the fork.
+        parent: The stored URL.
+        named: Result of `named_parents`.
+    """
+    if is_named(parent, named):
+        return True
+    if "::" in parent:  # fsspec would open the second of two places
+        return False
+    place = _place(parent)
+    return place is not None and place == _place(location)
+
+
+def is_named(parent: str, named: Sequence[str]) -> bool:
+    """Return whether the caller named the place of a parent."""
+    return any(is_same_location(parent, each) for each in named)
+
+
+def confirmed_by(parent: ObjectStore, path: str) -> str | None:
+    """
+    Return the location that the tag of a fork names; None if the tag names none or is damaged.
+
+    Args:
+        parent: The store of the parent.
+        path: The tag.
+
+    Raises:
+        ObjectNotFoundError: There is no such tag.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    try:
+        trailer = read_verified(parent, path, lambda data: parse_segment(data, where=path)).trailer
+        sections = {} if trailer is None else trailer.sections
+        location = msgspec.json.decode(sections[TAG_SECTION], type=_Tag).facts.get("location")
+    except (KeyError, CorruptionError, IncompatibleFormatError, msgspec.DecodeError):
+        return None
+    return location if isinstance(location, str) else None
+
+
+def is_same_location(one: str, other: str) -> bool:
+    """Return whether two URLs are those of one location; on local disk, links are followed."""
+    first, second = _plain_url(one), _plain_url(other)
+    if first == second:
+        return True
+    paths = local_path(first), local_path(second)
+    if paths[0] is None or paths[1] is None:
+        return False
+    return os.path.realpath(paths[0]) == os.path.realpath(paths[1])
+
+
+def _plain_url(location: str) -> str:
+    try:
+        return normalize_url(location).rstrip("/")
+    except (InvalidOptionsError, ValueError):
+        return location.rstrip("/")
+
+
+def _place(location: str) -> tuple[str, str] | None:
+    """Return scheme and bucket or host of a location."""
+    scheme, separator, rest = _plain_url(location).partition("://")
+    if not separator:
+        return None
+    return scheme, "" if scheme in _LOCAL else rest.partition("/")[0]
