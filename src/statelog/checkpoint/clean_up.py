@@ -265,6 +265,20 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
     return frozenset(marked)
 
 
+def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
+    """
+    Return what a garbage collection may delete in the parents of a fork; nothing is changed.
+
+    Raises:
+        CheckpointError: A reference to a parent is damaged (`reason` "damaged").
+        StoreError: A store failed.
+
+    Blocks: On the stores.
+    """
+    releases = _release_parents(store, LocationPaths(), frozenset(), dry_run=True)
+    return tuple(each for each in releases if each.tags or each.problem)
+
+
 def _release_parents(
     store: ObjectStore, paths: LocationPaths, needed: frozenset[str], *, dry_run: bool
 ) -> tuple[ParentRelease, ...]:

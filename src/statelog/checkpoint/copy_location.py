@@ -31,6 +31,7 @@ from statelog.store import (
     open_location,
     read_verified,
 )
+from statelog.store.location_store import parents_of
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5
@@ -67,6 +68,7 @@ class CopyReport:
         objects: Number of objects, all verified.
         size_bytes: Their bytes.
         copied, copied_bytes: Those that this call put; the others were there.
+        parents: URLs of the parents of a fork from which objects were read.  Nothing is changed there.
     """
 
     checkpoints: tuple[int, ...]
@@ -74,6 +76,7 @@ class CopyReport:
     size_bytes: int
     copied: int
     copied_bytes: int
+    parents: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -134,6 +137,7 @@ def copy_location(
             size_bytes=plan.size_bytes,
             copied=copied.copied,
             copied_bytes=copied.copied_bytes,
+            parents=parents_of(source, (each.source for each in plan.objects)),
         )
     raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
 
