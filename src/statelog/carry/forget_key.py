@@ -30,6 +30,7 @@ from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, tag_releases
+from statelog.checkpoint.copy_plan import parents_of
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.state_stream import read_stream
@@ -49,7 +50,7 @@ from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.reader import StateReader
 from statelog.state.reader.lookup import StateKey
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
-from statelog.store.location_store import parents_of, parse_parent_path
+from statelog.store.location_store import parse_parent_path
 
 _PATHS = LocationPaths()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from statelog.checkpoint.fork import ParentRelease, release_parent
+from statelog.checkpoint.fork_release import ParentRelease, release_parent
 from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.checkpoint.restore import kept_checkpoint

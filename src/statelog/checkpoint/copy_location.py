@@ -18,7 +18,13 @@ import msgspec
 
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
-from statelog.checkpoint.copy_plan import CopiedObject, CopyPlan, missing_in_source, plan_copy
+from statelog.checkpoint.copy_plan import (
+    CopiedObject,
+    CopyPlan,
+    missing_in_source,
+    parents_of,
+    plan_copy,
+)
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
@@ -31,7 +37,6 @@ from statelog.store import (
     open_location,
     read_verified,
 )
-from statelog.store.location_store import parents_of
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5

@@ -49,7 +49,6 @@ __all__ = [
     "open_location",
     "open_query_files",
     "parent_path",
-    "parents_of",
     "parse_parent_path",
 ]
 
@@ -74,29 +73,6 @@ def parse_parent_path(path: str) -> tuple[str, str] | None:
     """Return fork id and name in the parent if *path* refers to a parent, else None."""
     match = _PARENT.fullmatch(path)
     return (match[1], match[2]) if match else None
-
-
-def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
-    """
-    Return the URLs of the locations that have objects which a fork names, parents of parents too.
-
-    Args:
-        store: The location of the fork.
-        paths: Names in it; those of its own objects are ignored.
-
-    Raises:
-        CheckpointError: A parent cannot be opened (`reason` "parent").
-
-    Blocks: On the stores.
-    """
-    urls = []
-    for name in paths:
-        place, path = store, name
-        while (parsed := parse_parent_path(path)) is not None and isinstance(place, LocationStore):
-            place, path = place.parent(parsed[0]), parsed[1]
-        if place is not store:
-            urls.append(place.url)
-    return tuple(dict.fromkeys(urls))
 
 
 class LocationStore:
