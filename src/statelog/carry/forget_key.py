@@ -22,7 +22,6 @@ from statelog.carry.forget_report import (
     ForgetReport,
     KeyTrace,
     Needs,
-    parents_with_key,
     refuse_pinned,
 )
 from statelog.carry.key_edits import GroupEdits
@@ -30,7 +29,8 @@ from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
 from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.clean_up import collect_garbage
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, tag_releases
+from statelog.checkpoint.copy_plan import parents_of
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.state_stream import read_stream
@@ -136,12 +136,16 @@ class _Forgetting:
         report = self._report(self._base, None, dry_run, traces)
         if not traces:
             # An interrupted call may have left objects, and the tag of a fork in its parent.
-            return report if dry_run else replace(report, deleted=self._collect())
+            if dry_run:
+                return replace(report, outside=tag_releases(self._store))
+            done = self._collect()
+            return replace(report, deleted=done.deleted, outside=done.outside)
         refuse_pinned(self._store.url, traces)
         before = Needs(self._store, _PATHS, self._base).checkpoints
         if dry_run:
             doomed = tuple(one.path for one in traces if parse_parent_path(one.path) is None)
-            return replace(report, given_up=before, deleted=doomed)
+            outside = tag_releases(self._store)
+            return replace(report, given_up=before, deleted=doomed, outside=outside)
         commit = Recommit(self._store, "forget", retained=1)
         checkpoint_id = commit.begin(self._base)
         held = {one.path for one in traces}
@@ -161,19 +165,20 @@ class _Forgetting:
         )
         newest = newest_checkpoint(self._store)
         present = {info.path for info in self._store.list()}
-        self._collect()
+        outside = self._collect().outside
         recordings.forget_key(self._store, _PATHS, self._key.values, operator=self._key.operator_id)
         left = {info.path for info in self._store.list()}
         retained = Needs(self._store, _PATHS, newest).checkpoints
         return replace(
             self._report(newest, checkpoint_id, False),
             parents=report.parents,
+            outside=outside,
             given_up=tuple(one for one in before if one not in retained),
             deleted=tuple(sorted({*held & listed, *(present - left)} - left)),
         )
 
-    def _collect(self) -> tuple[str, ...]:
-        """Delete all objects that no checkpoint needs, and return them."""
+    def _collect(self) -> CleanUpReport:
+        """Delete all objects that no checkpoint needs."""
         return collect_garbage(
             self._store,
             _PATHS,
@@ -181,7 +186,7 @@ class _Forgetting:
             dry_run=False,
             # Later than the store's own clock, which tells the age of objects.
             now=dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC) + dt.timedelta(days=1),
-        ).deleted
+        )
 
     def _report(
         self,
@@ -199,7 +204,7 @@ class _Forgetting:
             checkpoint_id=checkpoint_id,
             removed=self._removed,
             traces=traces,
-            parents=parents_with_key(self._store, traces),
+            parents=parents_of(self._store, (each.path for each in traces)),
             dry_run=dry_run,
         )
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.fork_release import ParentRelease
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.restore import objects_of
 from statelog.checkpoint.tags import list_tags, retained_ids
 from statelog.errors import CheckpointError
 from statelog.model import CompletedCheckpoint, FileStateHandle
-from statelog.store import LocationPaths, LocationStore, ObjectStore
+from statelog.store import LocationPaths, ObjectStore
 from statelog.store.location_store import parse_parent_path
 
 
@@ -50,7 +51,9 @@ class ForgetReport:
         given_up: Checkpoints that can no longer be restored.
         deleted: Objects that were deleted, or would be.
         parents: URLs of the parents of this fork that hold the key in objects which the fork needs, or
-            needed before the call.  They are not changed.
+            needed before the call.  Their state is not changed.
+        outside: The tags that keep checkpoints of parents for this fork and were deleted there, because
+            no checkpoint of the fork needs them any more; in a dry run all that may be.
         dry_run: Whether nothing was changed.
     """
 
@@ -63,6 +66,7 @@ class ForgetReport:
     given_up: tuple[int, ...] = ()
     deleted: tuple[str, ...] = ()
     parents: tuple[str, ...] = ()
+    outside: tuple[ParentRelease, ...] = ()
     dry_run: bool = False
 
 
@@ -169,25 +173,6 @@ def _ranges(path: str, checkpoint: CompletedCheckpoint) -> str:
 
 def _checkpoints(count: int) -> str:
     return "checkpoint" if count == 1 else "checkpoints"
-
-
-def parents_with_key(store: ObjectStore, traces: Iterable[KeyTrace]) -> tuple[str, ...]:
-    """
-    Return the URLs of the parents of a fork, and of theirs, to which traces belong.
-
-    Raises:
-        CheckpointError: A parent cannot be opened (`reason` "parent").
-
-    Blocks: On the stores.
-    """
-    urls = []
-    for trace in traces:
-        place, path = store, trace.path
-        while (parsed := parse_parent_path(path)) is not None and isinstance(place, LocationStore):
-            place, path = place.parent(parsed[0]), parsed[1]
-        if place is not store:
-            urls.append(place.url)
-    return tuple(dict.fromkeys(urls))
 
 
 def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from statelog.checkpoint.fork import ParentRelease, release_parent
+from statelog.checkpoint.fork_release import ParentRelease, release_parent
 from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.checkpoint.restore import kept_checkpoint
@@ -263,6 +263,20 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
         marked.add(path)
         marked.update(checkpoint.referenced_paths())
     return frozenset(marked)
+
+
+def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
+    """
+    Return what a garbage collection may delete in the parents of a fork; nothing is changed.
+
+    Raises:
+        CheckpointError: A reference to a parent is damaged (`reason` "damaged").
+        StoreError: A store failed.
+
+    Blocks: On the stores.
+    """
+    releases = _release_parents(store, LocationPaths(), frozenset(), dry_run=True)
+    return tuple(each for each in releases if each.tags or each.problem)
 
 
 def _release_parents(

@@ -18,7 +18,13 @@ import msgspec
 
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
-from statelog.checkpoint.copy_plan import CopiedObject, CopyPlan, missing_in_source, plan_copy
+from statelog.checkpoint.copy_plan import (
+    CopiedObject,
+    CopyPlan,
+    missing_in_source,
+    parents_of,
+    plan_copy,
+)
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
@@ -67,6 +73,7 @@ class CopyReport:
         objects: Number of objects, all verified.
         size_bytes: Their bytes.
         copied, copied_bytes: Those that this call put; the others were there.
+        parents: URLs of the parents of a fork from which objects were read.  Nothing is changed there.
     """
 
     checkpoints: tuple[int, ...]
@@ -74,6 +81,7 @@ class CopyReport:
     size_bytes: int
     copied: int
     copied_bytes: int
+    parents: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -134,6 +142,7 @@ def copy_location(
             size_bytes=plan.size_bytes,
             copied=copied.copied,
             copied_bytes=copied.copied_bytes,
+            parents=parents_of(source, (each.source for each in plan.objects)),
         )
     raise missing_in_source(last or ObjectNotFoundError("an object"), source.url)
 

@@ -11,7 +11,7 @@ are copied under names of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from statelog.checkpoint.batch_record import BatchRecord
@@ -30,7 +30,7 @@ from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metada
 from statelog.format.segment import parse_whole_file
 from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, LocationStore, ObjectStore
 from statelog.store.location_store import parse_parent_path
 from statelog.store.paths import parse_checkpoint_metadata
 
@@ -203,6 +203,29 @@ def needed_objects(
             if isinstance(snapshot.handle, FileStateHandle):
                 need(snapshot.handle.path, _STREAM, snapshot.handle)
     return found
+
+
+def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
+    """
+    Return the URLs of the locations that have objects which a fork names, parents of parents too.
+
+    Args:
+        store: The location of the fork.
+        paths: Names in it; those of its own objects are ignored.
+
+    Raises:
+        CheckpointError: A parent cannot be opened (`reason` "parent").
+
+    Blocks: On the stores.
+    """
+    urls = []
+    for name in paths:
+        place, path = store, name
+        while (parsed := parse_parent_path(path)) is not None and isinstance(place, LocationStore):
+            place, path = place.parent(parsed[0]), parsed[1]
+        if place is not store:
+            urls.append(place.url)
+    return tuple(dict.fromkeys(urls))
 
 
 def own_path(path: str) -> str:

@@ -31,6 +31,7 @@ from statelog.checkpoint.begun_fork import (
 )
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.copy_plan import needed_objects, own_record
+from statelog.checkpoint.fork_release import release_parent
 from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
 from statelog.checkpoint.ownership import claim_epoch
 from statelog.checkpoint.position_files import position_files, write_query
@@ -38,7 +39,7 @@ from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
 from statelog.core.checkpoint_events import WriteMetadata
-from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.errors import FencedError, UsageError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
 from statelog.model import (
     ChangelogStateHandle,
@@ -287,55 +288,6 @@ def _pin(
     )
     facts: dict[str, Json] = {"location": location}
     put_tag(source.store, _PATHS, tag, clock_ms=clock_ms, facts=facts, files=source.files)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParentRelease:
-    """
-    What ends the dependence of a fork on a parent.
-
-    Args:
-        fork_id: The id of the fork.
-        parent: URL of the parent's location; "" if it was deleted.
-        tags: The objects of the parent that keep a checkpoint for this fork, which are deleted there.
-        problem: Why nothing can be deleted; "" if it can.
-    """
-
-    fork_id: str
-    parent: str = ""
-    tags: tuple[str, ...] = ()
-    problem: str = ""
-
-
-def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False) -> ParentRelease:
-    """
-    Delete the tag by which a fork keeps a checkpoint of its parent, and the reference to the parent.
-
-    An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag that
-    names another location is left, and so is one in a bucket or store that the caller has not named.
-
-    Returns:
-        What was deleted, or would be in a dry run; or why it was not.
-
-    Raises:
-        CheckpointError: The reference to the parent is damaged (`reason` "damaged").
-        StoreError: A store failed.
-
-    Blocks: On both stores.
-    """
-    try:
-        released = store.released_parent(fork_id)
-    except CheckpointError as error:
-        if error.reason != "parent":
-            raise
-        return ParentRelease(fork_id=fork_id, problem=str(error))
-    if released is not None and not dry_run:
-        released[0].delete(released[1])
-    if not dry_run:
-        store.delete([_PATHS.parent(fork_id)])
-    if released is None:
-        return ParentRelease(fork_id=fork_id)
-    return ParentRelease(fork_id=fork_id, parent=released[0].url, tags=released[1])
 
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:

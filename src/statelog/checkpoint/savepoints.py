@@ -35,6 +35,7 @@ from statelog.checkpoint.tags import (
 )
 from statelog.errors import CheckpointError, UsageError
 from statelog.model import Json
+from statelog.redaction import redacted
 from statelog.runtime.clock import pause, wall_clock_seconds
 from statelog.store import (
     LocationPaths,
@@ -46,7 +47,8 @@ from statelog.store import (
     open_store,
 )
 from statelog.store.encryption import split_options
-from statelog.store.location import kind_of, normalize_url
+from statelog.store.location import is_known, kind_of, normalize_url
+from statelog.store.parents import may_follow
 
 __all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
 
@@ -324,9 +326,17 @@ def query_store(
     Return the checkpointLocation of a query: given, recorded, or the folder around the state.
 
     Raises:
-        CheckpointError: None of them is known (`reason` "not_found").
+        CheckpointError: None of them is known, or the recorded one is in another bucket or store, where
+            only a caller can name it (`reason` "not_found").
         UsageError: There is no such directory.
     """
+    if given is None and recorded is not None and not may_follow(store.url, recorded, ()):
+        raise CheckpointError(
+            f"the checkpoint in {store.url} records {redacted(recorded)} as the query's "
+            "checkpointLocation, which is in another bucket or store, and is not opened because the "
+            "location says so: if you know it, give checkpoint_location (--checkpoint-location)",
+            reason="not_found",
+        )
     folder, _, name = store.url.rpartition("/")
     around = folder if name == _STATE_FOLDER else None
     for place in (given, recorded, around):
@@ -343,7 +353,11 @@ def _of(
     place: Location, store: LocationStore, options: Mapping[str, object] | None
 ) -> Mapping[str, object] | None:
     """Return the options of *store*'s client for another place in the same kind of store; else None."""
-    same = kind_of(normalize_url(os.fspath(place))) is kind_of(store.url)
+    text = os.fspath(place)
+    if is_known(text):
+        same = kind_of(normalize_url(text)) is kind_of(store.url)
+    else:
+        same = text.partition(":")[0] == store.url.partition(":")[0]
     return split_options(options)[0] if same else None
 
 

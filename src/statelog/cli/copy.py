@@ -75,3 +75,5 @@ def copy(
         soft_wrap=True,
         markup=False,
     )
+    for parent in report.parents:
+        console().print(f"read from {parent}, a parent of this fork, too", soft_wrap=True)

@@ -96,6 +96,13 @@ def _print(report: ForgetReport, location: str, now: bool) -> None:
         line(f"{plural(len(report.given_up), 'checkpoint')} {would}given up: {ids}")
     if report.deleted:
         line(f"{plural(len(report.deleted), 'object')} {would}deleted")
+    for release in report.outside:
+        for path in release.tags:
+            line(
+                f"{path} in {release.parent}, the parent of this fork, {'may be' if report.dry_run else 'was'} deleted"
+            )
+        if release.problem:
+            line(f"kept: {release.problem}")
     if not report.traces:
         line("no object of this location holds the key")
     elif not (now and report.dry_run):

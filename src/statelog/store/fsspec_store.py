@@ -29,7 +29,7 @@ from statelog.format.buffers import pieces_of
 from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.explain import one_line
-from statelog.store.local_disk import leads_out
+from statelog.store.local_disk import check_links, leads_out
 from statelog.store.location import normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
@@ -140,14 +140,8 @@ class FsspecStore:
         parts = path.split("/")
         if not path or any(part in ("", ".", "..") for part in parts):
             raise UsageError(f"{path!r} is not the name of an object", path=path)
-        if self._is_on_disk and leads_out(self._root, path):
-            raise StoreError(
-                f"{path} in {self.url}: a symbolic link leads out of this directory, which is not "
-                "followed: move the objects here, or mount the disk here",
-                path=path,
-                url=self.url,
-                operation="open",
-            )
+        if self._is_on_disk:
+            check_links(self._root, path, self.url)
         return f"{self._root}/{path}"
 
     @property

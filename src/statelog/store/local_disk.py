@@ -13,6 +13,7 @@ import secrets
 import stat
 from typing import Final
 
+from statelog.errors import StoreError
 from statelog.format.buffers import Buffers, pieces_of
 
 _PLAIN_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[\w.=+@,-]+(?:/|$))+", re.ASCII)
@@ -46,6 +47,23 @@ def leads_out(root: str, path: str) -> bool:
             target = os.path.realpath(f"{root}/{path}")
             return os.path.commonpath([inside, target]) != inside
     return False
+
+
+def check_links(root: str, path: str, url: str) -> None:
+    """
+    Check that no symbolic link on the way to an object of the store *url* leads out of it.
+
+    Raises:
+        StoreError: One does.
+    """
+    if leads_out(root, path):
+        raise StoreError(
+            f"{path} in {url}: a symbolic link leads out of this directory, which is not followed: move "
+            "the objects here, or mount the disk here",
+            path=path,
+            url=url,
+            operation="open",
+        )
 
 
 def has_outer_folder(root: str, prefix: str) -> bool:

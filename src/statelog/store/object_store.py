@@ -36,7 +36,13 @@ from statelog.store.client import (
 )
 from statelog.store.explain import is_missing_bucket, one_line
 from statelog.store.listing import Listing, lists_in_order
-from statelog.store.local_disk import can_write, has_outer_folder, leads_out, write_object
+from statelog.store.local_disk import (
+    can_write,
+    check_links,
+    has_outer_folder,
+    leads_out,
+    write_object,
+)
 from statelog.store.location import kind_of, local_path
 from statelog.store.paths import TEMPORARY_FOLDER
 from statelog.store.requests import Requests, failure_of
@@ -134,15 +140,8 @@ class ObstoreStore:
 
     def _check_links(self, path: str) -> None:
         """Refuse an object that a link on local disk leads to, out of the root of the store."""
-        root = self.local_root
-        if root is not None and leads_out(root, path):
-            raise StoreError(
-                f"{path} in {self.url}: a symbolic link leads out of this directory, which is not "
-                "followed: move the objects here, or mount the disk here",
-                path=path,
-                url=self.url,
-                operation="open",
-            )
+        if self.local_root is not None:
+            check_links(self.local_root, path, self.url)
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction; durable on return."""
@@ -312,9 +311,8 @@ class ObstoreStore:
                 return []
             found = obstore.list_with_delimiter(client, prefix=prefix or None)
             folders = [name.rstrip("/") for name in found["common_prefixes"]]
-            if root is not None:
-                folders = [name for name in folders if not leads_out(root, name)]
-            return [name.rsplit("/", 1)[-1] for name in folders]
+            inside = (name for name in folders if root is None or not leads_out(root, name))
+            return [name.rsplit("/", 1)[-1] for name in inside]
 
     def delete(self, paths: Iterable[str]) -> None:
         """

@@ -17,7 +17,7 @@ import statelog
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.cli.main import run as run_cli
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
@@ -33,7 +33,7 @@ from statelog.model import (
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths
+from statelog.store import LocationPaths, open_store
 
 PATHS = LocationPaths()
 NUMBER = 9
@@ -332,6 +332,10 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
     expected = "The parent of this fork still holds the key: statelog forget "
     assert last_line(second, "--now").startswith(f"{expected}--now --yes -- ")
     assert last_line(second, "--yes").startswith(f"{expected}--yes -- ")
+    [tag] = list_tags(open_store(first), LocationPaths())
+    run_cli(["forget", "--now", second, *key])
+    may_be = f"{tag.path} in file://{first}, the parent of this fork, may be deleted"
+    assert may_be in capsys.readouterr().out
     told = last_line(second, "--now", "--yes")
     assert told.startswith(expected)
     assert present(history)

@@ -338,6 +338,7 @@ def test_the_copy_of_a_fork_is_whole(tmp_path):
         statelog.fork(root / "fork", root / "second", state_only=True)
         report = statelog.copy(root / "second", root / "copy")
         assert report.checkpoints == (newest.checkpoint_id,)
+        assert report.parents == (f"file://{root / 'parent'}",)
         wanted = states(made.store, newest.checkpoint_id)
         assert not list(open_existing_store(root / "copy").list("parents"))
         assert statelog.copy(root / "second", root / "copy").copied == 0

@@ -20,6 +20,7 @@ from tests.unit.checkpoint.test_location_fork import (
 from tests.unit.checkpoint.test_rewind import Query
 
 import statelog
+from statelog.checkpoint import savepoints
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag
@@ -275,3 +276,18 @@ def test_the_names_of_recordings_are_checked(query: Query, name: str) -> None:
     assert BatchRecord.of_properties({**properties, "recordings": [entry]}, 4).recordings
     with pytest.raises(CorruptionError):
         BatchRecord.of_properties({**properties, "recordings": [{**entry, "path": name}]}, 4)
+
+
+@pytest.mark.parametrize("place", FOREIGN[:-1])
+def test_no_connection_is_made_to_a_recorded_checkpoint_location(
+    query: Query, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(savepoints, "open_query_files", lambda url, **options: opened.append(url))
+    store = location(query, "state")
+    with pytest.raises(CheckpointError, match="--checkpoint-location") as raised:
+        savepoints.query_store(store, None, place, None)
+    assert (opened, raised.value.reason) == ([], "not_found")
+    savepoints.query_store(store, place, place, None)
+    savepoints.query_store(store, None, f"file:{query.folder}", None)
+    assert opened == [place, f"file:{query.folder}"]

@@ -394,7 +394,7 @@ def test_a_secret_in_the_url_of_the_parent_is_not_stored(
 ) -> None:
     monkeypatch.setattr(LocationStore, "url", property(lambda store: "sftp://***@host/totals"))
     with pytest.raises(UsageError, match="contains a secret"):
-        forked(query)
+        forked(query, checkpoint_location=query.folder)
 
 
 def test_the_same_tag_is_put_twice_and_is_one(query: Query) -> None:

@@ -316,11 +316,8 @@ class StateLocation:
         if report.deleted:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._store.url)
         for release in report.outside:
-            if release.problem:
-                _log.warning("the parent of a fork was not released: %s", release.problem)
-            else:
-                tags = ", ".join(release.tags)
-                _log.info("deleted %s in %s, the parent of this fork", tags, release.parent)
+            tags = f"deleted {', '.join(release.tags)} in {release.parent}"
+            _log.warning("the parent of this fork: %s", release.problem or tags)
 
     def _evolve(self, found: CompletedCheckpoint, record: BatchRecord) -> None:
         """Check that the operators are those of *found*, and merge their schemas."""
