@@ -23,6 +23,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
+from statelog.format.bounds import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
 from statelog.store.encrypted import EncryptedStore
@@ -81,7 +82,8 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
         segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
         trailer = segment.trailer
         try:
-            return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
+            section = trailer.sections[_SECTION] if trailer else b""
+            return decode_json(section, msgspec.json.Decoder(cls))
         except (KeyError, msgspec.DecodeError) as error:
             raise CheckpointError(
                 f"{path} of {store.url} is no reference to the parent of a fork: {error}",
