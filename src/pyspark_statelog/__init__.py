@@ -57,8 +57,9 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what reads rows with these columns as a stream."""
-        with _sentence_first():
-            return self._opened().stream(schema)
+        # With its traceback: Spark's worker fails again while it handles an error of this call, and
+        # reports the message of that one alone.
+        return self._opened().stream(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what writes a batch frame to a keyed table."""

@@ -349,7 +349,7 @@ def errors(frame: "DataFrame") -> dict[str, Any]:
     return {
         "at least one aggregate": lambda: aggregate(by_name),
         "no_such": lambda: aggregate(by_name, total=sum_("no_such")),
-        "is no aggregate of statelog": lambda: aggregate(by_name, n=sf.count("*")),
+        "Use count() of statelog": lambda: aggregate(by_name, n=sf.count("*")),
         "did you mean the setting stateLocation": lambda: aggregate(
             by_name, n=count(), stateLocaton="/tmp"
         ),

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from statelog.checkpoint.state_stream import check_stream
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
+from statelog.format.arrow_data import open_parquet, read_stream_table
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
@@ -154,7 +155,7 @@ class SoughtKey:
         return StateKey(self.values, key_schema).select(batch)
 
     def _in_snapshot(self, data: Buffer) -> bool:
-        file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+        file = open_parquet(data)
         codec = self._codec((file.schema_arrow.metadata or {})[SCHEMA_METADATA])
         if codec is None:
             return False
@@ -190,9 +191,7 @@ def _kind_of(path: str, paths: LocationPaths) -> str | None:
 
 def staged_table(data: Buffer) -> pa.Table:
     """Return the staged rows of an Arrow IPC stream."""
-    table = pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data))).read_all()
-    table.validate(full=True)  # of an orphan there is no checksum, and damaged lengths would crash
-    return table
+    return read_stream_table(data)  # of an orphan there is no checksum
 
 
 def streams_of(section: bytes | None) -> list[bytes]:

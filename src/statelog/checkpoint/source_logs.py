@@ -127,7 +127,8 @@ def _entry(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None
     if found is not None:
         return found
     later = _first_compact_after(files.names(folder), entry)
-    return None if later is None else _compacted(files, f"{folder}/{later}{COMPACT}", entry)
+    # Each entry names a file.  One without files was never written, whatever the later numbers say.
+    return (later is not None and _compacted(files, f"{folder}/{later}{COMPACT}", entry)) or None
 
 
 def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:

@@ -25,6 +25,7 @@ from statelog.arguments import text, whole_number
 from statelog.checkpoint.history import find_newest, present_ids
 from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format.bounds import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
 from statelog.model.object_path import checked_path
@@ -280,7 +281,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
     trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
     try:
-        stored = msgspec.json.decode(sections[TAG_SECTION], type=_Stored)
+        stored = decode_json(sections[TAG_SECTION], msgspec.json.Decoder(_Stored))
         files = msgspec.msgpack.decode(sections[_FILES_SECTION], type=dict[str, bytes])
     except (KeyError, msgspec.DecodeError) as error:
         raise CorruptionError(

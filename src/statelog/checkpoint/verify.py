@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statelog.checkpoint.history import present_ids, read_checkpoint
 from statelog.checkpoint.state_stream import read_materialized, read_stream
@@ -24,6 +23,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     StatelogError,
 )
+from statelog.format.arrow_data import open_parquet
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.recording_file import verified_body
 from statelog.format.segment import parse_segment, verify_set
@@ -347,7 +347,7 @@ def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> N
     if bytes(data[: len(_PARQUET_MAGIC)]) != _PARQUET_MAGIC:
         return  # the snapshot of another engine
     try:
-        file = pq.ParquetFile(pa.BufferReader(data))
+        file = open_parquet(data)
         if not file.metadata.num_rows or _KEY_GROUP_COLUMN not in file.schema_arrow.names:
             return
         column = file.read(columns=[_KEY_GROUP_COLUMN]).column(0)

@@ -24,6 +24,15 @@ import msgspec
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format.bounds import (
+    ID_MAX,
+    RECORD_BYTES_MAX,
+    RETAINED_MAX,
+    check_depth,
+    decode_json,
+    decompress_zstd,
+    largest_expansion,
+)
 from statelog.format.buffers import Buffer
 from statelog.model import (
     OBJECTS_PROPERTY,
@@ -37,6 +46,7 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
+from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.model.object_path import checked_path
 
 RECORD_VERSION: Final = 1
@@ -45,8 +55,6 @@ _HEADER: Final = struct.Struct(">HBBI")
 _CODEC_NONE: Final = 0
 _CODEC_ZSTD: Final = 1
 _ZSTD_LEVEL: Final = 3
-_RECORD_LENGTH_MAX: Final = 2**30
-_PIECE: Final = 2**20
 _DEFAULT_STORAGE: Final = "filesystem"
 
 
@@ -193,7 +201,16 @@ def encode_record(record: CheckpointRecord) -> bytes:
             f"the properties of checkpoint {checkpoint.checkpoint_id} are not JSON: {error}",
             checkpoint_id=checkpoint.checkpoint_id,
         ) from error
+    if len(raw) > RECORD_BYTES_MAX or len(checkpoint.retained) > RETAINED_MAX:
+        raise UsageError(
+            f"the record of checkpoint {checkpoint.checkpoint_id} has {len(raw)} bytes and "
+            f"{len(checkpoint.retained)} retained checkpoints; at most {RECORD_BYTES_MAX} and "
+            f"{RETAINED_MAX} can be read again: retain fewer checkpoints",
+            checkpoint_id=checkpoint.checkpoint_id,
+        )
     body = pa.Codec("zstd", compression_level=_ZSTD_LEVEL).compress(raw, asbytes=True)
+    if len(raw) > largest_expansion(len(body)):
+        return _HEADER.pack(RECORD_VERSION, _CODEC_NONE, 0, len(raw)) + raw
     return _HEADER.pack(RECORD_VERSION, _CODEC_ZSTD, 0, len(raw)) + bytes(body)
 
 
@@ -239,23 +256,25 @@ def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
             f"reads up to version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
             path=where,
         )
-    if length > _RECORD_LENGTH_MAX:
-        raise _damaged(where, f"the record claims {length} bytes")
+    if length > min(RECORD_BYTES_MAX, largest_expansion(len(view))):
+        raise _damaged(where, f"the record claims {length} bytes, of {len(view)} stored ones")
     try:
         raw: Buffer = view[_HEADER.size :]
         if codec == _CODEC_ZSTD:
-            raw = _decompressed(raw, length)
+            raw = decompress_zstd(raw, length)
         if len(raw) != length:
             raise _damaged(where, f"the record has {len(raw)} bytes instead of {length}")
-        record = _decoder.decode(raw)
+        record = decode_json(raw, _decoder)
+        check_depth(record.properties, where)
         _check_names(record, where)
+        _check_numbers(record, where)
         return _build(record)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
         raise _damaged(where, f"the record cannot be read ({error})") from error
 
 
 def _check_names(record: _Record, where: str) -> None:
-    """Refuse a record that names an object outside of the store, or a checkpoint below 0."""
+    """Refuse a record that names an object outside of the store."""
     listed = record.properties.get(OBJECTS_PROPERTY)
     names = [
         name for name, data in zip_longest(record.files.name, record.files.data) if data is None
@@ -265,19 +284,24 @@ def _check_names(record: _Record, where: str) -> None:
             checked_path(name)  # those listed are deleted with the checkpoint
     except CorruptionError as error:
         raise _damaged(where, str(error)) from error
-    if min((record.id, *record.retained, record.parent or 0)) < 0:
+
+
+def _check_numbers(record: _Record, where: str) -> None:
+    """Refuse ids, counts and key groups that no checkpoint has."""
+    log, snapshots = record.log, record.snapshots
+    ids = (record.id, record.parent or 0, *record.retained, *snapshots.checkpoint, *log.checkpoint)
+    if min(ids) < 0:
         raise _damaged(where, "the id of a checkpoint is below 0")
-
-
-def _decompressed(body: Buffer, length: int) -> bytes:
-    """Return *length* bytes, and one more if present; a forged length allocates nothing."""
-    pieces: list[bytes] = []
-    left = length + 1
-    with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
-        while left and (piece := stream.read(min(left, _PIECE))):
-            pieces.append(piece)
-            left -= len(piece)
-    return b"".join(pieces)
+    if max(ids) > ID_MAX:
+        raise _damaged(where, f"the id of a checkpoint is {max(ids)}, above {ID_MAX}")
+    if len(record.retained) > RETAINED_MAX:
+        raise _damaged(where, f"{len(record.retained)} checkpoints are retained")
+    if not 1 <= record.max_parallelism <= MAX_PARALLELISM_LIMIT:
+        raise _damaged(where, f"it has {record.max_parallelism} key groups")
+    if max((*log.end, *snapshots.end), default=0) >= record.max_parallelism:
+        raise _damaged(where, f"a range exceeds its {record.max_parallelism} key groups")
+    if min(log.entries, default=0) < 0:
+        raise _damaged(where, "a log handle has a negative number of entries")
 
 
 def _build(record: _Record) -> CheckpointRecord:

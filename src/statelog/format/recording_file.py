@@ -11,14 +11,13 @@ import struct
 from typing import Final
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.bounds import RECORDING_BYTES_MAX, largest_expansion
 from statelog.format.buffers import Buffer, checksum
 
 VERSION: Final = 1
 _MAGIC: Final = b"SLRC"
 _HEADER: Final = struct.Struct(">4sBBHII")
 _ZSTD: Final = 1
-_LENGTH_MAX: Final = 1 << 30
-"""A recording is bounded by far less; a forged length allocates no more than this."""
 
 
 def framed(body: bytes, length: int) -> bytes:
@@ -54,8 +53,10 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int]:
             f"versions up to {VERSION} and codec {_ZSTD}: upgrade statelog"
         )
     body = view[_HEADER.size :]
-    if checksum([body]) != crc or length > _LENGTH_MAX:
+    if checksum([body]) != crc:
         raise damaged_recording(where, "its checksum differs")
+    if length > min(RECORDING_BYTES_MAX, largest_expansion(len(body))):
+        raise damaged_recording(where, f"it claims {length} bytes, of {len(body)} stored ones")
     return body, length
 
 

@@ -20,6 +20,7 @@ from statelog.errors import (
     IncompatibleFormatError,
     InvalidOptionsError,
 )
+from statelog.format.bounds import decode_json
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.store.api import ObjectStore
 from statelog.store.location import local_path, normalize_url
@@ -68,7 +69,8 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
         segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
         trailer = segment.trailer
         try:
-            return msgspec.json.decode(trailer.sections[_SECTION] if trailer else b"", type=cls)
+            section = trailer.sections[_SECTION] if trailer else b""
+            return decode_json(section, msgspec.json.Decoder(cls))
         except (KeyError, msgspec.DecodeError) as error:
             raise CheckpointError(
                 f"{path} of {store.url} is no reference to the parent of a fork: {error}",
@@ -147,7 +149,9 @@ def confirmed_by(parent: ObjectStore, path: str) -> str | None:
     try:
         trailer = read_verified(parent, path, lambda data: parse_segment(data, where=path)).trailer
         sections = {} if trailer is None else trailer.sections
-        location = msgspec.json.decode(sections[TAG_SECTION], type=_Tag).facts.get("location")
+        location = decode_json(sections[TAG_SECTION], msgspec.json.Decoder(_Tag)).facts.get(
+            "location"
+        )
     except (KeyError, CorruptionError, IncompatibleFormatError, msgspec.DecodeError):
         return None
     return location if isinstance(location, str) else None

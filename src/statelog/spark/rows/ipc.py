@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from statelog.errors import CorruptionError
+from statelog.format.arrow_data import read_stream_table
+
 
 def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
     """Return batches as one compressed Arrow IPC stream."""
@@ -19,5 +22,13 @@ def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
 
 
 def from_ipc(data: bytes | memoryview) -> pa.Table:
-    """Return the table of an Arrow IPC stream."""
-    return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(data))).read_all()
+    """
+    Return the table of an Arrow IPC stream, validated.
+
+    Raises:
+        CorruptionError: It is none, or declares more than its size allows.
+    """
+    try:
+        return read_stream_table(data)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"rows of a task cannot be read: {error}") from error

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.arrow_data import read_batch
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 from statelog.model.state_change import INT32_MAX, joined_values
 from statelog.state.encoding.converters import StructFactory
@@ -320,6 +321,8 @@ class ChangesReader:
         written: WrittenStates, key_group: int, value: bytes
     ) -> tuple[int, pa.RecordBatch | None]:
         """Return state id and operations; None for a deleted variable."""
+        if len(value) < _HEADER.size:
+            raise CorruptionError(f"a change in key group {key_group} has {len(value)} bytes")
         kind, state_id = _HEADER.unpack_from(value)
         if kind != DELTAS or state_id >= len(written.codecs):
             raise IncompatibleFormatError(
@@ -331,7 +334,7 @@ class ChangesReader:
             return state_id, None
         try:
             message = pa.py_buffer(value)[_HEADER.size :]
-            return state_id, pa.ipc.read_record_batch(message, codec.schema)
+            return state_id, read_batch(message, codec.schema)
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(
                 f"a change of state {codec.descriptor.name!r} in key group {key_group} cannot "
@@ -341,7 +344,4 @@ class ChangesReader:
 
 def schema_of_changes(value: bytes) -> OperatorStateSchema:
     """Return the schema in a metadata change, or raise `CorruptionError`."""
-    try:
-        return OperatorStateSchema.from_json(msgspec.json.decode(value))
-    except msgspec.DecodeError as error:
-        raise CorruptionError("a metadata change cannot be read") from error
+    return OperatorStateSchema.from_bytes(value)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.errors import CorruptionError, InvariantError
+from statelog.format.arrow_data import open_parquet
 from statelog.model import KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap.expiry import without_expired
@@ -156,7 +157,9 @@ def read_snapshot(
         (KEY_GROUP_COLUMN, "<=", key_group_range.end),
     ]
     try:
+        open_parquet(data)  # its declared sizes
         table = pq.read_table(pa.BufferReader(pa.py_buffer(data)), filters=bounds).combine_chunks()
+        table.validate(full=True)
         written = codec.written_by((table.schema.metadata or {})[SCHEMA_METADATA])
         key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
         keys = codec.key.decode(
@@ -171,7 +174,13 @@ def read_snapshot(
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):
         if state is None or state.descriptor.name not in table.column_names:
             continue
-        cells = state.decode_cells(_whole(table, state.descriptor.name))
+        column = _whole(table, state.descriptor.name)
+        if column.type != state.encode_cells([]).type:
+            raise CorruptionError(
+                f"a state snapshot cannot be read: its column {state.descriptor.name!r} has the type "
+                f"{column.type}, which its schema does not give it"
+            )
+        cells = state.decode_cells(column)
         own = {key_group: parts[state_id] for key_group, parts in tables.items()}
         state.kind.insert_cells(own, zip(key_groups, keys, cells, strict=True))
     return tables
@@ -210,7 +219,9 @@ def snapshot_tables(
     try:
         file = _parquet(data)
         for index in _row_groups(file.metadata, key_group_range):
-            table = file.read_row_group(index).cast(schema)
+            table = file.read_row_group(index)
+            table.validate(full=True)
+            table = table.cast(schema)
             key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
             start, stop = np.searchsorted(
                 key_groups, [key_group_range.start, key_group_range.end + 1]
@@ -225,7 +236,7 @@ def snapshot_tables(
                         waiting = []
                 if part.num_rows:
                     waiting.append(part)
-    except (pa.ArrowException, KeyError, OSError) as error:
+    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
     if waiting:
         yield _block_of(waiting, key_group_range, block)
@@ -241,7 +252,7 @@ def _block_of(
 
 def _parquet(data: bytes | memoryview) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)))
+        return open_parquet(data)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
 

@@ -13,10 +13,13 @@ streams.  Format: docs/reference/formats/recording.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 
+from statelog.format.arrow_data import read_stream_table
+from statelog.format.bounds import decode_msgpack, decompress_zstd
 from statelog.format.buffers import Buffer
 from statelog.format.recording_file import damaged_recording, framed, verified_body
 from statelog.model.json_types import JsonObject
@@ -91,13 +94,16 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
 
     def state_schema(self) -> OperatorStateSchema:
-        """Return the operator's state schema."""
-        return OperatorStateSchema.from_json(msgspec.json.decode(self.schema))
+        """Return the operator's state schema; raises `CorruptionError` if it is none."""
+        return OperatorStateSchema.from_bytes(self.schema)
 
     def key_count(self) -> int:
         """Return the number of recorded keys."""
         count: int = from_stream(self.before).num_rows
         return count
+
+
+_decoder: Final = msgspec.msgpack.Decoder(list[TaskRecording])
 
 
 def encode_file(recordings: Sequence[bytes]) -> bytes:
@@ -131,9 +137,11 @@ def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
     """
     body, length = verified_body(data, where=where)
     try:
-        raw = pa.Codec("zstd").decompress(body, length, asbytes=True)
-        return msgspec.msgpack.decode(raw, type=list[TaskRecording])
-    except (pa.ArrowException, OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raw = decompress_zstd(body, length)
+        if len(raw) != length:
+            raise damaged_recording(where, f"it has {len(raw)} bytes instead of {length}")
+        return decode_msgpack(raw, _decoder)
+    except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
         raise damaged_recording(where, str(error)) from error
 
 
@@ -148,12 +156,12 @@ def to_stream(table: pa.Table) -> bytes:
 
 def from_stream(data: bytes) -> pa.Table:
     """
-    Return the table of an Arrow IPC stream.
+    Return the table of an Arrow IPC stream, validated.
 
     Raises:
-        CorruptionError: It is none.
+        CorruptionError: It is none, or declares more than its size allows.
     """
     try:
-        return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:
         raise damaged_recording("", str(error)) from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.format.recording_file import damaged_recording
 from statelog.state.reader.lookup import StateKey
 from statelog.state.recordings.format import Failure, TaskRecording, from_stream
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -75,6 +76,10 @@ class _Tables:
         self._after = from_stream(task.after) if task.after else None
         self._input, self._initial = from_stream(task.input), from_stream(task.initial)
         self._output = from_stream(task.output)
+        rows = self._output.num_rows
+        counts = [count for _, _, _, count in task.calls]
+        if min(counts, default=0) < 0 or sum(counts) > rows:
+            raise damaged_recording("", f"its calls yielded {sum(counts)} rows, {rows} are stored")
         names = self.schema.key_schema.names
         columns = [self.before.column(f"key.{name}").to_pylist() for name in names]
         self.keys = list(zip(*columns, strict=True))

@@ -11,15 +11,21 @@ import base64
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.bounds import decode_json
 from statelog.state.kinds import StateKind
+
+T = TypeVar("T")
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object; what its members are, its reader checks."""
+
+_decoder: Final = msgspec.json.Decoder(JsonObject)
 
 SCHEMA_VERSION: Final = 2
 """Version 1 knew neither generations nor dropped variables; it is read as generation 0."""
@@ -114,16 +120,24 @@ class StateDescriptor:
         """Build a descriptor from its JSON form."""
         user_key = value["user_key"]
         aggregation = value.get("aggregation")
+        ttl_ms = value["ttl_ms"]
         return cls(
-            name=value["name"],
+            name=_of_type(value["name"], str),
             kind=StateKind(value["kind"]),
             value_schema=_schema_from_json(value["value"]),
             user_key_schema=None if user_key is None else _schema_from_json(user_key),
-            ttl_ms=value["ttl_ms"],
+            ttl_ms=None if ttl_ms is None else _of_type(ttl_ms, int),
             aggregation=None if aggregation is None else Aggregation(aggregation),
-            since=value.get("since", 0),
-            dropped=value.get("dropped", False),
-            ttl_changes=tuple(TtlChange(**change) for change in value.get("ttl_changes", ())),
+            since=_of_type(value.get("since", 0), int),
+            dropped=_of_type(value.get("dropped", False), bool),
+            ttl_changes=tuple(
+                TtlChange(
+                    _of_type(change["generation"], int),
+                    _of_type(change["added"], bool),
+                    _of_type(change["at_ms"], int),
+                )
+                for change in value.get("ttl_changes", ())
+            ),
         )
 
 
@@ -181,13 +195,28 @@ class OperatorStateSchema:
                     f"{SCHEMA_VERSION}; upgrade statelog"
                 )
             return cls(
-                operator_id=value["operator_id"],
+                operator_id=_of_type(value["operator_id"], str),
                 key_schema=_schema_from_json(value["key"]),
                 states=tuple(StateDescriptor.from_json(state) for state in value["states"]),
-                generation=value.get("generation", 0),
+                generation=_of_type(value.get("generation", 0), int),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             raise CorruptionError(f"not a state schema: {value!r:.200}") from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> OperatorStateSchema:
+        """Build a schema from its JSON text; raises as `from_json`."""
+        try:
+            return cls.from_json(decode_json(data, _decoder))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CorruptionError(f"a state schema cannot be read: {error}") from error
+
+
+def _of_type(value: Any, kind: type[T]) -> T:
+    """Return *value* if it is of a type; a `bool` is no `int`."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+    return value
 
 
 def schema_text(*schemas: pa.Schema | None) -> str:

@@ -1,0 +1,169 @@
+"""
+Arrow and Parquet from storage, checked before use.
+
+A forged Arrow message can declare buffers that end beyond its bytes, offsets that point outside of
+their buffer, and compressed buffers of any size.  Arrow checks them on request only.  So the declared
+sizes are compared with the stored ones first (`format.bounds`), and the arrays are validated in
+full before anything reads a value.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statelog.format.bounds import ARROW_ROWS_ALLOWED, largest_arrow_expansion
+from statelog.format.buffers import Buffer
+
+_U16: Final = struct.Struct("<H")
+_I32: Final = struct.Struct("<i")
+_U32: Final = struct.Struct("<I")
+_I64: Final = struct.Struct("<q")
+_HEADER: Final = 2
+_LENGTH: Final = 0
+_BUFFERS: Final = 2
+_COMPRESSION: Final = 3
+_DICTIONARY_DATA: Final = 1
+_BUFFER_SIZE: Final = 16
+_UNCOMPRESSED: Final = -1
+_START: Final = struct.Struct("<I4xI")
+_CONTINUATION: Final = 0xFFFFFFFF
+_PREFIX: Final = 8
+"""The mark of a message, and the length of its metadata."""
+_ROW_BYTES_MIN: Final = 4
+"""Each row of a snapshot has the number of its key group."""
+
+
+def read_stream_table(data: Buffer) -> pa.Table:
+    """
+    Return the table of an Arrow IPC stream, validated.
+
+    Raises:
+        pa.ArrowException, OSError: It is none, or declares more than its size allows.
+    """
+    buffer = pa.py_buffer(data)
+    declared = rows = 0
+    try:
+        for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer)):
+            more_bytes, more_rows = _declared(message)
+            _check(declared, more_rows, buffer.size)
+            declared, rows = declared + more_bytes, rows + more_rows
+            _check(declared, rows, buffer.size)
+    except (struct.error, IndexError) as error:
+        raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
+    table = pa.ipc.open_stream(pa.BufferReader(buffer)).read_all()
+    table.validate(full=True)
+    return table
+
+
+def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """
+    Return the record batch of one uncompressed Arrow message, validated.
+
+    Raises:
+        pa.ArrowException, OSError: It is none, or is compressed, which no change is.
+    """
+    try:
+        rows = _plain_rows(memoryview(data))
+    except struct.error as error:
+        raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
+    _check(0, rows, data.size)
+    batch = pa.ipc.read_record_batch(data, schema)
+    batch.validate(full=True)
+    return batch
+
+
+def open_parquet(data: Buffer) -> pq.ParquetFile:
+    """
+    Return a Parquet file whose declared sizes fit its length.
+
+    Raises:
+        pa.ArrowException, OSError: It is none, or declares more than its size allows.
+    """
+    buffer = pa.py_buffer(data)
+    file = pq.ParquetFile(pa.BufferReader(buffer))
+    metadata = file.metadata
+    sizes = [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)]
+    if min(sizes, default=0) < 0 or metadata.num_rows < 0:
+        raise pa.ArrowInvalid("a row group declares a negative size")
+    allowed = largest_arrow_expansion(buffer.size)
+    if sum(sizes) > allowed or metadata.num_rows > allowed // _ROW_BYTES_MIN:
+        raise pa.ArrowInvalid(
+            f"{buffer.size} bytes declare {metadata.num_rows} rows of {sum(sizes)} bytes"
+        )
+    return file
+
+
+def _check(declared: int, rows: int, stored: int) -> None:
+    if declared > largest_arrow_expansion(stored):
+        raise pa.ArrowInvalid(f"{stored} bytes declare {declared} bytes of uncompressed data")
+    if rows < 0 or rows > max(ARROW_ROWS_ALLOWED, 8 * max(stored, declared)):
+        raise pa.ArrowInvalid(f"{stored} bytes declare {rows} rows")
+
+
+def _plain_rows(data: memoryview) -> int:
+    """Return the rows of one message with an uncompressed record batch; for each change of a log."""
+    mark, root = _START.unpack_from(data)
+    if mark != _CONTINUATION:
+        raise pa.ArrowInvalid("it does not begin as a message")
+    batch = _table(data, _PREFIX + root, _HEADER)
+    if not batch or _field(data, batch, _COMPRESSION):
+        raise pa.ArrowInvalid("a message has no record batch, or a compressed one")
+    length = _field(data, batch, _LENGTH)
+    return _I64.unpack_from(data, length)[0] if length else 0
+
+
+def _declared(message: pa.ipc.Message) -> tuple[int, int]:
+    """Return the bytes of uncompressed buffers, and the rows, that a message declares."""
+    if message.type not in ("record batch", "dictionary"):
+        return 0, 0
+    data = memoryview(message.metadata)
+    batch = _table(data, _U32.unpack_from(data)[0], _HEADER)
+    if batch and message.type == "dictionary":
+        batch = _table(data, batch, _DICTIONARY_DATA)
+    if not batch:
+        raise pa.ArrowInvalid("a message has no record batch")
+    length = _field(data, batch, _LENGTH)
+    rows: int = _I64.unpack_from(data, length)[0] if length else 0
+    if not _field(data, batch, _COMPRESSION):
+        return 0, rows
+    return _uncompressed(data, batch, memoryview(message.body)), rows
+
+
+def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
+    """Return the sum of the lengths in front of compressed buffers."""
+    field = _field(data, batch, _BUFFERS)
+    if not field:
+        return 0
+    vector = field + _U32.unpack_from(data, field)[0]
+    total = 0
+    for at in range(_U32.unpack_from(data, vector)[0]):
+        offset, size = struct.unpack_from("<qq", data, vector + 4 + at * _BUFFER_SIZE)
+        if not size:
+            continue
+        if offset < 0 or size < _I64.size or offset + size > len(body):
+            raise pa.ArrowInvalid("a buffer ends beyond its message")
+        length = _I64.unpack_from(body, offset)[0]
+        if length < _UNCOMPRESSED:
+            raise pa.ArrowInvalid(f"a buffer declares {length} bytes")
+        total += size if length == _UNCOMPRESSED else length
+    return total
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """Return where a field of a flatbuffers table is; 0 if the table does not have it."""
+    layout = table - _I32.unpack_from(data, table)[0]
+    if layout < 0 or 4 + 2 * number >= _U16.unpack_from(data, layout)[0]:
+        return 0
+    offset: int = _U16.unpack_from(data, layout + 4 + 2 * number)[0]
+    return table + offset if offset else 0
+
+
+def _table(data: memoryview, table: int, number: int) -> int:
+    """Return where the table in a field begins; 0 if there is none."""
+    field = _field(data, table, number)
+    place: Any = field + _U32.unpack_from(data, field)[0] if field else 0
+    return int(place)

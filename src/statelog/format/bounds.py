@@ -1,0 +1,119 @@
+"""
+The bounds of what decoders accept from storage, before they allocate memory for it.
+
+An object in storage is input: it may declare more than it holds.  Each decoder compares what an
+object declares with these bounds first, so that the memory for reading it is at most a stated
+multiple of its size.  Writers keep within the same bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from statelog.errors import CorruptionError
+from statelog.format.buffers import Buffer
+
+T = TypeVar("T")
+
+EXPANSION_MAX: Final = 256
+"""How many times its stored size compressed data may have, beyond `ALWAYS_ALLOWED`."""
+ALWAYS_ALLOWED: Final = 16 << 20
+"""Uncompressed bytes that any object may declare, however small it is."""
+RECORD_BYTES_MAX: Final = 256 << 20
+"""Uncompressed bytes of the record of a checkpoint."""
+RECORDING_BYTES_MAX: Final = 1 << 30
+"""Uncompressed bytes of a file with recordings."""
+JSON_VALUES_MAX: Final = 1 << 23
+"""Values in one JSON text; a value takes up to 250 bytes of memory."""
+DEPTH_MAX: Final = 64
+"""Nesting of the properties of a checkpoint."""
+RETAINED_MAX: Final = 1 << 16
+"""Checkpoints that one location retains."""
+ID_MAX: Final = (1 << 62) - 1
+"""The highest id of a checkpoint."""
+ARROW_EXPANSION_MAX: Final = 4096
+"""As `EXPANSION_MAX`, for Arrow and Parquet: equal values in a column compress to almost nothing."""
+ARROW_ALWAYS_ALLOWED: Final = 256 << 20
+"""As `ALWAYS_ALLOWED`, for Arrow and Parquet."""
+ARROW_ROWS_ALLOWED: Final = 1 << 20
+"""Rows that any Arrow message may declare, as columns of nulls have no bytes."""
+
+_PIECE: Final = 1 << 20
+
+
+def largest_expansion(stored: int) -> int:
+    """Return how many bytes an object of *stored* bytes may have once uncompressed."""
+    return max(ALWAYS_ALLOWED, stored * EXPANSION_MAX)
+
+
+def largest_arrow_expansion(stored: int) -> int:
+    """Return how many bytes the columns in *stored* bytes may have once uncompressed."""
+    return max(ARROW_ALWAYS_ALLOWED, stored * ARROW_EXPANSION_MAX)
+
+
+def decompress_zstd(body: Buffer, length: int) -> bytes:
+    """
+    Return *length* bytes, and one more if present; a forged length allocates nothing.
+
+    Raises:
+        OSError: The data is damaged.
+    """
+    pieces: list[bytes] = []
+    left = length + 1
+    with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
+        while left and (piece := stream.read(min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    return b"".join(pieces)
+
+
+def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
+    """
+    Return the value of a JSON text within `JSON_VALUES_MAX`.
+
+    Raises:
+        msgspec.DecodeError: It is none, has too many values or is nested too deeply.
+    """
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
+    if len(raw) > JSON_VALUES_MAX:
+        values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+        if values > JSON_VALUES_MAX:
+            raise msgspec.DecodeError(f"it has {values} values, more than {JSON_VALUES_MAX}")
+    try:
+        return decoder.decode(raw)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
+
+
+def decode_msgpack(data: Buffer, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """
+    Return the value of a msgpack text.
+
+    Raises:
+        msgspec.DecodeError: It is none, or nested too deeply.
+    """
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
+    except (SystemError, UnicodeDecodeError) as error:  # of a text with forged bytes or length
+        raise msgspec.DecodeError(f"it has a text that is none ({error})") from error
+
+
+def check_depth(value: Any, where: str = "") -> None:
+    """Raise `CorruptionError` if lists and objects are nested deeper than `DEPTH_MAX`."""
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            part
+            for each in level
+            if isinstance(each, (dict, list))
+            for part in (each.values() if isinstance(each, dict) else each)
+            if isinstance(part, (dict, list))
+        ]
+        if not level:
+            return
+    raise CorruptionError(f"{where} is nested deeper than {DEPTH_MAX} levels", path=where)
