@@ -253,7 +253,9 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
     zombie(frames[0], 0)
     second.open()
     second(frames[0], 0)
-    with pytest.raises(FencedError, match=r"epoch 2 of .* is claimed \(owner/2, of 'query-.*\), this is epoch 1"):
+    with pytest.raises(
+        FencedError, match=r"epoch 2 of .* is claimed \(owner/2, of 'query-.*\), this is epoch 1"
+    ):
         zombie(frames[1], 1)
     with pytest.raises(FencedError):
         zombie(frames[1], 1)
