@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from statelog.errors import UsageError
-from statelog.spark.rows.unfit_output import UnfitOutput
+from statelog.spark.rows.unfit_output import unfit_output
 from statelog.state.encoding.nested import relabelled
 from statelog.state.slots import columns_of
 
@@ -39,13 +39,13 @@ class ColumnarOutput:
         Take the tables of one call.
 
         Raises:
-            UnfitOutput: One has other columns than the output, or a value does not fit.
+            UnfitOutputError: One has other columns than the output, or a value does not fit.
         """
         for table in produced:
             try:
                 columns = columns_of(table, self._schema, -1, "the output")
             except UsageError as error:
-                raise UnfitOutput(str(error), self._batch_id) from error
+                raise unfit_output(str(error), self._batch_id) from error
             typed = map(relabelled, columns, self._schema.types)
             batch = pa.RecordBatch.from_arrays(list(typed), schema=self._schema)
             self._batches.append(batch)

@@ -63,7 +63,7 @@ class Output(Protocol):
         """
         Return all rows as one batch.
 
-        Raises `UnfitOutput` if a value does not fit.
+        Raises `UnfitOutputError` if a value does not fit.
         """
 
     def clear(self) -> None:
@@ -96,4 +96,4 @@ class OutputCollector(Protocol):
         """
 
     def flush(self) -> None:
-        """Convert all rows; raises `UnfitOutput` if one does not fit."""
+        """Convert all rows; raises `UnfitOutputError` if one does not fit."""

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Row
 
-from statelog.spark.rows.unfit_output import UnfitOutput, described_item
+from statelog.spark.rows.unfit_output import described_item, unfit_output
 from statelog.state.heap.tables import Key
 
 _ITERATORS: Final = frozenset(
@@ -115,7 +115,7 @@ def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:
         noun: What the items are, for the error.
 
     Raises:
-        UnfitOutput: It is one item, as by `return` in the place of `yield`.
+        UnfitOutputError: It is one item, as by `return` in the place of `yield`.
     """
     if produced.__class__ in _ITERATORS:
         items: Iterable[Any] = produced
@@ -124,7 +124,7 @@ def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:
         hasattr(produced, name) for name in ("iloc", "to_batches", "__arrow_c_stream__")
     )
     if is_item or not isinstance(produced, Iterable):
-        raise UnfitOutput(
+        raise unfit_output(
             f"it returned {described_item(produced)}, not an iterator of {noun}: write `yield` "
             "instead of `return`",
             batch_id,

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from statelog.spark.rows.pandas_conversion import ColumnConverter
 from statelog.spark.rows.pandas_input import PandasSettings
 from statelog.spark.rows.pandas_internals import FrameJoiner, frame_access
-from statelog.spark.rows.unfit_output import UnfitOutput, described_item
+from statelog.spark.rows.unfit_output import UnfitOutputError, described_item, unfit_output
 
 _UNFIT = (
     PySparkException,
@@ -93,12 +93,12 @@ class FrameOutput:
         They are copied: a processor may yield one frame several times, with changes in between.
 
         Raises:
-            UnfitOutput: The processor yields something else than a DataFrame.
+            UnfitOutputError: The processor yields something else than a DataFrame.
         """
         forms, access = self._forms, self._access
         for frame in produced:
             if not isinstance(frame, pd.DataFrame):
-                raise UnfitOutput(
+                raise unfit_output(
                     f"it yields {described_item(frame)}: `yield pd.DataFrame(...)` makes output rows",
                     self._batch_id,
                 )
@@ -125,7 +125,7 @@ class FrameOutput:
         does not have are left out.
 
         Raises:
-            UnfitOutput: A column is missing, or a value does not fit its column.
+            UnfitOutputError: A column is missing, or a value does not fit its column.
         """
         forms = self._forms
         tables = [table for frames in forms.values() for table in self._tables(frames)]
@@ -167,7 +167,7 @@ class FrameOutput:
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _unfit(self, frame: pd.DataFrame, ordinal: int, error: Exception) -> UnfitOutput:
+    def _unfit(self, frame: pd.DataFrame, ordinal: int, error: Exception) -> UnfitOutputError:
         """Return an error with the frame's first rows and missing columns."""
         types = ", ".join(
             f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
@@ -181,7 +181,7 @@ class FrameOutput:
         else:
             cause = "" if error.__cause__ is None else f": {error.__cause__}"
             what = f"does not fit: {error}{cause}"
-        return UnfitOutput(
+        return unfit_output(
             f"a frame of ({types}) with the first rows {frame.head(2).to_dict('records')!r:.300} "
             f"{what}. The output is ({self._output.simpleString()[7:-1]})",
             self._batch_id,

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql import Row
 
-from statelog.spark.rows.unfit_output import UnfitOutput, described_item, row_call
+from statelog.spark.rows.unfit_output import (
+    UnfitOutputError,
+    described_item,
+    row_call,
+    unfit_output,
+)
 from statelog.spark.rows.unnamed_columns import MOST_NAMES, UnnamedColumns
 from statelog.state.encoding.values import UNENCODABLE
 
@@ -55,7 +60,7 @@ class RowOutput:
         Fields are found by name; a field that a row lacks becomes null, as in Spark.
 
         Raises:
-            UnfitOutput: An item is no Row, or a value does not fit its column.
+            UnfitOutputError: An item is no Row, or a value does not fit its column.
         """
         rows = self._rows
         columns = self._columns(rows)
@@ -74,7 +79,7 @@ class RowOutput:
             fields = [row.__fields__ for row in rows]
         except AttributeError:
             at = next(at for at, row in enumerate(rows) if not hasattr(row, "__fields__"))
-            raise UnfitOutput(self._no_row(rows[at]), self._batch_id, at) from None
+            raise unfit_output(self._no_row(rows[at]), self._batch_id, at) from None
         if fields.count(self._names) == len(rows):
             self._unnamed.clear()
             columns: list[Sequence[object]] = list(zip(*rows, strict=True))
@@ -103,19 +108,19 @@ class RowOutput:
 
     def _unfit(
         self, field: pa.Field, rows: Sequence[Row], column: Sequence[object], error: Exception
-    ) -> UnfitOutput:
+    ) -> UnfitOutputError:
         """Return an error with the first row that does not fit."""
         for at, (row, value) in enumerate(zip(rows, column, strict=True)):
             try:
                 pa.array([value], type=field.type)
             except UNENCODABLE:
-                return UnfitOutput(
+                return unfit_output(
                     f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
                     f"{row!r:.200}: {error}",
                     self._batch_id,
                     at,
                 )
-        return UnfitOutput(
+        return unfit_output(
             f"output column {field.name!r} ({field.type}) failed: {error}", self._batch_id, 0
         )
 

@@ -14,24 +14,26 @@ NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the last checkp
 _MOST_NAMES: Final = 6
 
 
-class UnfitOutput(ProcessorError):  # noqa: N818
+class UnfitOutputError(ProcessorError):
     """
-    An item that a processor yields or returns does not fit the output.
+    An item that a processor yields or returns does not fit the output; see `unfit_output`.
 
     The run of the processor, which knows the call, reports it with method and key.
-
-    Args:
-        what: What does not fit, and what to do.
-        batch_id: The micro-batch.
-        at: Position of the item among those since the last conversion; None where the method that
-            runs gave it.
     """
 
-    def __init__(self, what: str, batch_id: int, at: int | None = None) -> None:
-        message = f"the output of batch {batch_id}: {what}. {NOTHING_COMMITTED}"
-        super().__init__(message, batch_id=batch_id)
-        self.what = what
-        self.at = at
+
+def unfit_output(what: str, batch_id: int, at: int | None = None) -> UnfitOutputError:
+    """
+    Return the error for an item that does not fit.
+
+    Args:
+        what: What does not fit, and what to do; an attribute of the error.
+        batch_id: The micro-batch.
+        at: Position of the item among those since the last conversion, an attribute too; None where
+            the method that runs gave it.
+    """
+    message = f"the output of batch {batch_id}: {what}. {NOTHING_COMMITTED}"
+    return UnfitOutputError(message, batch_id=batch_id, what=what, at=at)
 
 
 def described_item(item: object) -> str:

@@ -15,7 +15,7 @@ from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import Output, RowLike
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.output_calls import OutputCalls
-from statelog.spark.rows.unfit_output import UnfitOutput
+from statelog.spark.rows.unfit_output import UnfitOutputError
 from statelog.spark.testing.key_state import expiry_shown, state_shown, timers_shown
 from statelog.spark.testing.processor_tester import ProcessorTester
 from statelog.spark.testing.tester_rows import TesterRows, rows_in
@@ -133,7 +133,7 @@ class ReplayTester(ProcessorTester):
         run = self._process(rows, initial, StepOutput(output))
         try:
             batch = output.batch()
-        except UnfitOutput as error:
+        except UnfitOutputError as error:
             raise run.located(error) from error.__cause__
         self._commit(run)
         after = self._shown_state(self._state.cells(step.key))

@@ -15,7 +15,7 @@ from statelog.spark.rows.interface import RowLike
 from statelog.spark.rows.output_calls import OutputCalls
 from statelog.spark.rows.row_output import RowOutput
 from statelog.spark.rows.types import arrow_schema, make_row
-from statelog.spark.rows.unfit_output import UnfitOutput
+from statelog.spark.rows.unfit_output import UnfitOutputError
 from statelog.state.heap.tables import Key
 
 
@@ -81,7 +81,7 @@ def check_rows(
     rows: Iterable[Any],
     schema: pa.Schema,
     batch_id: int,
-    located: Callable[[UnfitOutput], ProcessorError],
+    located: Callable[[UnfitOutputError], ProcessorError],
 ) -> None:
     """
     Check that rows fit the output.
@@ -99,7 +99,7 @@ def check_rows(
     output.extend(rows)
     try:
         output.batch()
-    except UnfitOutput as error:
+    except UnfitOutputError as error:
         raise located(error) from error.__cause__
 
 

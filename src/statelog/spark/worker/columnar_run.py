@@ -20,7 +20,7 @@ from statelog.spark.query.processor_failures import described
 from statelog.spark.rows.columnar_input import ColumnarInput
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.output_calls import returned
-from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutput
+from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.columnar_handle import ColumnarTaskHandle
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
@@ -156,7 +156,7 @@ class ColumnarRun:
         except (Exception, SystemExit) as error:
             name = type(self._processor).__name__
             groups = "" if keys is None else f" for {_of(keys)}"
-            what = error.what if isinstance(error, UnfitOutput) else described(error)
+            what = error.what if isinstance(error, UnfitOutputError) else described(error)
             raise ProcessorError(
                 f"{name}.{method} failed{groups} in batch {self._context.batch_id}: {what}. "
                 f"{NOTHING_COMMITTED}",

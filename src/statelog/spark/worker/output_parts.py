@@ -83,7 +83,7 @@ class OutputParts:
         """
         Convert all rows to a batch.
 
-        Raises `UnfitOutput` if one does not fit.
+        Raises `UnfitOutputError` if one does not fit.
         """
         batch = self._output.batch()
         self._output.clear()

@@ -27,7 +27,7 @@ from statelog.spark.query.processor_failures import described
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.output_calls import returned
 from statelog.spark.rows.types import make_row, row_factory
-from statelog.spark.rows.unfit_output import UnfitOutput
+from statelog.spark.rows.unfit_output import UnfitOutputError
 from statelog.spark.worker.due_timers import due_timers, first_timer_ms
 from statelog.spark.worker.failures import ends_of_process_are_errors
 from statelog.spark.worker.handle import TaskHandle
@@ -183,18 +183,18 @@ class ProcessorRun:
         """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
         try:
             self.output.flush()
-        except UnfitOutput as error:
+        except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 
     def _convert_if_many(self) -> None:
         """Convert the output once it has many rows; raises as `flush`."""
         try:
             self.output.convert_if_many()
-        except UnfitOutput as error:
+        except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 
     def _returned(self, produced: Any) -> Any:
-        """Return what a method returned; raises `UnfitOutput` if it is one row."""
+        """Return what a method returned; raises `UnfitOutputError` if it is one row."""
         return returned(produced, self._context.batch_id, "rows")
 
     def encoded(self) -> ChangeBatch:
@@ -348,7 +348,7 @@ class ProcessorRun:
                 for key in table:
                     deltas[key] = kind.rules.clear_delta()
 
-    def located(self, error: UnfitOutput) -> ProcessorError:
+    def located(self, error: UnfitOutputError) -> ProcessorError:
         """Return an error of the output with the method and the key that yielded it."""
         at = len(self.output.items) if error.at is None else error.at
         call = self._calls.call_of(at)
@@ -367,7 +367,7 @@ class ProcessorRun:
     def _failed(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
     ) -> ProcessorError:
-        if isinstance(error, UnfitOutput):
+        if isinstance(error, UnfitOutputError):
             return self.located(error)
         if key is not None:
             self._note_failure(self._key_group, key, method, timer_ms)
