@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.options import ChangelogOptions, Options
-from statelog.runtime.closing import close_after, close_all
+from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.driver import Runtime, system_runtime
 from statelog.runtime.forks import OwningProcess
 from statelog.runtime.interrupts import uninterrupted
@@ -48,7 +47,7 @@ from statelog.store.api import ObjectStore
 _CLOSE_TIMEOUT_S = 1.0
 
 
-class FsStateChangelogStorage(FlinkNames):
+class FsStateChangelogStorage(ClosesAtExit, FlinkNames):
     """
     Changelogs of one job in one process, on an object store.
 
@@ -376,17 +375,6 @@ class FsStateChangelogStorage(FlinkNames):
             *((cache.close,) if cache is not None else ()),
             lambda: self._runtime.close(_CLOSE_TIMEOUT_S),
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        close_after(error, self.close)
 
     def _readable(self, local: ChangelogStateHandle | None) -> ChangelogStateHandle | None:
         """Return *local* if this storage may read local copies."""
