@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NoReturn
 
 PUBLIC_NAMES: Final = {
     "AvailabilityHelper": "AvailabilityProvider",
@@ -140,6 +141,7 @@ MEMBERS: Final = {
 """Members of Flink's classes by class here, in snake_case and without `get_`, and what to write."""
 
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
+_NEXT_WORD: Final = re.compile("_([a-z0-9])")
 
 
 def spelled_here(kind: type, name: str) -> str | None:
@@ -150,7 +152,8 @@ def spelled_here(kind: type, name: str) -> str | None:
         if (text := MEMBERS.get(each.__name__, {}).get(plain)) is not None:
             return text
     for candidate in (snake, plain, f"is_{plain}", plain.removeprefix("is_"), f"{plain}_bytes"):
-        if candidate != name and (member := inspect.getattr_static(kind, candidate, None)):
+        member = inspect.getattr_static(kind, candidate, None)
+        if candidate != name and member and not isinstance(member, _FlinkName):
             is_method = inspect.isroutine(member) or isinstance(member, classmethod | staticmethod)
             return f"the method `{candidate}()`" if is_method else f"the attribute `{candidate}`"
     return None
@@ -165,15 +168,62 @@ def unknown_member(kind: type, name: str, owner: object) -> AttributeError:
     return AttributeError(text, name=name, obj=owner)
 
 
+class _FlinkName:
+    """A name of Flink that a class spells otherwise: reading it raises the error that says how."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise unknown_member(kind, self._name, kind if owner is None else owner)
+
+
+def _spellings(member: str, is_method: bool = True) -> Iterator[str]:
+    """Yield how Flink may spell a member of a class here, in camelCase and in snake_case."""
+    if member.startswith("_"):
+        return
+    stems = {member, member.removesuffix("_bytes"), member.removeprefix("is_")}
+    prefixes = ("", "get_") if is_method else ("", "get_", "is_")
+    for snake in (prefix + stem for prefix in prefixes for stem in stems):
+        yield snake
+        yield _NEXT_WORD.sub(lambda word: word[1].upper(), snake)
+
+
 class FlinkNames:
-    """A class whose error of an unknown attribute says how Flink's name is spelled here."""
+    """
+    A class whose error of an unknown attribute says how Flink's name is spelled here.
+
+    Each of Flink's names is a descriptor.  A `__getattr__` would need no list of them, but Python
+    reads every attribute of such a class without its cache, which costs an append a fifth of its
+    time.
+    """
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # for a type checker an unknown attribute stays unknown
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        members: dict[str, bool] = {}  # and whether it is a method
+        for kind in cls.__mro__[:-1]:
+            members |= dict.fromkeys(vars(kind).get("__annotations__", ()), False)
+            members |= {
+                name: inspect.isroutine(value)
+                for name, value in vars(kind).items()
+                if not isinstance(value, _FlinkName)
+            }
+        names = {name for member in members.items() for name in _spellings(*member)}
+        names |= {name for member in MEMBERS.get(cls.__name__, ()) for name in _spellings(member)}
+        for name in names.difference(members):
+            setattr(cls, name, _FlinkName(name))
 
-        def __getattr__(self, name: str) -> object:
-            raise unknown_member(type(self), name, self)
+    def __dir__(self) -> Iterable[str]:
+        kind = type(self)
+        return [
+            name
+            for name in super().__dir__()
+            if not isinstance(inspect.getattr_static(kind, name, None), _FlinkName)
+        ]
 
 
 def unknown_name(name: str) -> Exception:
