@@ -3,7 +3,7 @@
 import ast
 import functools
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,20 @@ def modules() -> list[Path]:
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return ast.parse(text_of(path), filename=str(path))
+
+
+@functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def breaches(
+    paths: Iterable[Path], breaches_of: Callable[[Path], Iterable[object]]
+) -> dict[str, list[object]]:
+    """Return what breaks a rule, by file: one test for each rule, not for each file."""
+    by_name = {name_of(path): list(breaches_of(path)) for path in paths}
+    return {name: breaks for name, breaks in by_name.items() if breaks}
 
 
 def name_of(path: Path) -> str:

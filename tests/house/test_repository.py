@@ -1,12 +1,19 @@
 """What lies in the repository is finished, and true on every machine."""
 
-import io
+import ast
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
-from tests.house.sources import ROOT, modules, name_of, repository_files
+from tests.house.sources import (
+    ROOT,
+    breaches,
+    modules,
+    name_of,
+    repository_files,
+    text_of,
+    tree_of,
+)
 
 # Put together from pieces, so that this file does not find itself.
 PACKAGE_INDEX = re.compile("index" + "[-_]url|--find" + r"-links|:/" + r"/\S*/simple\b", re.I)
@@ -47,17 +54,17 @@ def test_no_file_names_a_place_on_somebodys_machine() -> None:
     assert [] == findings(MACHINE_PATH)
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_module_is_left_open(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert [] == LEFT_OPEN.findall(text)
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    assert UNFINISHED_NAME not in {token.string for token in tokens}
+def left_open(path: Path) -> list[str]:
+    names = (node.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name))
+    return LEFT_OPEN.findall(text_of(path)) + [name for name in names if name == UNFINISHED_NAME]
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_module_is_empty(path: Path) -> None:
-    assert path.read_text(encoding="utf-8").strip() != ""
+def test_no_module_is_left_open() -> None:
+    assert {} == breaches(modules(), left_open)
+
+
+def test_no_module_is_empty() -> None:
+    assert [] == [name_of(path) for path in modules() if not text_of(path).strip()]
 
 
 def test_constraints_are_pins_and_nothing_else() -> None:

@@ -7,8 +7,7 @@ Data is stored, it does not lie or stand somewhere; the actor of a sentence has 
 import re
 from pathlib import Path
 
-import pytest
-from tests.house.sources import ROOT, modules, name_of
+from tests.house.sources import ROOT, breaches, modules, text_of
 
 WORDS = re.compile(r"\b(?:nobody|whoever|somebody|lies in|stands in|told of)\b", re.IGNORECASE)
 QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|^>.*$", re.MULTILINE)
@@ -28,13 +27,8 @@ def findings(text: str) -> list[str]:
     return [f"{number}: {line}" for number, line in enumerate(lines, 1) if WORDS.search(line)]
 
 
-def unquoted_docs(path: Path) -> list[str]:
-    return findings(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("path", pages(), ids=name_of)
-def test_no_page_has_such_a_word(path: Path) -> None:
-    assert [] == unquoted_docs(path)
+def test_no_page_has_such_a_word() -> None:
+    assert {} == breaches(pages(), lambda path: findings(text_of(path)))
 
 
 def test_the_newest_section_of_the_changelog_has_no_such_word() -> None:
@@ -42,10 +36,9 @@ def test_the_newest_section_of_the_changelog_has_no_such_word() -> None:
     assert [] == findings(sections[1])
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_module_has_such_a_word(path: Path) -> None:
+def test_no_module_has_such_a_word() -> None:
     """Texts in quotes are messages here, not quotations."""
-    assert [] == findings(path.read_text(encoding="utf-8").replace('"', ""))
+    assert {} == breaches(modules(), lambda path: findings(text_of(path).replace('"', "")))
 
 
 def test_the_check_finds_what_it_is_for() -> None:
