@@ -102,7 +102,7 @@ def reports(forger: Forger, runs: Sequence[Run]) -> list[Report]:
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "tests.tripwires", str(plan)], cwd=ROOT, env=environment,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = [Report(**json.loads(line)) for line in done.stdout.splitlines()]
@@ -116,7 +116,9 @@ def test_every_command_is_tried() -> None:
     assert all(CALLS.values())
 
 
-@pytest.mark.parametrize("only", [KINDS, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "only", [KINDS, pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
+)
 def test_every_command_acts_within_the_location_only(
     only: set[str] | None, tmp_path: Path, listener: Listener
 ) -> None:
