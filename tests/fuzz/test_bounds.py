@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import subprocess
 import sys
@@ -170,6 +171,20 @@ def test_a_compressed_buffer_of_twelve_gigabytes_allocates_nothing() -> None:
     )
     assert (0, "") == (said.returncode, said.stderr)
     assert "declare" in said.stdout
+
+
+def test_a_type_that_brings_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
+    """Old versions of PyArrow made an object of the pickle in such a type when they read a schema."""
+    trap = tmp_path / "ran"
+    code = f"cos\nmkdir\n(V{trap}\ntR.".encode()
+    names = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": code}
+    field = pa.field("t", pa.string(), metadata=names)
+    table = pa.table({"t": TEXTS["t"]}, schema=pa.schema([field]))
+    assert read_stream_table(stream_of(table)).num_rows == 3
+    assert from_stream(stream_of(table)).num_rows == 3
+    assert not trap.exists()
+    pickle.loads(code)
+    assert trap.exists(), "the pickle is one that acts"
 
 
 def test_compressed_streams_and_dictionaries_are_read() -> None:

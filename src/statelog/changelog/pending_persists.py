@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.registry import TaskChangelogRegistry
+from statelog.changelog.upload.task import KEPT_CHANGES
 from statelog.errors import ClosedError, StatelogError, UploadFailedError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import (
@@ -124,8 +125,8 @@ class PendingPersists:
             return error
         kind = "" if isinstance(error, StatelogError) else f"{type(error).__name__}: "
         failure = UploadFailedError(
-            f"writer {self._log_id} ({self._operator_id}): an upload failed ({kind}{error}); the "
-            "changes are kept and the next persist sends them again",
+            f"writer {self._log_id} ({self._operator_id}): an upload failed ({kind}{error}); "
+            f"{KEPT_CHANGES}",
             log_id=self._log_id,
         )
         failure.__cause__ = error

@@ -8,7 +8,7 @@ has a list of operators.  Format: docs/reference/formats/checkpoint_metadata.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -208,8 +208,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
                 f"checkpoint {checkpoint_id} was not made by a streaming query: {error}",
                 reason="incompatible",
             ) from error
-        for name in filter(None, found.source_folders or ()):
-            checked_path(name)  # a rewind deletes files there
+        check_source_folders(found.source_folders, found.source_logs)
         for entry in found.recordings:
             checked_path(entry.path)
         return found
@@ -218,6 +217,17 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Return the handles of staged rows in separate files."""
         handles = [stream_handle_from_json(value) for value in self.output_files]
         return [handle for handle in handles if isinstance(handle, FileStateHandle)]
+
+
+def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog] | None) -> None:
+    """
+    Check the names of the sources' logs in a record: files there are read, and a rewind deletes some.
+
+    Raises:
+        CorruptionError: One leads out of its folder.
+    """
+    for name in filter(None, [*(folders or ()), *(log.folder for log in logs or ())]):
+        checked_path(name)
 
 
 def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.batch_record import BatchRecord, check_source_folders
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.offset_log import OFFSETS, number_of
@@ -191,9 +191,11 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
 
 def _record(properties: Mapping[str, Json]) -> _Record | None:
     try:
-        return msgspec.convert(dict(properties), _Record)
+        found = msgspec.convert(dict(properties), _Record)
     except msgspec.ValidationError:
         return None
+    check_source_folders(found.source_folders, found.source_logs)
+    return found
 
 
 def _state_after(

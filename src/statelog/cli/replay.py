@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from statelog import extras
+from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -56,8 +57,11 @@ def replay(
     ] = None,
     *,
     from_checkpoint: Annotated[
-        int | None,
-        typer.Option("--from", help="Leave out the micro-batches before this checkpoint.", min=0),
+        str | None,
+        typer.Option(
+            "--from",
+            help=f"Leave out the micro-batches before this checkpoint: {CHECKPOINT_FORMS}.",
+        ),
     ] = None,
     operator: Annotated[
         str | None, typer.Option(help="operatorId, where the query has several operators.")
@@ -143,7 +147,7 @@ def _recorded_steps(
     key: Sequence[str],
     unreadable: list[UnreadableRecording],
     operator: str | None,
-    from_checkpoint: int | None,
+    from_checkpoint: str | None,
 ) -> list[RecordedStep]:
     """Return the steps of a key that is given as text."""
     from statelog.spark.testing.replay import recorded_steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,7 +18,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from statelog.demo.java import prepare_environment
@@ -28,18 +28,23 @@ from statelog.demo.processes import (
     start_program,
 )
 from statelog.errors import StatelogError
+from statelog.runtime.closing import ClosesAtExit
 
 _CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _HOST: Final = "127.0.0.1"
+_TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _START_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
 _WORKER: Final = "foreach_batch_worker"
 _PROC: Final = Path("/proc")
 
 
-class ConnectServer:
+class ConnectServer(ClosesAtExit):
     """
-    One server, which listens on this machine only.
+    One server, which listens on this machine only, and takes sessions of this user only.
+
+    A session shows a random token.  The server gets it as an environment variable, which no other user
+    can read; it is on no command line.
 
     All its processes end with the `with` block at the latest.
 
@@ -66,6 +71,7 @@ class ConnectServer:
     ) -> None:
         prepare_environment()
         self.port = port or _free_port()
+        self._token = secrets.token_urlsafe()
         self._log = log
         configuration = {
             "spark.connect.grpc.binding.address": _HOST,
@@ -97,27 +103,22 @@ class ConnectServer:
                 "PYSPARK_PYTHON": sys.executable,
                 "SPARK_HOME": str(spark),
                 "SPARK_LOCAL_IP": _HOST,
+                _TOKEN: self._token,  # also for the server's own sessions in its Python processes
                 **(environment or {}),
             },
             in_session=in_session,
         )
         self._ended = False
 
-    def __enter__(self) -> ConnectServer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Kill every process of the server."""
         self.kill()
 
     @property
     def url(self) -> str:
-        """The address for `SparkSession.builder.remote`."""
-        return f"sc://{_HOST}:{self.port}"
+        """The address for `SparkSession.builder.remote`, with the token: keep it off command lines."""
+        # By this name the client sends a token without TLS, if the server is on this machine.
+        return f"sc://localhost:{self.port}/;token={self._token}"
 
     def wait(self) -> None:
         """

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from statelog.demo.job import JobConfig
 from statelog.demo.processes import ProcessInfo, kill_session, start_program
 from statelog.errors import StatelogError
+from statelog.runtime.closing import ClosesAtExit
 
 PROGRAM = ("-m", "statelog.demo.program")
 _LOG_LINES = 15
@@ -24,7 +24,7 @@ JsonObject = dict[str, Any]
 """A JSON object, such as a message of the job, whose kind is its `event`."""
 
 
-class JobProcess:
+class JobProcess(ClosesAtExit):
     """
     One run of the job.
 
@@ -61,17 +61,9 @@ class JobProcess:
             os.close(theirs)
         self._ended = False
 
-    def __enter__(self) -> JobProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._ended:
-            self.kill()
+    def close(self) -> None:
+        """Kill every process of the job."""
+        self.kill()
 
     @property
     def pid(self) -> int:

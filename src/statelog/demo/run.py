@@ -208,8 +208,8 @@ class Demo:
         """
         plan = self._plan
         with self._phase("prepare"):
-            prepare_environment()
             _refuse_used(self._location)
+            prepare_environment()
             self._prepare()
         tasks = plan.tasks_before
         if plan.kill:

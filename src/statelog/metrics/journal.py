@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from statelog.metrics.registry import Metrics
@@ -22,11 +22,16 @@ class MetricsJournal(Metrics):
 
     Gauges are read where they are: they are not in the journal.
 
+    Args:
+        growth: Counters that are counted elsewhere: for each the function that returns how much it has
+            grown since its last call.
+
     Thread: any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, growth: Mapping[str, Callable[[], int]] | None = None) -> None:
         super().__init__()
+        self._growth = dict(growth or {})
         self._entries: deque[tuple[str, float]] = deque(maxlen=JOURNAL_MAX)
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -41,6 +46,9 @@ class MetricsJournal(Metrics):
 
     def take(self) -> Entries:
         """Return what was recorded since the last call."""
+        for name, grown in self._growth.items():
+            if amount := grown():
+                self.count(name, amount)
         taken = []
         while self._entries:  # only `take` removes entries
             taken.append(self._entries.popleft())

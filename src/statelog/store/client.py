@@ -242,7 +242,8 @@ def _make_root(root: str, fsync: bool) -> None:
     while not os.path.isdir(folder) and folder != os.path.dirname(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
-    os.makedirs(root, exist_ok=True)
+    if missing:  # a place that is only read is not touched
+        os.makedirs(root, exist_ok=True)
     for made in missing if fsync else ():
         fsync_path(os.path.dirname(made))
 

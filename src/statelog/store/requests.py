@@ -50,6 +50,18 @@ def repeated_requests() -> int:
     return _repeated
 
 
+class RepeatedSince:
+    """How many requests this process has sent again since the last call of `take`."""
+
+    def __init__(self) -> None:
+        self._before = _repeated
+
+    def take(self) -> int:
+        """Return the number since the last call.  Thread: one at a time."""
+        before, self._before = self._before, _repeated
+        return self._before - before
+
+
 def failure_of(error: StoreError) -> Failure:
     """Return what the error of a request means for another attempt."""
     cause = error.__cause__

@@ -1,5 +1,6 @@
 """A client that starts a query over what a `BatchSource` has written, and waits to be killed."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,9 @@ from pyspark.sql import SparkSession
 from tests.spark.connect.jobs import ConnectJob
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, workers_get_by_value
+
+URL = "STATELOG_TEST_URL"
+"""The variable with the address of the server, whose token is on no command line."""
 
 workers_get_by_value("tests.spark.processors")
 
@@ -23,4 +27,4 @@ def main(url: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(os.environ[URL], *sys.argv[1:])

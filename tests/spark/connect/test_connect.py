@@ -2,17 +2,21 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import sum as total_of
 from tests.spark.connect.jobs import ConnectJob
+from tests.spark.connect.sessions import connected
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, workers_get_by_value
 
+from statelog.demo.connect_server import ConnectServer
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark import disable, enable, replay, transform_with_state
@@ -39,6 +43,24 @@ def wanted(batches: list[list[tuple[int, int]]]) -> list[list[tuple[int, int, in
 
 def delivered(job: ConnectJob) -> list[list[tuple[Any, ...]]]:
     return [sorted(tuple(row.values()) for row in rows) for rows in job.sink.batches()]
+
+
+def test_a_client_without_the_token_is_rejected(
+    server: ConnectServer, remote: SparkSession
+) -> None:
+    address = f"sc://localhost:{server.port}"
+    for url in (address, f"{address}/;token=guessed", f"sc://127.0.0.1:{server.port}"):
+        with (
+            pytest.raises(SparkConnectGrpcException, match=r"(?i)unauthenticated|authentication"),
+            connected(url) as session,
+        ):
+            session.range(1).collect()
+    assert remote.range(1).count() == 1
+    token = server.url.partition("token=")[2]
+    assert len(token) > 30
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            assert token.encode() not in process.read_bytes()
 
 
 def test_rows_and_steps_are_exact_over_a_restart(job: ConnectJob, remote: SparkSession) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from tests.house.sources import ROOT
+from tests.spark.connect.client import URL
 from tests.spark.connect.jobs import ConnectJob
 from tests.spark.connect.sessions import connected
 from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
@@ -72,9 +73,9 @@ def test_a_query_outlives_its_client(tmp_path: Path) -> None:
             job = job_in(tmp_path, session, Totals())
             job.source.add(batches[0])
             with subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.connect.client", server.url, str(tmp_path)],
+                [sys.executable, "-m", "tests.spark.connect.client", str(tmp_path)],
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(ROOT), URL: server.url},
                 cwd=ROOT,
             ) as client:
                 try:

@@ -4,71 +4,20 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql import Row
-from pyspark.sql.streaming import StatefulProcessor
-from tests.forged import forge_recordings
-from tests.recorded_job import RecordedJob
+from tests.forged_jobs import BAD, CALLS, hostile_location, words_of
 
-from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.cli import main as cli
-from statelog.errors import ProcessorError
-from statelog.spark.query.record import RecordRule
-
-BAD = "\x1b[2J\x9b31m\u202e\x7f\r\nall intact: forged"
-NAME = f"v{BAD}"
-TICKED = f"`k{BAD}`"
-
-
-class Hostile(StatefulProcessor):
-    """State whose names a terminal would obey."""
-
-    def init(self, handle: Any) -> None:
-        self.value = handle.getValueState(NAME, f"`n{BAD}` long")
-        self.map = handle.getMapState("map" + BAD, f"`m{BAD}` string", "n string")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        for _ in rows:
-            self.value.update((1,))
-            self.map.updateValue((BAD,), (BAD,))
-            if key[0] == "fails":
-                raise ArithmeticError(BAD)
-            yield Row(**{f"o{BAD}": BAD})
-
-
-class Trap(Hostile):
-    """What the recordings name; the location has its module."""
 
 
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a location with hostile text in all names, in a tag and a failure."""
-    folder = tmp_path_factory.mktemp("forged") / "state"
-    job = RecordedJob(
-        str(folder), Hostile(), f"{TICKED} string, n long", f"`o{BAD}` string",
-        RecordRule(keys=(("k1",),)), operator_id="op" + BAD
-    )  # fmt: skip
-    job.checkpoint_location = f"/no/such{BAD}"
-    for number in range(3):
-        job.run([("k1", 1), (BAD, number)], 1000 + number)
-    tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
-    put_tag(job.store, job.paths, tag, clock_ms=lambda: 0, facts={"comment": BAD})
-    with pytest.raises(ProcessorError):
-        job.run([("fails", 1)], 2000)
-    (folder / "trap.py").write_text(
-        f"open({str(folder / 'ran')!r}, 'w').close()\n"
-        "from tests.unit.cli.test_forged_location import Trap\n"
-    )
-    (folder / ".pdbrc").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
-    forge_recordings(job.store, processor="trap:Trap", source=str(folder / "trap.py"))
-    return str(folder)
+    return hostile_location(tmp_path_factory.mktemp("forged") / "state")
 
 
 @pytest.fixture
@@ -84,39 +33,7 @@ def damaged(location: str, tmp_path: Path) -> str:
     return str(copy)
 
 
-COMMANDS = {
-    "checkpoints": [["LOC"]],
-    "read": [["LOC"], ["LOC", NAME], ["LOC", "nothing"]],
-    "get": [["LOC", NAME, "k1"], ["LOC", NAME, "k1", "k2"]],
-    "history": [["LOC", NAME, "k1"]],
-    "diff": [["LOC", "0", "2"], ["LOC", "0", "9"]],
-    "sql": [["LOC", "from nothing"], ["LOC", f'from "{NAME}"']],
-    "export": [["LOC", "OUT"]],
-    "cat": [["LOC/chk-2/_metadata", "--values", "text"], ["LOC/trap.py"]],
-    "gc": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--delete"]],
-    "verify": [["LOC"]],
-    "repair": [["LOC", "--min-age", "0s"], ["LOC", "--give-up-after", "0"]],
-    "rewind": [["LOC"], ["LOC", "--state-location", "LOC"]],
-    "tag": [["LOC"], ["LOC", "new"]],
-    "untag": [["LOC", "nothing"], ["LOC", "kept"]],
-    "fork": [["LOC", "NEW"], ["LOC", "NEW", "--tag", "kept"], ["LOC", "NEW", "--state-only"]],
-    "report": [["LOC", "-o", "OUT.html"]],
-    "replay": [["LOC"], ["LOC", "k1"], ["LOC", "k1", "--processor", "trap:Trap", "--pdb"],
-               ["LOC", "k1", "--processor", f"{__name__}:Hostile", "--write-test", "OUT.py"],
-               ["LOC", "fails", "--processor", f"{__name__}:Hostile", "--write-test", "OUT.py"]],
-    "copy": [["LOC", "NEW"]],
-    "forget": [["LOC", "k1"], ["LOC", "nobody"]],
-    "edit": [["LOC", "--delete", "LOC/trap.py"], ["LOC", "--set", f"{NAME}=OUT{BAD}.parquet"]],
-}  # fmt: skip
-"""Calls of each command; those with --json too."""
-
-
-def test_every_command_is_tried() -> None:
-    names = {one.callback.__name__ for one in cli.verbs.registered_commands if one.callback}
-    assert names == {*COMMANDS, "demo"}, "demo reads no location"
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in CALLS if name != "demo"])
 @pytest.mark.parametrize("which", ["location", "damaged"])
 def test_a_forged_location_makes_a_command_do_nothing_else(
     which: str,
@@ -135,12 +52,10 @@ def test_a_forged_location_makes_a_command_do_nothing_else(
             (whole / "chk-1" / "_metadata").read_bytes()
         )
     monkeypatch.chdir(place)
-    for number, words in enumerate(COMMANDS[command]):
+    for number, words in enumerate(CALLS[command]):
         for form in ([], ["--json"]):
             out = str(tmp_path / f"out{number}{len(form)}")
-            full = [
-                one.replace("LOC", place).replace("OUT", out).replace("NEW", out) for one in words
-            ]
+            full = words_of(words, loc=place, out=out, query=place)
             status = cli.run([command, *full, *form])
             said = capfd.readouterr()
             check(said.out, said.err, as_json=bool(form))

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from statelog.arguments import given, refused
 from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
@@ -247,6 +248,10 @@ class UploadTasksResult(FlinkNames):
         )
 
 
+KEPT_CHANGES: Final = "the changes are kept and the next persist sends them again"
+"""What follows from a failed upload for a caller who keeps the writer."""
+
+
 def upload_failure(num_sets: int, error: BaseException | None, attempts: str) -> UploadFailedError:
     """
     Return the error of a failed upload, the same for every scheduler.
@@ -257,10 +262,7 @@ def upload_failure(num_sets: int, error: BaseException | None, attempts: str) ->
         attempts: The end of each attempt, for the message.
     """
     kind = UploadTimeoutError if isinstance(error, TimeoutError) else UploadFailedError
-    failure = kind(
-        f"upload of {num_sets} change sets failed ({attempts}); the writer still holds them, and "
-        "the next persist sends them again"
-    )
+    failure = kind(f"upload of {num_sets} change sets failed ({attempts}); {KEPT_CHANGES}")
     failure.__cause__ = error
     return failure
 
@@ -349,7 +351,7 @@ def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksRe
         if results is None or fault is not None:
             error = UploadFailedError(
                 f"the answer of {type(uploader).__name__}.upload does not fit its tasks: {fault}; "
-                "the writer still holds the changes, and the next persist sends them again"
+                f"{KEPT_CHANGES}"
             )
             ends.append((task, partial(task.fail, error)))
         else:

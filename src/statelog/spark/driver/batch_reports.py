@@ -20,7 +20,7 @@ from statelog.spark.query.progress import BatchProgress
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck
 from statelog.spark.worker.stopwatch import Stopwatch
-from statelog.store.requests import REPEATED_REQUESTS, repeated_requests
+from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 
 _log = logging.getLogger("statelog.spark")
 
@@ -52,7 +52,7 @@ class BatchReports:
         self._on_progress = settings.on_progress
         self._metrics = settings.metrics
         self._last_warning = ""
-        self._repeated = repeated_requests()
+        self._repeated = RepeatedSince()
         self.current: BatchProgress | None = None
         """The figures of the micro-batch that runs; None before it ends, or if it was skipped."""
 
@@ -77,8 +77,8 @@ class BatchReports:
         late_rows = sum(ack.late_rows for ack in acks)
         self._metrics.count("num_late_records_dropped", late_rows)
         self._metrics.count("num_records_in", record.rows)
-        before, self._repeated = self._repeated, repeated_requests()
-        self._metrics.count(REPEATED_REQUESTS, self._repeated - before)
+        repeated = self._repeated.take()
+        self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
             add_entries(self._metrics, ack.uploads)
         self._metrics.gauge("state_entries", lambda: record.state_entries)
@@ -97,7 +97,7 @@ class BatchReports:
                 objects=1 + sum(ack.objects for ack in acks),
                 object_bytes=batch.metadata_bytes + sum(ack.object_bytes for ack in acks),
                 **upload_figures(acks)._asdict(),
-                repeated_requests=self._repeated - before + repeated_by(acks),
+                repeated_requests=repeated + repeated_by(acks),
                 log_bytes=distances.log_bytes,
                 log_handles=distances.log_handles,
                 snapshots=sum(ack.snapshot is not None for ack in acks),

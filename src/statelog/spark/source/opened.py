@@ -55,9 +55,10 @@ class Location:
         Return the id that an option names; None for none, which is the newest one.
 
         Raises:
+            UsageError: It is no id, no tag and no time.
             CheckpointError: There is none that is old enough, or none at all.
 
-        Blocks: On the store, for a time and for "earliest".
+        Blocks: On the store, except for an id.
         """
         return None if given is None else checkpoint_id_of(self.store(), PATHS, given)
 

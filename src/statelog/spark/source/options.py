@@ -47,8 +47,8 @@ class SourceOptions:
     """
     The options of `spark.read.format("statelog")`, and of `readStream`.
 
-    A checkpoint is given as a number, "latest", "earliest", or a time of ISO 8601: the newest retained
-    one that was created at or before it.
+    A checkpoint is given as a number, "latest", "earliest", the name of a tag, or a time of ISO 8601:
+    the newest retained one that was created at or before it.
 
     Args:
         path: The state location; `load(path)` sets it.  For the view "log" also a folder of changelog
@@ -161,7 +161,7 @@ def _view(known: Mapping[str, str | None]) -> str:
 
 
 def _checkpoint(name: str, known: Mapping[str, str | None]) -> str | None:
-    """Return a number or a time as it was given; None for the newest checkpoint."""
+    """Return a number, a tag or a time as it was given; None for the newest checkpoint."""
     value = (known[name] or _LATEST).strip()
     if known[name] is None or value.lower() == _LATEST:
         return _LATEST if name == "startingCheckpoint" and known[name] is not None else None
@@ -169,14 +169,16 @@ def _checkpoint(name: str, known: Mapping[str, str | None]) -> str | None:
         return _EARLIEST
     if re.fullmatch(r"\d+", value, re.ASCII):
         return value
-    try:
-        parse_time(value)
-    except UsageError as error:
-        raise InvalidOptionsError(
-            f"{name} must be a number, {_LATEST}, {_EARLIEST}, or a time of ISO 8601 such as "
-            f"2026-11-22T10:30:00Z, not {value!r:.100}"
-        ) from error
-    return value
+    for check in (check_name, parse_time):
+        try:
+            check(value)
+        except UsageError:
+            continue
+        return value
+    raise InvalidOptionsError(
+        f"{name} must be a number, {_LATEST}, {_EARLIEST}, a tag, or a time of ISO 8601 such as "
+        f"2026-11-22T10:30:00Z, not {value!r:.100}"
+    )
 
 
 def _reader(known: Mapping[str, str | None]) -> str | None:

@@ -20,6 +20,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.errors import CheckpointError, CorruptionError, ProcessorError, UsageError
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.testing.find_processor import find_processor, refuse_no_processor
@@ -88,7 +89,7 @@ def replay(
     *,
     processor: StatefulProcessor | str | None = None,
     operator: str | None = None,
-    from_checkpoint: int | None = None,
+    from_checkpoint: CheckpointName | None = None,
     store_options: Mapping[str, object] | None = None,
 ) -> list[ReplayedStep]:
     """
@@ -100,7 +101,8 @@ def replay(
         processor: The processor, or `module:Class` or `file.py:Class` of it.  Without one the
             error tells which processor the recording names.
         operator: Name of the operator, where the query has several.
-        from_checkpoint: Leave out the micro-batches before this checkpoint.
+        from_checkpoint: Leave out the micro-batches before this checkpoint: an id, "latest",
+            "earliest", a tag, or a time.
         store_options: Options of the store's client.
 
     Returns:
@@ -108,8 +110,10 @@ def replay(
         `differences`.
 
     Raises:
-        UsageError: The key was not recorded, or the processor cannot be found or made.
-        CheckpointError: The processor cannot continue from the recorded state.
+        UsageError: The key was not recorded, or the processor cannot be found or made, or
+            *from_checkpoint* names no checkpoint.
+        CheckpointError: The processor cannot continue from the recorded state, or no checkpoint is as
+            old as *from_checkpoint*.
         CorruptionError: A recording has settings that no query has.
         StoreError: The store failed.
 
@@ -136,7 +140,7 @@ def recorded_steps(
     *,
     unreadable: list[UnreadableRecording],
     operator: str | None = None,
-    from_checkpoint: int | None = None,
+    from_checkpoint: CheckpointName | None = None,
 ) -> list[RecordedStep]:
     """
     Return what was recorded of a key; arguments and errors are those of `replay`.
@@ -145,12 +149,13 @@ def recorded_steps(
 
     Blocks: On the store.
     """
+    first = 0
+    if from_checkpoint is not None:
+        first = checkpoint_id_of(store, LocationPaths(), from_checkpoint, "from_checkpoint")
     every = steps_of_key(store, LocationPaths(), key, unreadable=unreadable, operator=operator)
-    steps = [one for one in every if one.task.checkpoint_id >= (from_checkpoint or 0)]
+    steps = [one for one in every if one.task.checkpoint_id >= first]
     if not steps:
-        since = (
-            "" if from_checkpoint is None or not every else f" from checkpoint {from_checkpoint}"
-        )
+        since = "" if from_checkpoint is None or not every else f" from checkpoint {first}"
         gaps = "".join(f"; {one.path} cannot be read: {one.problem}" for one in unreadable[:1])
         raise UsageError(
             f"{store.url} has no recording of the key {key!r:.200}{since}{gaps}. `statelog replay "

@@ -27,6 +27,7 @@ from statelog.spark.worker.run import new_state
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import CachedStore, LocationPaths, open_location
+from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 
 _log = logging.getLogger("statelog.spark")
 
@@ -36,6 +37,9 @@ KEPT_S: Final = 600.0
 _CACHED_BYTES: Final = 64 * 1024 * 1024
 _FREEZE_ENTRIES: Final = 100_000
 _FREEZE_GROWTH: Final = 1.5
+
+_repeated = RepeatedSince()
+"""Of all states: a request is counted by the task of any of them that ends next."""
 
 
 class KeptState:
@@ -62,7 +66,7 @@ class KeptState:
         self.state = new_state(spec.context.processor, codec, backend, _name_of(spec), self.ids)
         self.frozen_entries: int | None = None
         self.used_s = 0.0
-        self.metrics = MetricsJournal()
+        self.metrics = MetricsJournal({REPEATED_REQUESTS: _repeated.take})
         self.storage = FsStateChangelogStorage.from_options(
             Options(changelog=task_state.changelog),
             self.store,

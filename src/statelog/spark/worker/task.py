@@ -41,7 +41,6 @@ from statelog.spark.worker.stopwatch import Stopwatch
 from statelog.spark.worker.task_input import TaskInput, changed_partitions
 from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
 from statelog.store import ObjectStore
-from statelog.store.requests import REPEATED_REQUESTS, repeated_requests
 
 _ERROR_MAX = 2000
 
@@ -114,7 +113,6 @@ def _answer(
     """Process a partition; return the answer, and the output."""
     context = TaskContext.get()
     objects, object_bytes = kept.store.objects_put, kept.store.bytes_put
-    repeated = repeated_requests()
     key_group_range = spec.ranges[partition]
     attempt = context.attemptNumber() if context is not None else 0
     ack = TaskAck(partition, key_group_range, attempt=attempt)
@@ -152,8 +150,6 @@ def _answer(
     ack.objects = kept.store.objects_put - objects
     ack.object_bytes = kept.store.bytes_put - object_bytes
     ack.uploads = kept.metrics.take()
-    if repeated_requests() > repeated:
-        ack.uploads.append((REPEATED_REQUESTS, float(repeated_requests() - repeated)))
     freeze(kept)
     ack.milliseconds = watch.milliseconds
     return ack, output

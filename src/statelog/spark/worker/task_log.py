@@ -8,11 +8,20 @@ holds the task back at the limit of bytes in flight, and the handle names severa
 
 from __future__ import annotations
 
+from typing import Final
+
 from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload.task import KEPT_CHANGES
 from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.errors import UploadFailedError
 from statelog.model import ChangeBatch, ChangelogStateHandle, KeyGroupRange
 from statelog.spark.worker.run import TaskRun
 from statelog.state.encoding.changes import OperatorCodec
+
+_REPEATED: Final = (
+    "Spark runs the task again, up to spark.task.maxFailures times; after that the query fails, and "
+    "continues after its last committed micro-batch when it is started again"
+)
 
 
 class TaskLog:
@@ -78,7 +87,14 @@ class TaskLog:
         if writer is None:
             return None
         start = writer.initial_sequence_number()
-        return writer.persist(start, checkpoint_id=self._checkpoint_id).result().job_manager_owned
+        try:
+            result = writer.persist(start, checkpoint_id=self._checkpoint_id).result()
+        except UploadFailedError as error:
+            raise type(error)(
+                f"{error.message.removesuffix(KEPT_CHANGES).removesuffix('; ')}; {_REPEATED}",
+                **error.facts,
+            ) from error
+        return result.job_manager_owned
 
     def close(self) -> None:
         """Close the writer; files that the handle of `persist` names are kept."""

@@ -52,8 +52,8 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
             "view must be state, changes, log or checkpoints, not 'keys'",
         ),
         (
-            {"path": "/s", "checkpointId": "newest"},
-            "a number, latest, earliest, or a time of ISO 8601 .* not 'newest'",
+            {"path": "/s", "checkpointId": "the newest"},
+            "a number, latest, earliest, a tag, or a time of ISO 8601 .* not 'the newest'",
         ),
         ({"path": "/s", "checkpointId": "-1"}, "or a time of ISO 8601 .* not '-1'"),
         ({"path": "/s", "keyGroups": "5-3"}, "or a range such as 0-15, not '5-3'"),
@@ -96,9 +96,9 @@ def test_no_message_and_no_text_shows_a_secret() -> None:
     assert found.store == {"secret_access_key": secret}
 
 
-def test_a_checkpoint_is_a_number_a_word_or_a_time() -> None:
+def test_a_checkpoint_is_a_number_a_word_a_tag_or_a_time() -> None:
     times = ("2026-11-22T10:30:00Z", "2026-11-22 10:30", "2026-11-22", "2026-11-22T10:30+01:00")
-    for given in ("7", " 7 ", "EARLIEST", *times):
+    for given in ("7", " 7 ", "EARLIEST", "before-upgrade", "v1.2_b", *times):
         found = SourceOptions.parse({"path": "/s", "checkpointId": given})
         assert found.checkpointId == (given.strip().lower() if "EARL" in given else given.strip())
     begin = SourceOptions.parse({"path": "/s", "view": "changes", "startingCheckpoint": "latest"})

@@ -31,12 +31,12 @@ from statelog.errors import ProcessorError, StoreError, UploadFailedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle
 from statelog.model.checkpoint import TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_changelog_options
-from statelog.spark.driver.progress import UploadFigures, upload_figures
+from statelog.spark.driver.progress import UploadFigures, repeated_by, upload_figures
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
 from statelog.spark.worker import task as task_module
 from statelog.spark.worker.kept_states import KeptStates
-from statelog.store import LocationPaths, open_location
+from statelog.store import LocationPaths, open_location, requests
 
 QUICK = {"changelog.upload.next-attempt-delay": dt.timedelta(0)}
 
@@ -172,13 +172,28 @@ def test_every_object_of_a_task_is_put_again_after_errors(
     assert upload_figures(job.acks[1:]).upload_retries == 0, "each answer has its own figures"
 
 
+def test_repeated_requests_are_counted_as_the_other_figures(
+    tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a task that failed, or between two tasks, are reported by the next one, once."""
+    job = query(tmp_path)
+    job.run(numbers(500, 50), monkeypatch)
+    monkeypatch.setattr(requests, "_repeated", requests.repeated_requests() + 3)
+    job.run(numbers(500, 50), monkeypatch)
+    job.run(numbers(500, 50), monkeypatch)
+    assert [repeated_by([ack]) for ack in job.acks] == [0, 3, 0]
+
+
 def test_the_number_of_attempts_is_an_option(
     tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puts.failures = 1
     job = query(tmp_path, options={"changelog.upload.max-attempts": 1})
-    with pytest.raises(UploadFailedError, match="connection reset"):
+    with pytest.raises(
+        UploadFailedError, match=r"connection reset.*Spark runs the task again"
+    ) as it:
         job.run(numbers(500, 50), monkeypatch)
+    assert "next persist" not in str(it.value), "a task does not persist twice"
     assert puts.seen["dstl"] == 1
 
 
