@@ -104,7 +104,7 @@ _TABLE: Final = (
         "",
         MetricKind.COUNTER,
         "requests",
-        "Requests to stores that failed and were sent again.",
+        "Requests to stores that failed, or returned wrong bytes, and were sent again.",
     ),
     MetricSpec(
         "number_of_discarded_uploads",

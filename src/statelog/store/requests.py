@@ -50,6 +50,13 @@ def repeated_requests() -> int:
     return _repeated
 
 
+def count_repeated() -> None:
+    """Count one more request that is sent again.  Thread: any."""
+    global _repeated
+    with _lock:
+        _repeated += 1
+
+
 class RepeatedSince:
     """How many requests this process has sent again since the last call of `take`."""
 
@@ -147,7 +154,6 @@ class Requests:
 
     def _wait(self, error: StoreError, attempts: int, began_ns: int) -> None:
         """Wait before the next attempt, or raise the error."""
-        global _repeated
         failure = failure_of(error)
         elapsed_s = (self._clock.now_ns() - began_ns) / 1e9
         delay_s = self._policy.delay_s(
@@ -168,8 +174,7 @@ class Requests:
             attempts + 1,
             delay_s,
         )
-        with _lock:
-            _repeated += 1
+        count_repeated()
         interruptible(self._sleep, delay_s)
 
 

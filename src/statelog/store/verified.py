@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 from statelog.errors import CorruptionError, IncompatibleFormatError, StoreError
 from statelog.format.buffers import checksum
 from statelog.store.api import ObjectInfo
+from statelog.store.requests import count_repeated
 
 T = TypeVar("T")
 _log = logging.getLogger("statelog")
@@ -87,6 +88,8 @@ def read_verified(
         except (CorruptionError, IncompatibleFormatError) as error:
             failed = str(error)
     for _ in range(_READS):
+        if failed:
+            count_repeated()
         data = get_again(source, path) if failed else source.get(path)
         try:
             result = check(data)

@@ -8,6 +8,7 @@ import pytest
 from statelog.errors import CorruptionError, IncompatibleFormatError, StoreError
 from statelog.store import CachedStore, read_verified
 from statelog.store.api import ObjectInfo
+from statelog.store.requests import RepeatedSince
 from statelog.testing.faulty_store import FaultyStore
 
 GOOD = b"good"
@@ -46,10 +47,11 @@ def test_a_good_read_is_the_only_one():
 
 @pytest.mark.parametrize("wrong", [b"goof", b"go", b"newer"], ids=["flipped", "short", "newer"])
 def test_a_second_read_that_is_right_is_used_and_logged(wrong: bytes, caplog):
-    store = Lossy([wrong])
+    store, repeated = Lossy([wrong]), RepeatedSince()
     with caplog.at_level(logging.WARNING, "statelog"):
         assert "good" == read_verified(store, "name", check)
     assert 1 == store.again, "past caches, over a new connection"
+    assert 1 == repeated.take()
     assert "an error of the transfer, not of the object" in caplog.text
 
 
