@@ -17,10 +17,12 @@ from pyspark.sql.streaming import StatefulProcessor
 from tests.forged import forge_recordings
 from tests.recorded_job import RecordedJob
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule
+from statelog.store import open_location
 
 BAD = "\x1b[2J\x9b31m\u202e\x7f\r\nall intact: forged"
 NAME = f"v{BAD}"
@@ -60,6 +62,9 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
         job.run([("k1", 1), (BAD, number)], 1000 + number)
     tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
     put_tag(job.store, job.paths, tag, clock_ms=lambda: 0, facts={"comment": BAD})
+    with audited(open_location(str(folder)), BAD, **{BAD: BAD}) as operation:
+        operation.begin()
+    (folder / "audit" / f"x{BAD.replace('/', '')}").write_bytes(b"no line")
     with pytest.raises(ProcessorError):
         job.run([("fails", 1)], 2000)
     (folder / "trap.py").write_text(
@@ -95,6 +100,7 @@ COMMANDS = {
     "cat": [["LOC/chk-2/_metadata", "--values", "text"], ["LOC/trap.py"]],
     "gc": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--delete"]],
     "verify": [["LOC"]],
+    "log": [["LOC"]],
     "repair": [["LOC", "--min-age", "0s"], ["LOC", "--give-up-after", "0"]],
     "rewind": [["LOC"], ["LOC", "--state-location", "LOC"]],
     "tag": [["LOC"], ["LOC", "new"]],
