@@ -155,7 +155,9 @@ def main() -> int:
     arguments = parser.parse_args()
     prepare_environment()
     os.environ.pop(ENVIRONMENT, None)
-    # Workers inherit it from the JVM, which starts now.
+    # Workers inherit both from the JVM, which starts now; the processors are in modules of this folder.
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ[KEYS_VARIABLE] = f"bench:{base64.b64encode(os.urandom(32)).decode()}"
     work = Path(tempfile.mkdtemp(prefix="statelog-bench-"))
     session = (

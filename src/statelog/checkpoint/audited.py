@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from statelog.checkpoint.audit import (
@@ -188,9 +189,10 @@ def _user() -> str:
 
 
 def _version() -> str:
-    from statelog import __version__  # not complete yet when this module is imported
-
-    return __version__
+    try:
+        return version("statelog")
+    except PackageNotFoundError:  # it runs from a folder of sources
+        return ""
 
 
 def _text(text: str) -> str:
