@@ -38,6 +38,7 @@ from statelog.store import (
     open_location,
     read_verified,
 )
+from statelog.store.paths import is_audit_end
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5
@@ -225,7 +226,9 @@ class _Copy:
     def objects(self) -> None:
         """Copy all objects, then the claim, then the metadata, the newest first."""
         parallelism = self._work.parallelism
-        self._in_parallel(self._plan.objects, parallelism)
+        for is_end in (False, True):  # the end of an audit line follows its begin
+            part = [each for each in self._plan.objects if is_audit_end(each.path) is is_end]
+            self._in_parallel(part, parallelism)
         _copy_claim(self._source, self._target)
         # Alone, so that what is there is the newest checkpoint whatever follows it.
         self._in_parallel(self._plan.metadata[:1], 1)

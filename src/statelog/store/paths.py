@@ -189,6 +189,11 @@ def parse_audit_part(path: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+def is_audit_end(path: str) -> bool:
+    """Return whether *path* is the second object of an audit line."""
+    return (parse_audit_part(path) or ("", ""))[1] == "end"
+
+
 def parse_owner(path: str) -> int | None:
     """Return the epoch if *path* is a claim, else None."""
     match = _OWNER.search(path)
