@@ -43,7 +43,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
-.PHONY: help setup java-ready demo test test-pure test-smoke test-rest test-spark matrix check lint types layers \
+.PHONY: help setup java-ready demo test test-pure test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
   format docs reference dist package bench bench-check chaos mutants flink constraints clean
 
 help: ## list the targets
@@ -81,6 +81,10 @@ test-pure: $(READY) ## tests that need no Spark, two at a time
 
 test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS)
+
+test-encrypted: java-ready ## the essential tests on Spark, with all their locations encrypted
+	$(WITH_JAVA) STATELOG_TEST_KEYS="test:$$($(PY) -c 'import base64, os; print(base64.b64encode(os.urandom(32)).decode())')" \
+	  STATELOG_ENCRYPTION=env:STATELOG_TEST_KEYS $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS)
 
 test-rest: java-ready ## the tests on Spark that `make test` leaves out, which CI runs too
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(addprefix --ignore=,$(SMOKE_TESTS)) $(ARGS) tests

@@ -139,6 +139,7 @@ BENCHMARKS = {
     "record": Benchmark(
         "bench/record.py --task --pairs 25 --flavours rows", 10, "what recording costs"
     ),
+    "encryption": Benchmark("bench/encryption.py", 20, "what encryption costs"),
     "verify": Benchmark("bench/verify.py", 10, "a check of a whole location"),
 }
 

@@ -17,9 +17,11 @@ from pyspark.sql.streaming import StatefulProcessor
 from tests.forged import forge_recordings
 from tests.recorded_job import RecordedJob
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.errors import ProcessorError
 from statelog.spark.query.record import RecordRule
+from statelog.store import open_location
 
 BAD = "\x1b[2J\x9b31m\u202e\x7f\r\nall intact: forged"
 NAME = f"v{BAD}"
@@ -57,6 +59,9 @@ def hostile_location(folder: Path) -> str:
         job.run([("k1", 1), (BAD, number)], 1000 + number)
     tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
     put_tag(job.store, job.paths, tag, clock_ms=lambda: 0, facts={"comment": BAD})
+    with audited(open_location(str(folder)), BAD, **{BAD: BAD}) as operation:
+        operation.begin()
+    (folder / "audit" / "20260101T000000000Z-0123456789abcdef.begin").write_bytes(BAD.encode())
     with pytest.raises(ProcessorError):
         job.run([("fails", 1)], 2000)
     (folder / "trap.py").write_text(
@@ -77,6 +82,7 @@ CALLS: dict[str, list[list[str]]] = {
     "diff": [["LOC", "0", "2"], ["LOC", "0", "9"]],
     "sql": [["LOC", "from nothing"], ["LOC", 'from "VAR"']],
     "export": [["LOC", "OUT"]],
+    "log": [["LOC"]],
     "cat": [["LOC/chk-2/_metadata", "--values", "text"], ["LOC/trap.py"]],
     "gc": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--delete"]],
     "verify": [["LOC"]],

@@ -205,11 +205,14 @@ class Forger:
                 name: state / name
                 for name in ("dstl", "taskowned", "tags", "owner", "chk-1", "chk-2")
             },
-            **dict.fromkeys(("tmp", "recordings", "parents", "output", "shared"), self.victim),
+            **dict.fromkeys(
+                ("tmp", "recordings", "parents", "output", "shared", "audit"), self.victim
+            ),
             "copied-from": self.victim / "secret",
             "chk-2/_metadata": state / "chk-1" / "_metadata",
             "chk-3": state / "chk-1",
             "owner/99": self.victim / "secret",
+            "audit/20260101T000000000Z-0123456789abcdef.begin": self.victim / "secret",
             "trap.py": self.victim / "secret.py",
         }.items():
             self._save(f"link-{name.replace('/', '-')}", partial(self._link, name, target))

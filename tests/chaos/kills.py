@@ -25,7 +25,7 @@ from statelog.demo.processes import processes_of_session
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader
-from statelog.store import LocationPaths, open_store
+from statelog.store import LocationPaths, open_location
 
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
 WORKER_POINTS = ("before-upload", "after-upload", "between-uploads", "before-acknowledge")
@@ -157,7 +157,7 @@ class Campaign:
 
     def check_leavings(self) -> None:
         """Sweep, and check that everything needed is left, whole, and nothing else."""
-        store, paths = open_store(self.location), LocationPaths()
+        store, paths = open_location(self.location), LocationPaths()
         kept = self.state()
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
         report = collect_garbage(store, paths, min_age=dt.timedelta(0), dry_run=False, now=now)

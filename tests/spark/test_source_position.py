@@ -33,7 +33,7 @@ from statelog.core.source_position import position_of
 from statelog.errors import CheckpointError
 from statelog.spark.driver.checkpoint_files import checkpoint_files
 from statelog.spark.driver.source_position import SourcePositions
-from statelog.store import LocationPaths, open_store
+from statelog.store import LocationPaths, open_location
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def a_job(spark: "SparkSession", folder: Path, options: dict[str, Any]) -> Job:
 
 
 def record_of(job: Job) -> BatchRecord:
-    found = find_newest(open_store(str(job.state)), LocationPaths()).newest
+    found = find_newest(open_location(str(job.state)), LocationPaths()).newest
     assert found is not None
     return BatchRecord.of(found)
 

@@ -13,7 +13,8 @@ from typing import Any
 from statelog.arguments import instance, whole_number
 from statelog.carry.change_writer import ChangeWriter
 from statelog.carry.key_edits import EditCounts, GroupEdits, edited, restored_state
-from statelog.carry.recommit import EditReport, Recommit, newest_checkpoint
+from statelog.carry.recommit import EditReport, Recommit, newest_checkpoint, result_of
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
@@ -74,7 +75,10 @@ def edit(
     overlays, counts = target.overlays(edits)
     if dry_run or not counts.changed:
         return EditReport(base_id=base.checkpoint_id, checkpoint_id=None, counts=counts)
-    return target.commit(overlays, counts)
+    with audited(store, "edit", operator=operator, variables=sorted(set or ())) as line:
+        report = target.commit(overlays, counts)
+        line.result(**result_of(report))
+    return report
 
 
 class EditTarget:

@@ -28,6 +28,7 @@ from statelog.carry.key_edits import GroupEdits
 from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
 from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, tag_releases
 from statelog.checkpoint.copy_plan import parents_of
@@ -98,9 +99,16 @@ def forget(
     store = open_existing_store(location, options=store_options)
     base = newest_checkpoint(store)
     forgetting = _Forgetting(store, base, key, operator, on_progress)
-    if not now:
-        return forgetting.by_deletion(dry_run=dry_run)
-    return forgetting.by_rewriting(dry_run=dry_run)
+    # The line has no key, and no checksum of it, which is found out by trying keys.
+    with audited(store, "forget", operator=operator, now=now) as line:
+        by = forgetting.by_rewriting if now else forgetting.by_deletion
+        report = by(dry_run=dry_run)
+        line.result(
+            checkpoint_id=report.checkpoint_id,
+            given_up=report.given_up,
+            deleted=len(report.deleted),
+        )
+    return report
 
 
 class _Forgetting:

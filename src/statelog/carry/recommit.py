@@ -8,6 +8,7 @@ same position, and a micro-batch whose delivery was interrupted is delivered aga
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from statelog.checkpoint.history import find_newest, read_checkpoint
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
-from statelog.model import CompletedCheckpoint, FileStateHandle, TaskStateSnapshot
+from statelog.model import CompletedCheckpoint, FileStateHandle, Json, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
@@ -44,6 +45,12 @@ class EditReport:
     checkpoint_id: int | None
     counts: EditCounts
     delta_bytes: int = 0
+
+
+def result_of(report: EditReport) -> dict[str, Json]:
+    """Return what the audit line of an edit has: the checkpoint, and how many keys changed."""
+    counts = dataclasses.asdict(report.counts)
+    return {"checkpoint_id": report.checkpoint_id, **counts}
 
 
 @dataclass(frozen=True, slots=True)

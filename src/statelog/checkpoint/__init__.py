@@ -6,6 +6,7 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     history          which checkpoints a location has; restore: where a restart continues
     clean_up         deletes what no retained checkpoint needs; verify reads all that they need
     repartition      finds what a repartition by Spark left in a checkpointLocation
+    audited          writes the line of an operation that changes a location; audit reads the lines
     rewind           takes a query and its state back to an earlier micro-batch
 """
 

@@ -18,6 +18,7 @@ import msgspec
 
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.copy_plan import (
     CopiedObject,
     CopyPlan,
@@ -37,6 +38,7 @@ from statelog.store import (
     open_location,
     read_verified,
 )
+from statelog.store.paths import is_audit_end
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5
@@ -125,6 +127,25 @@ def copy_location(
     Blocks: On both stores.
     """
     whole_number(parallelism, "parallelism", low=1)
+    with audited(target, "copy", source=source.url, checkpoint_id=checkpoint_id) as line:
+        work = _Work(parallelism, on_progress, pause)
+        report = _copied(source, target, checkpoint_id, work)
+        line.result(checkpoints=report.checkpoints, objects=report.objects, copied=report.copied)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """How objects are copied; see `copy_location`."""
+
+    parallelism: int
+    on_progress: Callable[[CopyProgress], None]
+    pause: Callable[[float], None]
+
+
+def _copied(
+    source: ObjectStore, target: ObjectStore, checkpoint_id: int | None, work: _Work
+) -> CopyReport:
     _check_target(source, target)
     last: ObjectNotFoundError | None = None
     copied = _Counts()
@@ -132,7 +153,7 @@ def copy_location(
         try:
             plan = plan_copy(source, LocationPaths(), checkpoint_id)
             _check_is_newest(target, plan)
-            _Copy(source, target, plan, copied, on_progress, pause).objects(parallelism)
+            _Copy(source, target, plan, copied, work).objects()
         except ObjectNotFoundError as error:  # the query has deleted it; newer ones replace it
             last = error
             continue
@@ -195,17 +216,19 @@ class _Copy:
         target: ObjectStore,
         plan: CopyPlan,
         copied: _Counts,
-        on_progress: Callable[[CopyProgress], None],
-        pause: Callable[[float], None],
+        work: _Work,
     ) -> None:
         self._source, self._target, self._plan = source, target, plan
-        self._copied, self._on_progress, self._pause = copied, on_progress, pause
+        self._copied, self._work = copied, work
         self._done = _Counts()
         self._present = {info.path: info.size_bytes for info in target.list()}
 
-    def objects(self, parallelism: int) -> None:
+    def objects(self) -> None:
         """Copy all objects, then the claim, then the metadata, the newest first."""
-        self._in_parallel(self._plan.objects, parallelism)
+        parallelism = self._work.parallelism
+        for is_end in (False, True):  # the end of an audit line follows its begin
+            part = [each for each in self._plan.objects if is_audit_end(each.path) is is_end]
+            self._in_parallel(part, parallelism)
         _copy_claim(self._source, self._target)
         # Alone, so that what is there is the newest checkpoint whatever follows it.
         self._in_parallel(self._plan.metadata[:1], 1)
@@ -239,7 +262,7 @@ class _Copy:
             self._copied.copied += 1
             self._copied.copied_bytes += one.size_bytes
         plan = self._plan
-        self._on_progress(
+        self._work.on_progress(
             CopyProgress(
                 objects=len(plan.objects) + len(plan.metadata),
                 objects_done=self._done.objects,
@@ -264,7 +287,7 @@ class _Copy:
             except StoreError:
                 if attempt == _ATTEMPTS:
                     raise
-            self._pause(_PAUSE_S * attempt)
+            self._work.pause(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
 
     def _found(self, path: str) -> Buffer | None:

@@ -2,7 +2,7 @@
 What a copy of a location consists of.
 
 The retained checkpoints and the tagged ones, and every object that they refer to.  Pins of forks and
-readers belong to the source only.  Objects of log, state and output come
+readers belong to the source only.  The audit lines are copied, so that they outlive the source.  Objects of log, state and output come
 before any metadata, and the metadata of the newest checkpoint before that of the others: a copy that
 ended early has either no checkpoint, or the newest one with objects missing, and a reader says so.  It
 never has an older checkpoint that looks like the newest.  A fork becomes whole: objects of its parents
@@ -32,7 +32,7 @@ from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHand
 from statelog.model.checkpoint import OBJECTS_PROPERTY
 from statelog.store import LocationPaths, LocationStore, ObjectStore
 from statelog.store.location_store import parse_parent_path
-from statelog.store.paths import parse_checkpoint_metadata
+from statelog.store.paths import parse_audit_part, parse_checkpoint_metadata
 
 _CHANGELOG, _STREAM, _OTHER = "changelog", "stream", "other"
 
@@ -154,6 +154,10 @@ def plan_copy(
         if record != one.record:
             own = paths.metadata(checkpoint_id)
             needed[own] = replace(needed[own], record=record)
+    for path in sizes:
+        if parse_audit_part(path) is not None:
+            # As it is: a damaged line, which `statelog log` reports, must not prevent a copy.
+            needed[path] = CopiedObject(path, path, sizes[path], _OTHER)
     for tag in tags:
         needed[tag.path] = CopiedObject(tag.path, tag.path, sizes.get(tag.path, 0), _CHANGELOG)
     metadata = [path for path in needed if parse_checkpoint_metadata(path) is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from statelog.checkpoint.audited import audited
 from statelog.errors import CheckpointError
 from statelog.store import LocationPaths, LocationStore
 
@@ -56,7 +57,9 @@ def release_parent(store: LocationStore, fork_id: str, *, dry_run: bool = False)
             raise
         return ParentRelease(fork_id=fork_id, problem=str(error))
     if released is not None and not dry_run:
-        released[0].delete(released[1])
+        parent = LocationStore(released[0])
+        with audited(parent, "release", fork_id=fork_id, fork=store.url):
+            parent.delete(released[1])
     if not dry_run:
         store.delete([_PATHS.parent(fork_id)])
     if released is None:

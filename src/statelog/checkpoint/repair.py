@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, is_ours, reachable_objects
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, present_ids
@@ -160,9 +161,14 @@ def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
     Blocks: On the store.
     """
     staged = [one.path for one in plan.repairs if one.kind == STAGED]
-    removed = _remove_files(store, staged)
-    report = delete_objects(store, [one.path for one in plan.repairs if one.kind != STAGED])
-    return removed.merged(report)
+    with audited(store, "repair") as line:
+        if staged:  # they are no objects of the store
+            line.begin()
+        removed = _remove_files(store, staged)
+        report = delete_objects(store, [one.path for one in plan.repairs if one.kind != STAGED])
+        report = removed.merged(report)
+        line.result(deleted=len(report.deleted), not_deleted=len(report.failed))
+    return report
 
 
 def _kind(
@@ -287,10 +293,13 @@ def give_up_after(
         options=CheckpointOptions(retained=max(2, len(point.checkpoint.retained))),
         clock_ms=clock_ms,
     )
-    coordinator.claim()
     went_back = point.checkpoint.properties.get("went_back_to")
-    committed = commit_again(
-        coordinator, store, checkpoint_id, went_back if isinstance(went_back, int) else None
-    )
-    coordinator.clean_up()
+    with audited(store, "repair", give_up_after=checkpoint_id) as line:
+        coordinator.claim()
+        committed = commit_again(
+            coordinator, store, checkpoint_id, went_back if isinstance(went_back, int) else None
+        )
+        coordinator.clean_up()
+        lost = [each.checkpoint_id for each in plan.lost]
+        line.result(checkpoint_id=committed, given_up=lost)
     return GivenUp(checkpoint_id, plan.lost, committed)

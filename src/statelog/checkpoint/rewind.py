@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import CheckpointState, list_checkpoints
@@ -65,6 +66,17 @@ def apply_rewind(
 
     Blocks: On both stores.
     """
+    with audited(
+        state, "rewind", batch_id=plan.batch_id, checkpoint_location=query.store.url
+    ) as line:
+        goes_on_from = _rewound(query, state, plan, clock_ms)
+        line.result(checkpoint_id=goes_on_from, files_deleted=len(plan.files))
+    return goes_on_from
+
+
+def _rewound(
+    query: StoredQuery, state: ObjectStore, plan: RewindPlan, clock_ms: Callable[[], int]
+) -> int:
     newest = _newest_readable(state)
     coordinator = CheckpointCoordinator(
         state,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.begun_fork import begun_fork
 from statelog.checkpoint.fork import (
@@ -113,6 +114,20 @@ def tag(
     store = open_existing_store(location, options=store_options)
     if checkpoint is not None and checkpoint != LATEST:
         checkpoint = checkpoint_id_of(store, _PATHS, checkpoint)
+    with audited(store, "tag", name=name, comment=comment) as line:
+        made = _tagged(store, name, checkpoint, comment, checkpoint_location, store_options)
+        line.result(checkpoint_id=made.checkpoint_id)
+    return made
+
+
+def _tagged(
+    store: LocationStore,
+    name: str,
+    checkpoint: CheckpointName | None,
+    comment: str,
+    checkpoint_location: Location | None,
+    store_options: Mapping[str, object] | None,
+) -> Tag:
     present = _same_tag(store, name, _checkpoint(store, checkpoint), comment)
     if present is not None:
         return present
@@ -198,7 +213,9 @@ def untag(
         raise UsageError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
     store = open_existing_store(location, options=store_options)
     found = find_tag(store, _PATHS, name, kinds[kind])
-    delete_tag(store, found)
+    with audited(store, "untag", name=name, kind=kind) as line:
+        delete_tag(store, found)
+        line.result(checkpoint_id=found.checkpoint_id)
     return found
 
 
@@ -260,7 +277,8 @@ def fork(
         forked_id = checkpoint_id_of(store, _PATHS, checkpoint)
     begun = begun_fork(new, store, forked_id)
     if begun is not None and begun.checkpoint is not None:
-        return finished_fork(begun, store, new, new_query, copy=copy)
+        with audited(new, "fork", parent=store.url, copy=copy):
+            return finished_fork(begun, store, new, new_query, copy=copy)
     files = None if begun is None else begun.files(store)
     if begun is not None and files is not None:
         source = ForkSource(
@@ -278,7 +296,14 @@ def fork(
                 else query_store(store, checkpoint_location, recorded, store_options)
             ),
         )
-    return apply_fork(source, new, new_query, _now_ms, copy=copy)
+    with (
+        audited(store, "fork", fork=new.url, copy=copy) as line,
+        audited(new, "fork", parent=store.url, copy=copy) as new_line,
+    ):
+        forked = apply_fork(source, new, new_query, _now_ms, copy=copy)
+        for each in (line, new_line):
+            each.result(fork_id=forked.fork_id, checkpoint_id=forked.checkpoint_id)
+    return forked
 
 
 def _tagged_source(store: LocationStore, tag: str, state_only: bool) -> ForkSource:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
 from statelog.cli.output import (
     EXIT_FINDING,
@@ -43,7 +44,10 @@ def gc(
     Exit status 1 in that case, or if an object could not be deleted.
     """
     store, age = open_location(location), parse_duration(min_age)
-    with progress("listing" if dry_run else "listing and deleting"):
+    with (
+        progress("listing" if dry_run else "listing and deleting"),
+        audited(store, "gc", min_age=min_age) as line,
+    ):
         report = collect_garbage(
             store,
             LocationPaths(),
@@ -51,6 +55,7 @@ def gc(
             dry_run=dry_run,
             now=dt.datetime.fromtimestamp(time.time(), dt.UTC),
         )
+        line.result(deleted=len(report.deleted), not_deleted=len(report.failed))
     if as_json:
         _print_json(report)
     else:

@@ -40,6 +40,7 @@ _VERBS: Final = {
     "cat": "cat",
     "gc": "gc",
     "verify": "verify",
+    "log": "log",
     "repair": "repair",
     "rewind": "rewind",
     "tag": "savepoints",

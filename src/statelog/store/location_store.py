@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from statelog.errors import (
@@ -88,8 +88,12 @@ class LocationStore:
             see `named_parents`.
         depth: Number of forks above this one.
 
+    `before_change` is called before each change of the location, unless it is None.
+
     Thread: any, as for every store.
     """
+
+    before_change: Callable[[], None] | None = None
 
     def __init__(
         self, own: ObjectStore, options: Mapping[str, object] | None = None, depth: int = 0
@@ -254,10 +258,12 @@ class LocationStore:
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object."""
+        self._change()
         self._own.put(_own_path(path), data)
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
         """Write a new object, or raise `ObjectExistsError`."""
+        self._change()
         self._own.put_if_absent(_own_path(path), data)
 
     def get(self, path: str) -> memoryview:
@@ -297,7 +303,14 @@ class LocationStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete objects of the location itself; those of a parent are left."""
-        self._own.delete(path for path in paths if not path.startswith(_PREFIX))
+        doomed = [path for path in paths if not path.startswith(_PREFIX)]
+        if doomed:
+            self._change()
+            self._own.delete(doomed)
+
+    def _change(self) -> None:
+        if self.before_change is not None:
+            self.before_change()
 
 
 def open_location(

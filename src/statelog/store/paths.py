@@ -22,12 +22,13 @@ _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
 _OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
 _OBJECT = re.compile(
     r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|tmp)/[^/]+|copied-from"
-    r"|recordings/(?:failed/)?[^/]+|tags/[^/]+/[^/]+/[^/]+)$"
+    r"|recordings/(?:failed/)?[^/]+|audit/[^/]+|tags/[^/]+/[^/]+/[^/]+)$"
 )
 _TAGS_FOLDER = "tags"
 _TAG = re.compile(
     r"(?:^|/)tags/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]*)/(0|[1-9][0-9]*)(?:\+([1-9][0-9]*))?-[0-9a-f]{16}$"
 )
+_AUDIT = re.compile(r"(?:^|/)audit/(\d{8}T\d{9}Z-[0-9a-f]{16})\.(begin|end)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,21 @@ class LocationPaths:
         return self._join("parents", fork_id)
 
     @property
+    def audit(self) -> str:
+        """Folder of the audit lines."""
+        return self._join("audit")
+
+    def audit_part(self, line: str, part: str) -> str:
+        """
+        Return the name of one of the two objects of an audit line.
+
+        Args:
+            line: Time and attempt, such as `20261124T220501123Z-0123456789abcdef`.
+            part: "begin" or "end".
+        """
+        return self._join("audit", f"{line}.{part}")
+
+    @property
     def copied_from(self) -> str:
         """Name of the object that says of which location this one is a copy."""
         return self._join("copied-from")
@@ -165,6 +181,17 @@ def parse_tag(path: str) -> tuple[str, str, int, int] | None:
     """Return kind, name, checkpoint and number of newest ones if *path* is a tag, else None."""
     match = _TAG.search(path)
     return (match[1], match[2], int(match[3]), int(match[4] or 0)) if match else None
+
+
+def parse_audit_part(path: str) -> tuple[str, str] | None:
+    """Return line and part if *path* is an object of an audit line, else None."""
+    match = _AUDIT.search(path)
+    return (match[1], match[2]) if match else None
+
+
+def is_audit_end(path: str) -> bool:
+    """Return whether *path* is the second object of an audit line."""
+    return (parse_audit_part(path) or ("", ""))[1] == "end"
 
 
 def parse_owner(path: str) -> int | None:

@@ -17,7 +17,10 @@ from statelog.cli import main as cli
 
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return hostile_location(tmp_path_factory.mktemp("forged") / "state")
+    folder = tmp_path_factory.mktemp("forged") / "state"
+    place = hostile_location(folder)
+    (folder / "audit" / f"x{BAD.replace('/', '')}").write_bytes(b"no line")
+    return place
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def listener() -> Iterator[Listener]:
 KINDS = {
     "hostile-names", "recording-0", "name-up-in-log", "name-server-in-snapshot", "name-up-in-listed",
     "name-up-in-folder", "name-up-in-logs", "name-server-in-recording", "parent-s3-no-fork",
-    "parent-webhdfs-no-fork", "parent-victim-victims-fork", "link-chk-1", "link-recordings", "position-victim",
+    "parent-webhdfs-no-fork", "parent-victim-victims-fork", "link-chk-1", "link-recordings", "link-audit", "position-victim",
     "position-server", "tag-0", "parent-circle-no-fork",
 }  # fmt: skip
 """A forgery of each kind; the others are tried with the slow tests."""

@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame
 from statelog.arguments import whole_number
 from statelog.carry.edit_keys import EditTarget
 from statelog.carry.key_edits import EditCounts
-from statelog.carry.recommit import EditReport, Recommit, newest_checkpoint
+from statelog.carry.recommit import EditReport, Recommit, newest_checkpoint, result_of
+from statelog.checkpoint.audited import audited
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_seconds
@@ -89,33 +90,36 @@ def edit_state(
         use_this_python(rows.sparkSession)
     count = min(tasks or _TASKS_PER_CORE * cores_of(rows), len(key_groups))
     ranges = key_groups.split(whole_number(count, "tasks", low=1))
-    commit = None if dry_run else Recommit(store, "edit-state")
-    checkpoint_id = None if commit is None else commit.begin(base)
-    task = EditTask(
-        place,
-        with_source(store_options),
-        target.codec.schema.to_json(),
-        ranges,
-        base.checkpoint_id,
-        checkpoint_id,
-    )
-    answers = edit_answers(rows, task, key_groups)
-    counts = reduce(EditCounts.__add__, (one.counts for one in answers), EditCounts())
-    written = commit is not None and counts.changed > 0
-    if commit is not None and written:
-        commit.commit(
-            base,
-            _changes(answers, ranges),
-            timers_changed=frozenset(
-                [target.position] if any(one.timers_changed for one in answers) else []
-            ),
+    with audited(store, "edit", operator=operator, variables=sorted(sets)) as line:
+        commit = None if dry_run else Recommit(store, "edit-state")
+        checkpoint_id = None if commit is None else commit.begin(base)
+        task = EditTask(
+            place,
+            with_source(store_options),
+            target.codec.schema.to_json(),
+            ranges,
+            base.checkpoint_id,
+            checkpoint_id,
         )
-    return EditReport(
-        base_id=base.checkpoint_id,
-        checkpoint_id=checkpoint_id if written else None,
-        counts=counts,
-        delta_bytes=sum(one.delta_bytes for one in answers),
-    )
+        answers = edit_answers(rows, task, key_groups)
+        counts = reduce(EditCounts.__add__, (one.counts for one in answers), EditCounts())
+        written = commit is not None and counts.changed > 0
+        if commit is not None and written:
+            commit.commit(
+                base,
+                _changes(answers, ranges),
+                timers_changed=frozenset(
+                    [target.position] if any(one.timers_changed for one in answers) else []
+                ),
+            )
+        report = EditReport(
+            base_id=base.checkpoint_id,
+            checkpoint_id=checkpoint_id if written else None,
+            counts=counts,
+            delta_bytes=sum(one.delta_bytes for one in answers),
+        )
+        line.result(**result_of(report))
+    return report
 
 
 def _rows(

@@ -16,6 +16,7 @@ from typing import Final, Unpack
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest
@@ -135,19 +136,23 @@ def write_state(
     groups = resolved.max_parallelism
     rows = state_rows(named, OperatorCodec(schema), groups, 0, now_ms)
     store = open_location(place, options=dict(resolved.store_options), fsync=resolved.fsync)
-    coordinator = _claimed(store, resolved)
-    tasks = min(resolved.tasks or _TASKS_PER_CORE * cores_of(rows), groups)
-    everything = KeyGroupRange(0, groups - 1)
-    task = SnapshotTask(
-        place,
-        resolved.store_options,
-        resolved.fsync,
-        schema.to_json(),
-        everything.split(tasks),
-        FIRST_CHECKPOINT,
-    )
-    answers = snapshots_of(rows, task, everything)
-    _commit(coordinator, task, answers, schema, time_mode)
+    with audited(
+        store, "write-state", operator=schema.operator_id, variables=sorted(named)
+    ) as line:
+        coordinator = _claimed(store, resolved)
+        tasks = min(resolved.tasks or _TASKS_PER_CORE * cores_of(rows), groups)
+        everything = KeyGroupRange(0, groups - 1)
+        task = SnapshotTask(
+            place,
+            resolved.store_options,
+            resolved.fsync,
+            schema.to_json(),
+            everything.split(tasks),
+            FIRST_CHECKPOINT,
+        )
+        answers = snapshots_of(rows, task, everything)
+        _commit(coordinator, task, answers, schema, time_mode)
+        line.result(checkpoint_id=FIRST_CHECKPOINT, keys=sum(one.keys for one in answers))
     written = [one.snapshot for one in answers if one.snapshot is not None]
     return WrittenState(
         location=place,

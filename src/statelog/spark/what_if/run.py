@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.fork import Fork, apply_fork, fork_source
 from statelog.checkpoint.history import StoredCheckpoint, find_newest, read_checkpoint
@@ -257,11 +258,12 @@ def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoi
     checkpoint_id = newest.checkpoint_id if until is None else until
     name = f"what-if-{os.urandom(8).hex()}"
     wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
-    tag = put_tag(parent, _PATHS, wanted, clock_ms=lambda: time.time_ns() // 1_000_000)
-    try:
-        yield read_checkpoint(parent, _PATHS, checkpoint_id)
-    finally:
-        delete_tag(parent, tag)
+    with audited(parent, "what-if", checkpoint_id=checkpoint_id):
+        tag = put_tag(parent, _PATHS, wanted, clock_ms=lambda: time.time_ns() // 1_000_000)
+        try:
+            yield read_checkpoint(parent, _PATHS, checkpoint_id)
+        finally:
+            delete_tag(parent, tag)
 
 
 @contextlib.contextmanager

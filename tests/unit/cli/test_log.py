@@ -1,0 +1,278 @@
+"""Each command that changes a location writes one audit line, each other command none."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import getpass
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.killed import Killer
+from tests.stored_job import StoredJob
+from tests.unit.checkpoint import test_killed_commands as killed
+from tests.unit.checkpoint.test_killed_commands import Place, key_texts
+
+import statelog
+from statelog.checkpoint import verify_location
+from statelog.checkpoint.audit import AuditLine, read_audit_log
+from statelog.checkpoint.audited import USER_ENVIRONMENT, audited
+from statelog.checkpoint.clean_up import collect_garbage
+from statelog.cli import main as cli
+from statelog.errors import StoreError
+from statelog.store import LocationPaths, open_existing_store, open_location, open_store
+
+PATHS = LocationPaths()
+KEY = key_texts(killed.KEY)
+
+READ_ONLY = {
+    "checkpoints": ["LOC"],
+    "read": ["LOC"],
+    "get": ["LOC", "total", *KEY],
+    "history": ["LOC", "total", *KEY],
+    "diff": ["LOC", "2", "3"],
+    "sql": ["LOC", "select 1"],
+    "export": ["LOC", "OUT"],
+    "cat": ["LOC/chk-3/_metadata"],
+    "verify": ["LOC"],
+    "report": ["LOC", "-o", "OUT.html"],
+    "replay": ["LOC"],
+    "log": ["LOC"],
+}
+"""A call of each command that changes no location."""
+DRY_RUNS = {
+    "gc": ["LOC", "--min-age", "0s"],
+    "repair": ["LOC", "--min-age", "0s"],
+    "rewind": ["QUERY", "--to", "2", "--state-location", "LOC"],
+    "tag": ["LOC"],
+    "untag": ["LOC", "nothing"],
+    "forget": ["LOC", *KEY, "--now"],
+    "edit": ["LOC", "--delete", "OUT/total.parquet"],
+}
+"""A call of each command that changes a location if it is told to."""
+NO_LOCATION = {"demo"}
+CHANGING = {
+    "fork", "fork a tag", "fork --copy", "fork --state-only", "copy", "tag", "untag", "rewind",
+    "repair", "repair --give-up-after", "edit from files", "forget", "forget --now", "gc",
+}  # fmt: skip
+"""Commands of the campaign of kills, each once in the form that it has there."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = Place(tmp_path / "work")
+    job = StoredJob("killed 4", made.root, retained=3)
+    for _ in range(killed.BATCHES):
+        job.micro_batch()
+    return made
+
+
+def lines_of(location: str) -> list[AuditLine]:
+    if not Path(location, "audit").is_dir():
+        return []
+    found = read_audit_log(open_existing_store(location), PATHS)
+    assert ((), ()) == (found.unknown, tuple(one.problem for one in found.lines if one.problem))
+    return list(found.lines)
+
+
+def call(place: Place, command: str, words: list[str]) -> int:
+    names = {"LOC": place.state, "QUERY": place.query, "OUT": str(place.root / "out")}
+    for name, value in names.items():
+        words = [word.replace(name, value) for word in words]
+    return cli.run([command, *words])
+
+
+def test_no_command_is_forgotten() -> None:
+    names = {one.callback.__name__ for one in cli.verbs.registered_commands if one.callback}
+    changing = {name.split()[0] for name in CHANGING}
+    assert names == NO_LOCATION | set(READ_ONLY) | changing
+    assert set(DRY_RUNS) <= changing
+
+
+@pytest.mark.parametrize("command", READ_ONLY | DRY_RUNS)
+def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Place) -> None:
+    if command == "edit":
+        killed.with_export(place)
+    before = sorted(Path(place.state).rglob("*"))
+    assert call(place, command, (READ_ONLY | DRY_RUNS)[command]) in (0, 1, 2)
+    assert before == sorted(Path(place.state).rglob("*"))
+
+
+@pytest.mark.parametrize("name", sorted(CHANGING))
+def test_a_command_that_changes_a_location_writes_one_line(name: str, place: Place) -> None:
+    prepare, command = killed.COMMANDS[name]
+    prepare(place)
+    earlier = {one.name for one in lines_of(place.state)}
+    assert command(place) == 0
+    new = [one for one in lines_of(place.state) if one.name not in earlier]
+    expected = name.split()[0]
+    if expected in ("fork", "copy"):
+        (line,) = [one for one in lines_of(place.new) if one.name not in earlier]
+        check_line(line, expected, place.new)
+    if expected != "copy":
+        (line,) = [one for one in new if operation_of(one) == expected]
+        check_line(line, expected, place.state)
+        # `fork --copy` needs its parent no more, and says there that it has released it.
+        assert len(new) == (2 if name == "fork --copy" else 1)
+    count = len(lines_of(place.state))
+    assert command(place) == 0
+    repeated = len(lines_of(place.state)) - count
+    assert repeated == (name == "repair --give-up-after"), "it claims the location again"
+
+
+def operation_of(line: AuditLine) -> str:
+    return line.begin.operation if line.begin else ""
+
+
+def check_line(line: AuditLine, operation: str, location: str) -> None:
+    assert line.begin is not None
+    assert ("done", operation) == (line.outcome, line.begin.operation)
+    assert (getpass.getuser(), socket.gethostname(), os.getpid()) == (
+        line.begin.user, line.begin.host, line.begin.process
+    )  # fmt: skip
+    assert f"file://{location}" == line.begin.location
+
+
+@pytest.mark.parametrize("name", ["gc", "edit from files", "copy", "rewind", "forget --now"])
+def test_a_command_that_was_killed_is_unfinished(
+    name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, command = killed.COMMANDS[name]
+    killer = Killer()
+    killer.install(monkeypatch)
+    prepare(place)
+    template = tmp_path / "template"
+    shutil.copytree(place.root, template)
+    killer.run(lambda: command(place))
+    changes = killer.changes
+    changed = place.new if name == "copy" else place.state
+    for limit in range(changes):
+        shutil.rmtree(place.root)
+        shutil.copytree(template, place.root)
+        killer.run(lambda: command(place), limit)
+        outcomes = [
+            one.outcome for one in lines_of(changed) if operation_of(one) == name.split()[0]
+        ]
+        assert (["unfinished"] if limit else []) == outcomes, f"killed before change {limit}"
+
+
+def test_a_line_has_no_key_and_no_secret(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(place, "forget", ["LOC", *KEY, "--now", "--yes"]) == 0
+    (line,) = lines_of(place.state)
+    assert line.begin is not None
+    assert {"now": True} == line.begin.arguments
+    content = b"".join(path.read_bytes() for path in Path(place.state, "audit").iterdir())
+    assert not any(len(part) > 2 and part.encode() in content for part in KEY)
+    with audited(open_location(place.new), "test", url="s3://key:secret@bucket/x") as operation:
+        operation.begin()
+    (line,) = lines_of(place.new)
+    assert line.begin is not None
+    assert {"url": "s3://***@bucket/x"} == line.begin.arguments
+
+
+def test_an_error_is_named_without_its_text(place: Place) -> None:
+    with pytest.raises(StoreError), audited(open_location(place.new), "test") as operation:
+        operation.begin()
+        raise StoreError("the key of a person")
+    (line,) = lines_of(place.new)
+    assert line.end is not None
+    assert ("failed", "StoreError") == (line.outcome, line.end.error)
+
+
+def test_nothing_is_changed_without_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed.with_garbage(place)
+    Path(place.state, "audit").write_bytes(b"no folder")
+    assert call(place, "gc", ["LOC", "--min-age", "0s", "--delete"]) == 1
+    assert Path(place.state, "dstl", "orphan").exists()
+
+
+def test_the_log_is_shown(place: Place, call_cli: Callable[..., str], monkeypatch: Any) -> None:
+    assert "has no audit lines" in call_cli("log", place.state)
+    monkeypatch.setenv(USER_ENVIRONMENT, "ann\x1b[2J")
+    for name in ("a", "b", "c"):
+        call_cli("tag", place.state, name)
+    text = call_cli("log", place.state)
+    assert text.index("name=a") < text.index("name=b") < text.index("name=c")
+    assert "ann\\x1b[2J" in text
+    assert "2 earlier lines" in call_cli("log", place.state, "--limit", "1")
+    *lines, summary = map(
+        json.loads, call_cli("log", place.state, "--limit", "2", "--json").splitlines()
+    )
+    assert ["b", "c"] == [line["arguments"]["name"] for line in lines]
+    assert {"lines": 2, "earlier": 1, "problems": []} == summary["summary"]
+    assert ("done", "tag", 3) == (
+        lines[1]["outcome"], lines[1]["operation"], lines[1]["result"]["checkpoint_id"]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def call_cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*words: str, status: int = 0) -> str:
+        capsys.readouterr()
+        assert cli.run(words) == status
+        said = capsys.readouterr()
+        return said.out + said.err
+
+    return run
+
+
+def test_damaged_lines_are_reported(place: Place, call_cli: Callable[..., str]) -> None:
+    for name in ("a", "b", "c"):
+        call_cli("tag", place.state, name)
+    first, second, _, fourth, fifth, _ = sorted(Path(place.state, "audit").iterdir())
+    first.write_bytes(b"\x00" + b"forged")
+    fourth.write_bytes(bytes(100_000))
+    fifth.unlink()
+    (first.parent / "other").write_bytes(b"")
+    text = call_cli("log", place.state, status=1)
+    assert first.name in text
+    assert "another program wrote it" in text
+    assert "the object of its begin is missing" in text
+    assert "audit/other is not part of an audit line" in text
+    assert second.exists()
+    call_cli("copy", place.state, place.new)
+    assert first.name in call_cli("log", place.new, status=1), "copied as it is"
+
+
+def test_the_folder_is_kept_by_gc_and_copied_by_copy(
+    place: Place, call_cli: Callable[..., str]
+) -> None:
+    call_cli("tag", place.state, "a")
+    store = open_store(place.state)
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    report = collect_garbage(
+        store, PATHS, min_age=dt.timedelta(0), dry_run=False, now=later
+    )  # fmt: skip
+    assert 0 == report.unknown
+    assert [] == [found.problem for found in verify_location(store, PATHS) if found.problem]
+    call_cli("copy", place.state, place.new)
+    assert ["tag", "copy"] == [operation_of(one) for one in lines_of(place.new)]
+    assert ["tag"] == [operation_of(one) for one in lines_of(place.state)]
+
+
+def test_the_lines_of_an_encrypted_location_are_encrypted(
+    place: Place, call_cli: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS", "k:" + base64.b64encode(bytes(32)).decode())
+    call_cli("copy", place.state, place.new, "--new-encryption", "env:KEYS")
+    monkeypatch.setenv("STATELOG_ENCRYPTION", "env:KEYS")
+    call_cli("tag", place.new, "a")
+    objects = list(Path(place.new, "audit").iterdir())
+    assert all(path.read_bytes().startswith(b"STLGENC1") for path in objects)
+    assert 4 == len(objects)
+    assert "name=a" in call_cli("log", place.new)
+
+
+def test_calls_from_python_write_lines_too(place: Place) -> None:
+    statelog.tag(place.state, "a")
+    killed.edit(place)
+    statelog.forget(place.state, killed.key_of(killed.KEY))
+    statelog.forget(place.state, killed.key_of(killed.KEY))
+    operations = [operation_of(one) for one in lines_of(place.state)]
+    assert ["tag", "edit", "forget"] == operations
