@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 
 from statelog.carry.edit_keys import EditTarget
@@ -25,7 +24,7 @@ from statelog.carry.forget_report import (
     refuse_pinned,
 )
 from statelog.carry.key_edits import GroupEdits
-from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
+from statelog.carry.key_traces import SoughtKey, staged_table
 from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.batch_record import BatchRecord
@@ -37,6 +36,7 @@ from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ObjectNotFoundError
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
+from statelog.format.staged_streams import decode_streams, encode_streams
 from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
@@ -271,7 +271,7 @@ class _Forgetting:
         """Return the staged rows of the micro-batch without those of the key."""
         stored = read_checkpoint(self._store, _PATHS, self._base.checkpoint_id)
         section = stored.sections.get(OUTPUT_TAG)
-        inline = [self._filtered(stream) for stream in streams_of(section)]
+        inline = [self._filtered(stream) for stream in decode_streams(section)]
         files = []
         for handle in BatchRecord.of(self._base).staged_files():
             data = read_stream(self._store, handle, what="staged rows")
@@ -282,7 +282,7 @@ class _Forgetting:
             path = _PATHS.output(random_name())
             self._store.put(path, kept)
             files.append(FileStateHandle(path, len(kept), checksum([kept])))
-        return StagedRows(msgspec.msgpack.encode(inline) if inline else None, tuple(files))
+        return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """Return staged rows without those in which the key occurs; the same object if none does."""

@@ -22,6 +22,7 @@ from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.format.segment import Segment, parse_whole_file
+from statelog.format.staged_streams import decode_streams
 from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
@@ -120,7 +121,7 @@ class SoughtKey:
         sections: Mapping[bytes, bytes] = (
             {} if segment.trailer is None else segment.trailer.sections
         )
-        staged = streams_of(sections.get(OUTPUT_TAG))
+        staged = decode_streams(sections.get(OUTPUT_TAG))
         return self._in_changes(segment) or any(map(self._in_stream, staged))
 
     def _in_changes(self, segment: Segment) -> bool:
@@ -165,6 +166,7 @@ class SoughtKey:
             columns=[KEY_GROUP_COLUMN, *names],
             filters=[(KEY_GROUP_COLUMN, "==", self.key_group)],
         )
+        table.validate(full=True)
         return any(self._rows(batch, codec) for batch in table.to_batches())
 
     def _in_stream(self, data: Buffer) -> bool:
@@ -192,11 +194,6 @@ def _kind_of(path: str, paths: LocationPaths) -> str | None:
 def staged_table(data: Buffer) -> pa.Table:
     """Return the staged rows of an Arrow IPC stream."""
     return read_stream_table(data)  # of an orphan there is no checksum
-
-
-def streams_of(section: bytes | None) -> list[bytes]:
-    """Return the Arrow IPC streams in the output section of a checkpoint."""
-    return [] if section is None else msgspec.msgpack.decode(section, type=list[bytes])
 
 
 def _sets(segment: Segment) -> Iterator[tuple[list[int], list[bytes]]]:

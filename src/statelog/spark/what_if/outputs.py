@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import StoredCheckpoint
 from statelog.checkpoint.state_stream import read_stream
+from statelog.format.staged_streams import decode_streams
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.ipc import from_ipc
@@ -35,9 +35,8 @@ def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None
     if record.delivery != Delivery.STAGED.value:
         return None
     section = stored.sections.get(OUTPUT_SECTION)
-    streams: list[bytes | memoryview] = []
-    if section is not None:
-        streams += msgspec.msgpack.decode(section, type=list[bytes])
+    where = f"checkpoint {stored.checkpoint.checkpoint_id}"
+    streams: list[bytes | memoryview] = [*decode_streams(section, where=where)]
     streams += [read_stream(store, one, what="staged rows") for one in record.staged_files()]
     tables = [from_ipc(stream) for stream in streams]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})

@@ -68,9 +68,26 @@ class SnapshotWriter:
         self._writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
 
     def finish(self) -> pa.Buffer:
-        """Return the file; without rows if none were written."""
+        """Return the file, uncompressed if it would expand too much; without rows if none were written."""
         self._writer.close()
-        return self._sink.getvalue()
+        data = self._sink.getvalue()
+        try:
+            open_parquet(data)
+        except pa.ArrowInvalid:
+            return _uncompressed(data)
+        return data
+
+
+def _uncompressed(data: pa.Buffer) -> pa.Buffer:
+    """Return a snapshot of this writer without compression."""
+    file = pq.ParquetFile(pa.BufferReader(data))
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, file.schema_arrow, compression="none", use_dictionary=False
+    ) as writer:
+        for index in range(file.num_row_groups):
+            writer.write_table(file.read_row_group(index), row_group_size=_ROW_GROUP_SIZE)
+    return sink.getvalue()
 
 
 def parquet_of(tables: Iterable[pa.Table]) -> bytes:
