@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statelog.checkpoint.state_stream import check_stream
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
@@ -25,7 +24,7 @@ from statelog.format.segment import Segment, parse_whole_file
 from statelog.format.staged_streams import decode_streams
 from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups
 from statelog.state.kinds import Values
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -161,12 +160,8 @@ class SoughtKey:
         if codec is None:
             return False
         names = [f"key.{name}" for name in codec.schema.key_schema.names]
-        table = pq.read_table(
-            pa.BufferReader(pa.py_buffer(data)),
-            columns=[KEY_GROUP_COLUMN, *names],
-            filters=[(KEY_GROUP_COLUMN, "==", self.key_group)],
-        )
-        table.validate(full=True)
+        groups = KeyGroupRange(self.key_group, self.key_group)
+        table = rows_of_groups(data, groups, [KEY_GROUP_COLUMN, *names])
         return any(self._rows(batch, codec) for batch in table.to_batches())
 
     def _in_stream(self, data: Buffer) -> bool:

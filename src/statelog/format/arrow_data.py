@@ -84,7 +84,10 @@ def open_parquet(data: Buffer) -> pq.ParquetFile:
         pa.ArrowException, OSError: It is none, or declares more than its size allows.
     """
     buffer = pa.py_buffer(data)
-    file = pq.ParquetFile(pa.BufferReader(buffer))
+    try:
+        file = pq.ParquetFile(pa.BufferReader(buffer))
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
     metadata = file.metadata
     sizes = [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)]
     if min(sizes, default=0) < 0 or metadata.num_rows < 0:

@@ -200,7 +200,14 @@ class OperatorStateSchema:
                 states=tuple(StateDescriptor.from_json(state) for state in value["states"]),
                 generation=_of_type(value.get("generation", 0), int),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OSError,
+            pa.ArrowException,
+        ) as error:
             raise CorruptionError(f"not a state schema: {value!r:.200}") from error
 
     @classmethod
