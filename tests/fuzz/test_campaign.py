@@ -85,11 +85,13 @@ def test_what_ends_a_child_is_a_finding_with_its_seed(
 @NEEDS_LINUX
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
-def test_damaged_files_are_read_right_or_refused() -> None:
+def test_damaged_files_are_read_right_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
     seed = int(os.environ.get("STATELOG_FUZZ_SEED") or int.from_bytes(os.urandom(4), "big") << 24)
-    print(f"seeds from {seed}")
+    with capsys.disabled():
+        print(f"\nseeds from {seed}", flush=True)
     summary = campaign.run(SECONDS, seed)
     campaign.KEPT.mkdir(parents=True, exist_ok=True)
     (campaign.KEPT / "summary.json").write_text(json.dumps(summary.to_json(), indent=1) + "\n")
-    print(summary.text())
+    with capsys.disabled():
+        print(summary.text())
     assert not summary.findings, json.dumps(summary.findings[:5], indent=1)

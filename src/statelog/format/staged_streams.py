@@ -18,7 +18,7 @@ from statelog.format.buffers import Buffer
 _decoder: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
-def encode_streams(streams: Sequence[bytes]) -> bytes:
+def encode_streams(streams: Sequence[Buffer]) -> bytes:
     """Return the section with these streams."""
     return msgspec.msgpack.encode(streams)
 
