@@ -212,12 +212,12 @@ class Reader:
         self._process.join()
 
 
-def run(seconds: float, first_seed: int) -> Summary:
-    """Read damaged files for a time."""
+def run(seconds: float, first_seed: int, summary_file: Path | None = None) -> Summary:
+    """Read damaged files for a time; the figures so far are written every half minute."""
     summary = Summary(first_seed)
     with tempfile.TemporaryDirectory(prefix="statelog-fuzz-") as folder:
         reader = Reader(folder)
-        began = time.monotonic()
+        began = written = time.monotonic()
         seed = first_seed
         while (now := time.monotonic()) - began < seconds and len(summary.findings) < _FINDINGS_MAX:
             kind, damage, verdict, text = reader.read(seed)
@@ -234,9 +234,18 @@ def run(seconds: float, first_seed: int) -> Summary:
                     {**finding, "file": str(file.relative_to(ROOT)), "text": text}
                 )
             seed += 1
+            if summary_file is not None and now > written + 30:
+                summary.seconds, written = now - began, now
+                write_summary(summary, summary_file)
         summary.seconds = time.monotonic() - began
         reader.close()
     return summary
+
+
+def write_summary(summary: Summary, file: Path) -> None:
+    """Write the figures as JSON."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(summary.to_json(), indent=1) + "\n")
 
 
 def read_again(name: str, file: str) -> int:
@@ -260,9 +269,8 @@ def main(arguments: list[str]) -> int:
     if given.case:
         return read_again(*given.case)
     print(f"seeds from {given.seed}", flush=True)
-    summary = run(given.seconds, given.seed)
-    given.summary.parent.mkdir(parents=True, exist_ok=True)
-    given.summary.write_text(json.dumps(summary.to_json(), indent=1) + "\n")
+    summary = run(given.seconds, given.seed, given.summary)
+    write_summary(summary, given.summary)
     print(summary.text())
     for finding in summary.findings[:20]:
         print(json.dumps({**finding, "text": finding["text"][-1500:]}, indent=1))

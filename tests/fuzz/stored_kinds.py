@@ -18,6 +18,7 @@ from tests.stored_job import StoredJob
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 
+from statelog.carry.key_traces import staged_rows as python_rows
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import read_checkpoint
@@ -107,7 +108,7 @@ def read_metadata(data: bytes) -> Any:
     where = PATHS.metadata(number)
     stored = read_checkpoint(store_with(**{where: data}), PATHS, number)
     staged = decode_streams(stored.sections.get(OUTPUT_TAG), where=where)
-    rows = [from_ipc(stream).to_pylist() for stream in staged]
+    rows = [python_rows(from_ipc(stream)) for stream in staged]
     batch = BatchRecord.of(stored.checkpoint)
     for operator in batch.operators:
         OperatorCodec(OperatorStateSchema.from_json(operator.schema))
@@ -216,7 +217,7 @@ def snapshot_reader(codec: OperatorCodec) -> Callable[[bytes], Any]:
         snapshot_row_count(data, ALL_GROUPS)
         if is_of_schema(codec, data):
             for _, table in snapshot_tables(data, ALL_GROUPS, layout.table_schema, 2):
-                table.to_pylist()
+                python_rows(table)
         return shown(tables)
 
     return read
@@ -243,7 +244,7 @@ def run_file_kind(codec: OperatorCodec, snapshots: Sequence[bytes], folder: Path
     def read(data: bytes) -> Any:
         path.write_bytes(data)
         found = [files.open(file) for file in files.find(ALL_GROUPS) if file.path == path]
-        return [run.live_table(run.key_group_range).to_pylist() for run in found] or None
+        return [python_rows(run.live_table(run.key_group_range)) for run in found] or None
 
     def forge(rng: random.Random, data: bytes) -> bytes:
         size = int.from_bytes(data[-16:-8], "little")
@@ -379,7 +380,10 @@ def read_recording(data: bytes) -> Any:
     for step in steps:
         row_format_of(step)
     return repr(
-        [(step.key, step.before.to_pylist(), step.input.to_pylist(), step.calls) for step in steps]
+        [
+            (step.key, python_rows(step.before), python_rows(step.input), step.calls)
+            for step in steps
+        ]
     )
 
 
@@ -447,13 +451,13 @@ def location_kind(
 
 def _state(state: LocationState, checkpoint_id: int) -> str:
     names = [one.name for one in state.variables(checkpoint_id) if one.name in NAMES]
-    tables = [state.table(name, checkpoint_id).to_pylist() for name in names]
+    tables = [python_rows(state.table(name, checkpoint_id)) for name in names]
     cells = [state.get(name, key_of(5), checkpoint_id) for name in names]
     return repr((names, tables, cells))
 
 
 def read_staged(data: bytes) -> Any:
-    return repr(from_ipc(data).to_pylist())
+    return repr(python_rows(from_ipc(data)))
 
 
 def staged_streams() -> list[bytes]:

@@ -90,8 +90,7 @@ def test_damaged_files_are_read_right_or_refused(capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         print(f"\nseeds from {seed}", flush=True)
     summary = campaign.run(SECONDS, seed)
-    campaign.KEPT.mkdir(parents=True, exist_ok=True)
-    (campaign.KEPT / "summary.json").write_text(json.dumps(summary.to_json(), indent=1) + "\n")
+    campaign.write_summary(summary, campaign.KEPT / "summary.json")
     with capsys.disabled():
         print(summary.text())
     assert not summary.findings, json.dumps(summary.findings[:5], indent=1)

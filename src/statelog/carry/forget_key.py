@@ -24,7 +24,7 @@ from statelog.carry.forget_report import (
     refuse_pinned,
 )
 from statelog.carry.key_edits import GroupEdits
-from statelog.carry.key_traces import SoughtKey, staged_table
+from statelog.carry.key_traces import SoughtKey, staged_rows, staged_table
 from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.batch_record import BatchRecord
@@ -34,6 +34,7 @@ from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ObjectNotFoundError
+from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.format.staged_streams import decode_streams, encode_streams
@@ -287,15 +288,11 @@ class _Forgetting:
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """Return staged rows without those in which the key occurs; the same object if none does."""
         table = staged_table(stream)
-        kept = [at for at, row in enumerate(table.to_pylist()) if not self._key.is_in_row(row)]
+        kept = [at for at, row in enumerate(staged_rows(table)) if not self._key.is_in_row(row)]
         if len(kept) == table.num_rows:
             return stream
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-            writer.write_table(table.take(pa.array(kept, pa.int64())))
-        data: bytes = sink.getvalue().to_pybytes()
-        return data
+        left = table.take(pa.array(kept, pa.int64()))
+        return write_stream(left.to_batches(), table.schema)
 
 
 def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from statelog.checkpoint.state_stream import check_stream
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
-from statelog.format.arrow_data import open_parquet, read_stream_table
+from statelog.format.arrow_data import open_parquet, python_rows, read_stream_table
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
@@ -166,7 +166,7 @@ class SoughtKey:
 
     def _in_stream(self, data: Buffer) -> bool:
         table = staged_table(data)
-        return any(self.is_in_row(row) for row in table.to_pylist())
+        return any(self.is_in_row(row) for row in staged_rows(table))
 
     def is_in_row(self, row: Mapping[str, Any]) -> bool:
         """Return whether all values of the key occur in an output row."""
@@ -187,8 +187,19 @@ def _kind_of(path: str, paths: LocationPaths) -> str | None:
 
 
 def staged_table(data: Buffer) -> pa.Table:
-    """Return the staged rows of an Arrow IPC stream."""
-    return read_stream_table(data)  # of an orphan there is no checksum
+    """Return the staged rows of an Arrow IPC stream; raises `CorruptionError` if it is none."""
+    try:
+        return read_stream_table(data)  # of an orphan there is no checksum
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"staged rows cannot be read: {error}") from error
+
+
+def staged_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return staged rows as Python values; raises `CorruptionError` if a value has none."""
+    try:
+        return python_rows(table)
+    except pa.ArrowInvalid as error:
+        raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
 def _sets(segment: Segment) -> Iterator[tuple[list[int], list[bytes]]]:

@@ -10,6 +10,7 @@ full before anything reads a value.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -57,6 +58,37 @@ def read_stream_table(data: Buffer) -> pa.Table:
     table = pa.ipc.open_stream(pa.BufferReader(buffer)).read_all()
     table.validate(full=True)
     return table
+
+
+def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    """Return batches as an Arrow IPC stream, compressed unless `read_stream_table` would refuse that."""
+    data = _stream(batches, schema, "zstd")
+    fits = sum(batch.nbytes for batch in batches) <= largest_arrow_expansion(len(data)) // 2
+    return data if fits else _stream(batches, schema, None)
+
+
+def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: str | None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """
+    Return the rows of a table from storage as Python values.
+
+    Raises:
+        pa.ArrowInvalid: A value or the parameter of a type has no Python value, such as a forged scale.
+    """
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise pa.ArrowInvalid(f"a value of {table.schema.names} is none ({error!r})") from error
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

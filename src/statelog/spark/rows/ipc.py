@@ -7,25 +7,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
-from statelog.format.arrow_data import read_stream_table
-from statelog.format.bounds import largest_arrow_expansion
+from statelog.format.arrow_data import read_stream_table, write_stream
 
 
 def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
-    """Return batches as one Arrow IPC stream, compressed unless its reader would refuse that."""
-    data = _stream(batches, schema, "zstd")
-    fits = sum(batch.nbytes for batch in batches) <= largest_arrow_expansion(len(data)) // 2
-    return data if fits else _stream(batches, schema, None)
-
-
-def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: str | None) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    """Return batches as one Arrow IPC stream, which is usually compressed."""
+    return write_stream(batches, schema)
 
 
 def from_ipc(data: bytes | memoryview) -> pa.Table:

@@ -11,6 +11,8 @@ import pyarrow as pa
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import StoredCheckpoint
 from statelog.checkpoint.state_stream import read_stream
+from statelog.errors import CorruptionError
+from statelog.format.arrow_data import python_rows
 from statelog.format.staged_streams import decode_streams
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
@@ -50,7 +52,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
         those of the tables.
     """
-    counts = [Counter(map(_frozen, table.to_pylist())) for table in (before, after)]
+    counts = [Counter(map(_frozen, _rows(table))) for table in (before, after)]
     parts = []
     for change, table, own, other in (
         (ONLY_BEFORE, before, counts[0], counts[1]),
@@ -58,7 +60,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     ):
         left = own - other
         rows = []
-        for at, row in enumerate(table.to_pylist()):
+        for at, row in enumerate(_rows(table)):
             key = _frozen(row)
             if left[key] > 0:
                 left[key] -= 1
@@ -72,6 +74,13 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
                 )
             )
     return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    try:
+        return python_rows(table)
+    except pa.ArrowInvalid as error:
+        raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
 def _frozen(value: Any) -> Hashable:

@@ -22,7 +22,7 @@ from statelog.errors import CorruptionError, InvariantError
 from statelog.format.arrow_data import open_parquet
 from statelog.format.buffers import Buffer
 from statelog.model import KeyGroupRange
-from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec, WrittenStates
 from statelog.state.heap.expiry import without_expired
 from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key, Table
@@ -31,7 +31,7 @@ KEY_GROUP_COLUMN: Final = "key_group"
 _ROW_GROUP_SIZE: Final = 65_536
 SCHEMA_METADATA: Final = b"statelog.schema"
 """Key under which the file's metadata holds the operator's schema, as in a metadata change."""
-_UNREADABLE: Final = (pa.ArrowException, LookupError, ValueError, TypeError, OSError)
+_UNREADABLE: Final = (*UNDECODABLE, OSError)
 """What reading raises of bytes that are no snapshot."""
 
 
@@ -179,8 +179,19 @@ def read_snapshot(
         keys = codec.key.decode(
             [_whole(table, f"key.{name}") for name in written.schema.key_schema.names]
         )
+        return _tables_of(codec, written, table, key_groups, keys)
     except _UNREADABLE as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
+
+
+def _tables_of(
+    codec: OperatorCodec,
+    written: WrittenStates,
+    table: pa.Table,
+    key_groups: Sequence[int],
+    keys: Sequence[Key],
+) -> dict[int, list[Table]]:
+    """Return the tables of a snapshot by key group, given its key groups and keys by row."""
     tables: dict[int, list[Table]] = {
         key_group: [state.kind.new_table() for state in codec.states]
         for key_group in dict.fromkeys(key_groups)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording
 from statelog.state.reader.lookup import StateKey
 from statelog.state.recordings.format import Failure, TaskRecording, from_stream
@@ -81,8 +82,11 @@ class _Tables:
         if min(counts, default=0) < 0 or sum(counts) > rows:
             raise damaged_recording("", f"its calls yielded {sum(counts)} rows, {rows} are stored")
         names = self.schema.key_schema.names
-        columns = [self.before.column(f"key.{name}").to_pylist() for name in names]
-        self.keys = list(zip(*columns, strict=True))
+        try:
+            keys = python_rows(self.before.select([f"key.{name}" for name in names]))
+        except (pa.ArrowInvalid, LookupError) as error:
+            raise damaged_recording("", str(error)) from error
+        self.keys = [tuple(key.values()) for key in keys]
 
     def step(self, number: int) -> RecordedStep:
         """Return the step of the key with this number."""
