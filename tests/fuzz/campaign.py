@@ -127,8 +127,8 @@ def outcome(kind: Kind, sample: int, damage: str, data: bytes) -> tuple[str, str
 
 HOSTILE: dict[int, Callable[[bytes], Any]] = {
     -1: lambda data: os.abort(),
-    -2: lambda data: time.sleep(3600),
-    -3: lambda data: bytearray(MEMORY_BYTES + (1 << 20)),
+    -3: lambda data: time.sleep(3600),
+    -5: lambda data: bytearray(MEMORY_BYTES + (1 << 20)),
 }
 """Readers with the faults that a campaign finds, by seed: they test the campaign."""
 

@@ -67,12 +67,13 @@ def test_a_wrong_answer_and_another_exception_are_findings() -> None:
 
 @NEEDS_LINUX
 @pytest.mark.parametrize(
-    ("seed", "verdict"), [(-1, "crash"), (-2, "time-out"), (-3, "MemoryError")]
+    ("seed", "verdict"), [(-1, "crash"), (-3, "time-out"), (-5, "MemoryError")]
 )
 def test_what_ends_a_child_is_a_finding_with_its_seed(
     seed: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(campaign, "READ_SECONDS", 2)
+    if verdict == "time-out":
+        monkeypatch.setattr(campaign, "READ_SECONDS", 2)
     monkeypatch.setattr(campaign, "KEPT", tmp_path)
     monkeypatch.setattr(campaign, "ROOT", tmp_path)
     summary = campaign.run(0.01, seed)
