@@ -126,9 +126,9 @@ def outcome(kind: Kind, sample: int, damage: str, data: bytes) -> tuple[str, str
 
 
 HOSTILE: dict[int, Callable[[bytes], Any]] = {
-    -1: lambda data: os.abort(),
-    -3: lambda data: time.sleep(3600),
-    -5: lambda data: bytearray(MEMORY_BYTES + (1 << 20)),
+    -3_000_000: lambda data: os.abort(),
+    -2_000_000: lambda data: time.sleep(3600),
+    -1_000_000: lambda data: bytearray(MEMORY_BYTES + (1 << 20)),
 }
 """Readers with the faults that a campaign finds, by seed: they test the campaign."""
 

@@ -67,7 +67,8 @@ def test_a_wrong_answer_and_another_exception_are_findings() -> None:
 
 @NEEDS_LINUX
 @pytest.mark.parametrize(
-    ("seed", "verdict"), [(-1, "crash"), (-3, "time-out"), (-5, "MemoryError")]
+    ("seed", "verdict"),
+    [(-3_000_000, "crash"), (-2_000_000, "time-out"), (-1_000_000, "MemoryError")],
 )
 def test_what_ends_a_child_is_a_finding_with_its_seed(
     seed: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
