@@ -19,6 +19,7 @@ from statelog.errors import CorruptionError
 from statelog.model import ChangelogStateBackendHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot, snapshot_row_count, write_snapshot
+from statelog.state.recordings.format import from_stream, to_stream
 from statelog.state.replay import logs_ahead
 from statelog.state.schema.descriptors import OperatorStateSchema
 
@@ -112,3 +113,16 @@ def test_log_handles_out_of_order_are_damage() -> None:
     assert ids[0] < ids[-1]
     with pytest.raises(CorruptionError, match="follows that of"):
         list(logs_ahead(replace(handle, log=handle.log[::-1]), groups, lambda group: -1))
+
+
+def test_stored_tables_and_schemas_whose_names_are_no_text_are_refused() -> None:
+    table = pa.table({"name": pa.array([{"inner": 1}])})
+    for name in (b"name", b"inner"):
+        data = to_stream(table).replace(name, b"\xff" * len(name))
+        with pytest.raises(CorruptionError, match="the name of a column is none"):
+            from_stream(data)
+        stored = OperatorStateSchema("o", table.schema, ()).to_json()
+        arrow = base64.b64decode(stored["key"]["arrow"]).replace(name, b"\xff" * len(name))
+        forged = {"text": "", "arrow": base64.b64encode(arrow).decode()}
+        with pytest.raises(CorruptionError, match="not a state schema"):
+            OperatorStateSchema.from_json({**stored, "key": forged})

@@ -10,7 +10,7 @@ full before anything reads a value.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -55,9 +55,23 @@ def read_stream_table(data: Buffer) -> pa.Table:
             _check(declared, rows, buffer.size)
     except (struct.error, IndexError) as error:
         raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
-    table = pa.ipc.open_stream(pa.BufferReader(buffer)).read_all()
+    reader = pa.ipc.open_stream(pa.BufferReader(buffer))
+    check_names(reader.schema)
+    table = reader.read_all()
     table.validate(full=True)
     return table
+
+
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Raise `pa.ArrowInvalid` if the name of a field, nested ones too, is not UTF-8 text."""
+    try:
+        waiting = list(fields)
+        while waiting:
+            field = waiting.pop()
+            field.name.encode("utf-8")
+            waiting += [field.type.field(at) for at in range(field.type.num_fields)]
+    except UnicodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
 
 
 def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
@@ -120,6 +134,7 @@ def open_parquet(data: Buffer) -> pq.ParquetFile:
         file = pq.ParquetFile(pa.BufferReader(buffer))
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
+    check_names(file.schema_arrow)
     metadata = file.metadata
     sizes = [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)]
     if min(sizes, default=0) < 0 or metadata.num_rows < 0:

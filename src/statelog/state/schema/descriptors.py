@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.arrow_data import check_names
 from statelog.format.bounds import decode_json
 from statelog.state.kinds import StateKind
 
@@ -255,4 +256,6 @@ def _schema_to_json(schema: pa.Schema) -> dict[str, str]:
 
 
 def _schema_from_json(value: Mapping[str, str]) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"])))
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"])))
+    check_names(schema)
+    return schema
