@@ -151,7 +151,7 @@ def child(connection: Connection, case_file: str) -> None:
     """Answer seeds until the connection closes."""
     from tests.fuzz.stored_kinds import all_kinds
 
-    kinds = all_kinds()
+    kinds = all_kinds(Path(case_file).parent / str(os.getpid()))
     for kind in kinds:
         for at, sample in enumerate(kind.samples):
             kind.answers[at] = kind.read(sample)
@@ -252,9 +252,10 @@ def read_again(name: str, file: str) -> int:
     """Read a kept file of a kind, and show what comes of it."""
     from tests.fuzz.stored_kinds import all_kinds
 
-    kind = next(each for each in all_kinds() if each.name == name)
-    limit_memory()
-    print(repr(kind.read(Path(file).read_bytes()))[:2000])
+    with tempfile.TemporaryDirectory(prefix="statelog-fuzz-") as folder:
+        kind = next(each for each in all_kinds(Path(folder)) if each.name == name)
+        limit_memory()
+        print(repr(kind.read(Path(file).read_bytes()))[:2000])
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -482,9 +481,13 @@ def staged_streams() -> list[bytes]:
 # ------------------------------------------------------------------------------------- all of them
 
 
-def all_kinds() -> list[Kind]:
-    """Return every kind of file that statelog reads from storage."""
-    folder = Path(tempfile.mkdtemp(prefix="statelog-fuzz-samples-"))
+def all_kinds(folder: Path) -> list[Kind]:
+    """
+    Return every kind of file that statelog reads from storage.
+
+    Args:
+        folder: An empty folder for samples that are written as files.
+    """
     history = History("fuzz 3", DictStore(), retained=3)
     history.run(9)
     codec = OperatorCodec(history.model.schema)

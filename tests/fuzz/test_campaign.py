@@ -25,8 +25,8 @@ NEEDS_LINUX = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def kinds() -> list[campaign.Kind]:
-    return all_kinds()
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> list[campaign.Kind]:
+    return all_kinds(tmp_path_factory.mktemp("samples"))
 
 
 def test_every_sample_is_read_and_has_one_answer(kinds: list[campaign.Kind]) -> None:
