@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.fuzz.samples import task_recording
 
 from statelog.checkpoint.source_logs import files_upto
 from statelog.errors import CheckpointError, CorruptionError
@@ -20,7 +21,7 @@ from statelog.format.arrow_data import read_batch, read_stream_table
 from statelog.format.checkpoint_record import CheckpointRecord, decode_record, encode_record
 from statelog.format.recording_file import framed
 from statelog.model import CompletedCheckpoint
-from statelog.state.recordings.format import TaskRecording, decode_file, from_stream
+from statelog.state.recordings.format import decode_file, from_stream
 from statelog.state.recordings.step import steps_of
 from statelog.state.schema.descriptors import OperatorStateSchema
 
@@ -210,33 +211,7 @@ def test_bytes_that_are_no_schema_are_refused() -> None:
 
 
 def test_calls_that_yielded_more_rows_than_are_stored_are_refused() -> None:
-    schema = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())
-    rows = stream_of(pa.table({"record": pa.array([0], pa.int32())}))
-    task = TaskRecording(
-        operator_id="o",
-        operator=0,
-        checkpoint_id=1,
-        batch_id=1,
-        time_mode="none",
-        now_ms=-1,
-        watermark_ms=-1,
-        recorded_at_ms=1,
-        processor="m:C",
-        source="",
-        row_format="rows",
-        frames={},
-        schema=msgspec.json.encode(schema.to_json()),
-        key_positions=[0],
-        first_input=1,
-        initial_positions=[],
-        first_initial=0,
-        before=stream_of(pa.table({"key.k": ["a"]})),
-        after=b"",
-        input=rows,
-        initial=rows,
-        calls=[(0, "handleInputRows", -1, 2**31)],
-        output=stream_of(pa.table({"n": [1]})),
-    )
+    task = task_recording(calls=[(0, "handleInputRows", -1, 2**31)])
     with pytest.raises(CorruptionError, match="yielded 2147483648 rows, 1 are stored"):
         list(steps_of(task))
 

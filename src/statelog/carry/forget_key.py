@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 
 from statelog.carry.edit_keys import EditTarget
@@ -25,7 +24,7 @@ from statelog.carry.forget_report import (
     refuse_pinned,
 )
 from statelog.carry.key_edits import GroupEdits
-from statelog.carry.key_traces import SoughtKey, staged_table, streams_of
+from statelog.carry.key_traces import SoughtKey, staged_rows, staged_table
 from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.audited import audited
@@ -36,8 +35,10 @@ from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.state_stream import read_stream
 from statelog.errors import ObjectNotFoundError
+from statelog.format.arrow_data import write_stream
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
+from statelog.format.staged_streams import decode_streams, encode_streams
 from statelog.model import (
     CompletedCheckpoint,
     FileStateHandle,
@@ -279,7 +280,7 @@ class _Forgetting:
         """Return the staged rows of the micro-batch without those of the key."""
         stored = read_checkpoint(self._store, _PATHS, self._base.checkpoint_id)
         section = stored.sections.get(OUTPUT_TAG)
-        inline = [self._filtered(stream) for stream in streams_of(section)]
+        inline = [self._filtered(stream) for stream in decode_streams(section)]
         files = []
         for handle in BatchRecord.of(self._base).staged_files():
             data = read_stream(self._store, handle, what="staged rows")
@@ -290,20 +291,16 @@ class _Forgetting:
             path = _PATHS.output(random_name())
             self._store.put(path, kept)
             files.append(FileStateHandle(path, len(kept), checksum([kept])))
-        return StagedRows(msgspec.msgpack.encode(inline) if inline else None, tuple(files))
+        return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """Return staged rows without those in which the key occurs; the same object if none does."""
         table = staged_table(stream)
-        kept = [at for at, row in enumerate(table.to_pylist()) if not self._key.is_in_row(row)]
+        kept = [at for at, row in enumerate(staged_rows(table)) if not self._key.is_in_row(row)]
         if len(kept) == table.num_rows:
             return stream
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-            writer.write_table(table.take(pa.array(kept, pa.int64())))
-        data: bytes = sink.getvalue().to_pybytes()
-        return data
+        left = table.take(pa.array(kept, pa.int64()))
+        return write_stream(left.to_batches(), table.schema)
 
 
 def _key_groups_of(checkpoint: CompletedCheckpoint, held: set[str]) -> set[int]:

@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statelog.checkpoint.state_stream import check_stream
 from statelog.errors import CorruptionError, IncompatibleFormatError, StatelogError
-from statelog.format.arrow_data import open_parquet, read_stream_table
+from statelog.format.arrow_data import open_parquet, python_rows, read_stream_table
 from statelog.format.buffers import Buffer
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.format.segment import Segment, parse_whole_file
+from statelog.format.staged_streams import decode_streams
 from statelog.model import METADATA_KEY_GROUP, FileStateHandle, KeyGroupRange
 from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
-from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA
+from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN, SCHEMA_METADATA, rows_of_groups
 from statelog.state.kinds import Values
 from statelog.state.reader.lookup import StateKey
 from statelog.state.schema.descriptors import OperatorStateSchema
@@ -120,7 +120,7 @@ class SoughtKey:
         sections: Mapping[bytes, bytes] = (
             {} if segment.trailer is None else segment.trailer.sections
         )
-        staged = streams_of(sections.get(OUTPUT_TAG))
+        staged = decode_streams(sections.get(OUTPUT_TAG))
         return self._in_changes(segment) or any(map(self._in_stream, staged))
 
     def _in_changes(self, segment: Segment) -> bool:
@@ -160,16 +160,13 @@ class SoughtKey:
         if codec is None:
             return False
         names = [f"key.{name}" for name in codec.schema.key_schema.names]
-        table = pq.read_table(
-            pa.BufferReader(pa.py_buffer(data)),
-            columns=[KEY_GROUP_COLUMN, *names],
-            filters=[(KEY_GROUP_COLUMN, "==", self.key_group)],
-        )
+        groups = KeyGroupRange(self.key_group, self.key_group)
+        table = rows_of_groups(data, groups, [KEY_GROUP_COLUMN, *names])
         return any(self._rows(batch, codec) for batch in table.to_batches())
 
     def _in_stream(self, data: Buffer) -> bool:
         table = staged_table(data)
-        return any(self.is_in_row(row) for row in table.to_pylist())
+        return any(self.is_in_row(row) for row in staged_rows(table))
 
     def is_in_row(self, row: Mapping[str, Any]) -> bool:
         """Return whether all values of the key occur in an output row."""
@@ -190,13 +187,19 @@ def _kind_of(path: str, paths: LocationPaths) -> str | None:
 
 
 def staged_table(data: Buffer) -> pa.Table:
-    """Return the staged rows of an Arrow IPC stream."""
-    return read_stream_table(data)  # of an orphan there is no checksum
+    """Return the staged rows of an Arrow IPC stream; raises `CorruptionError` if it is none."""
+    try:
+        return read_stream_table(data)  # of an orphan there is no checksum
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
-def streams_of(section: bytes | None) -> list[bytes]:
-    """Return the Arrow IPC streams in the output section of a checkpoint."""
-    return [] if section is None else msgspec.msgpack.decode(section, type=list[bytes])
+def staged_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return staged rows as Python values; raises `CorruptionError` if a value has none."""
+    try:
+        return python_rows(table)
+    except pa.ArrowInvalid as error:
+        raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
 def _sets(segment: Segment) -> Iterator[tuple[list[int], list[bytes]]]:

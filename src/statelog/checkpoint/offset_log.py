@@ -17,6 +17,7 @@ import msgspec
 from statelog.checkpoint.source_logs import COMPACT, QueryFiles
 from statelog.core.source_position import OffsetEntry, parse_offsets
 from statelog.errors import CheckpointError, CorruptionError
+from statelog.format.bounds import decode_json
 
 OFFSETS: Final = "offsets"
 METADATA: Final = "metadata"
@@ -26,6 +27,9 @@ _MAGIC: Final = b"crc\0"
 
 class _Metadata(msgspec.Struct):
     id: str
+
+
+_metadata_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 def recorded_query_id(files: QueryFiles) -> str:
@@ -41,7 +45,7 @@ def recorded_query_id(files: QueryFiles) -> str:
     if data is None:
         return ""
     try:
-        return msgspec.json.decode(data, type=_Metadata).id
+        return decode_json(data, _metadata_decoder).id
     except msgspec.DecodeError as error:
         raise CheckpointError(
             f"{files.url}/{METADATA} has no id of a query: {error}. A power failure may have "

@@ -20,8 +20,10 @@ import msgspec
 from statelog.errors import (
     CheckpointError,
     ObjectNotFoundError,
+    StatelogError,
     StoreError,
 )
+from statelog.format.bounds import decode_json
 from statelog.runtime.clock import pause as pause_thread
 from statelog.store import LocationPaths, ObjectStore
 from statelog.store.conditional_put import put_or_find
@@ -54,6 +56,9 @@ class _Claim(msgspec.Struct):
     created_at_ms: int = 0
 
 
+_claim_decoder: Final = msgspec.json.Decoder(_Claim)
+
+
 def describe_claim(store: ObjectStore, paths: LocationPaths, epoch: int) -> str:
     """
     Return a claim as text for a message: its object, and its owner and time where they can be read.
@@ -64,9 +69,9 @@ def describe_claim(store: ObjectStore, paths: LocationPaths, epoch: int) -> str:
     """
     path = paths.owner(epoch)
     try:
-        claim = msgspec.json.decode(bytes(store.get(path)), type=_Claim)
+        claim = decode_json(store.get(path), _claim_decoder)
         moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
-    except (StoreError, msgspec.MsgspecError, ValueError, OverflowError, OSError):
+    except (StatelogError, msgspec.MsgspecError, ValueError, OverflowError, OSError):
         return path
     return f"{path}, of {claim.owner_id!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
 

@@ -15,6 +15,7 @@ import msgspec
 from statelog.checkpoint.offset_log import OFFSETS, newest_batch
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import CheckpointError
+from statelog.format.bounds import decode_json
 
 _COMMITS: Final = "commits"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -22,6 +23,9 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 class _Times(msgspec.Struct):
     conf: dict[str, str] = {}
+
+
+_times_decoder: Final = msgspec.json.Decoder(_Times)
 
 
 def refuse_unfinished_repartition(files: QueryFiles) -> None:
@@ -55,6 +59,6 @@ def _partitions(files: QueryFiles, batch_id: int) -> str | None:
     """Return the number of shuffle partitions that a micro-batch was planned with, if known."""
     lines = (files.read(f"{OFFSETS}/{batch_id}") or b"").split(b"\n")
     try:
-        return msgspec.json.decode(lines[1], type=_Times).conf.get(_PARTITIONS)
+        return decode_json(lines[1], _times_decoder).conf.get(_PARTITIONS)
     except (IndexError, msgspec.MsgspecError):
         return None  # the offset log is checked elsewhere

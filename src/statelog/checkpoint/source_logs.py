@@ -155,4 +155,4 @@ def _last_compact_upto(names: Iterable[str], entry: int) -> int | None:
 
 def _compacts(names: Iterable[str]) -> list[int]:
     stems = (name.removesuffix(COMPACT) for name in names if name.endswith(COMPACT))
-    return [int(stem) for stem in stems if stem.isdigit()]
+    return [int(stem) for stem in stems if stem.isdigit() and stem.isascii()]

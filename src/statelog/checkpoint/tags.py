@@ -25,7 +25,7 @@ from statelog.arguments import text, whole_number
 from statelog.checkpoint.history import find_newest, present_ids
 from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
-from statelog.format.bounds import decode_json
+from statelog.format.bounds import decode_json, decode_msgpack
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import CompletedCheckpoint, Json, JsonObject
 from statelog.model.object_path import checked_path
@@ -95,6 +95,9 @@ class _Stored(msgspec.Struct):
     version: int
     created_at_ms: int
     facts: JsonObject
+
+
+_files_decoder: Final = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 def list_tags(store: ObjectStore, paths: LocationPaths) -> list[Tag]:
@@ -282,10 +285,10 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
     try:
         stored = decode_json(sections[TAG_SECTION], msgspec.json.Decoder(_Stored))
-        files = msgspec.msgpack.decode(sections[_FILES_SECTION], type=dict[str, bytes])
+        files = decode_msgpack(sections[_FILES_SECTION], _files_decoder)
     except (KeyError, msgspec.DecodeError) as error:
         raise CorruptionError(
-            f"damaged tag {tag.path}: it has no content of a tag", path=tag.path
+            f"damaged tag {tag.path}: it has no content of a tag ({error})", path=tag.path
         ) from error
     if stored.version > _VERSION:
         raise IncompatibleFormatError(

@@ -95,6 +95,8 @@ class _Times(msgspec.Struct, rename="camel"):
     batch_timestamp_ms: int = 0
 
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What the decoders raise, the last of them for deep nesting."""
 _times_decoder = msgspec.json.Decoder(_Times)
 _offset_decoder = msgspec.json.Decoder(_FileOffset)
 _file_decoder = msgspec.json.Decoder(FileEntry)
@@ -113,7 +115,7 @@ def log_entry(offset: str | None) -> int | None:
         return NO_ENTRY
     try:
         return _offset_decoder.decode(offset).log_offset
-    except (msgspec.DecodeError, UnicodeError):
+    except _UNREADABLE:
         return None
 
 
@@ -153,10 +155,20 @@ def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntr
     lines = data.split(b"\n")
     if whole:
         _check_version(lines[0], where)
-    try:
-        return [_file_decoder.decode(line) for line in lines[1:] if line]
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"damaged log of a source, {where}: {error}", path=where) from error
+    files: list[FileEntry] = []
+    offset = len(lines[0]) + 1
+    for line in lines[1:]:
+        try:
+            if line:
+                files.append(_file_decoder.decode(line))
+        except _UNREADABLE as error:
+            raise CorruptionError(
+                f"damaged log of a source, {where} at byte {offset}: {error}",
+                path=where,
+                offset=offset,
+            ) from error
+        offset += len(line) + 1
+    return files
 
 
 def parse_offsets(data: bytes, where: str) -> OffsetEntry:
@@ -171,9 +183,12 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
     _check_version(lines[0].encode(), where, _VERSION, _NAMED)
     try:
         times = _times_decoder.decode(lines[1] if len(lines) > 2 else "")
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
+        offset = len(lines[0]) + 1
         raise CorruptionError(
-            f"damaged offsets of a query, {where}: cut short", path=where
+            f"damaged offsets of a query, {where} at byte {offset}: cut short or not JSON",
+            path=where,
+            offset=offset,
         ) from error
     offsets = tuple(None if line == NO_OFFSET else line for line in lines[2:] if line)
     return OffsetEntry(

@@ -10,6 +10,7 @@ full before anything reads a value.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -54,9 +55,54 @@ def read_stream_table(data: Buffer) -> pa.Table:
             _check(declared, rows, buffer.size)
     except (struct.error, IndexError) as error:
         raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
-    table = pa.ipc.open_stream(pa.BufferReader(buffer)).read_all()
+    reader = pa.ipc.open_stream(pa.BufferReader(buffer))
+    check_names(reader.schema)
+    table = reader.read_all()
     table.validate(full=True)
     return table
+
+
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Raise `pa.ArrowInvalid` if the name of a field, nested ones too, is not UTF-8 text."""
+    try:
+        waiting = list(fields)
+        while waiting:
+            field = waiting.pop()
+            field.name.encode("utf-8")
+            waiting += [field.type.field(at) for at in range(field.type.num_fields)]
+    except UnicodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
+
+
+def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    """Return batches as an Arrow IPC stream, compressed unless `read_stream_table` would refuse that."""
+    data = _stream(batches, schema, "zstd")
+    fits = sum(batch.nbytes for batch in batches) <= largest_arrow_expansion(len(data)) // 2
+    return data if fits else _stream(batches, schema, None)
+
+
+def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: str | None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """
+    Return the rows of a table from storage as Python values.
+
+    Raises:
+        pa.ArrowInvalid: A value or the parameter of a type has no Python value, such as a forged scale.
+    """
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise pa.ArrowInvalid(f"a value of {table.schema.names} is none ({error!r})") from error
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
@@ -84,7 +130,11 @@ def open_parquet(data: Buffer) -> pq.ParquetFile:
         pa.ArrowException, OSError: It is none, or declares more than its size allows.
     """
     buffer = pa.py_buffer(data)
-    file = pq.ParquetFile(pa.BufferReader(buffer))
+    try:
+        file = pq.ParquetFile(pa.BufferReader(buffer))
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
+    check_names(file.schema_arrow)
     metadata = file.metadata
     sizes = [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)]
     if min(sizes, default=0) < 0 or metadata.num_rows < 0:

@@ -15,6 +15,30 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError
 from statelog.format.buffers import Buffer
+from statelog.options.sections import RETAINED_MAX
+
+__all__ = [
+    "ALWAYS_ALLOWED",
+    "ARROW_ALWAYS_ALLOWED",
+    "ARROW_EXPANSION_MAX",
+    "ARROW_ROWS_ALLOWED",
+    "DEPTH_MAX",
+    "EXPANSION_MAX",
+    "ID_MAX",
+    "JSON_VALUES_MAX",
+    "RECORDING_BYTES_MAX",
+    "RECORD_BYTES_MAX",
+    "RETAINED_MAX",
+    "check_depth",
+    "compress_zstd",
+    "decode_json",
+    "decode_msgpack",
+    "decompress_zstd",
+    "json_values",
+    "largest_arrow_expansion",
+    "largest_expansion",
+    "nesting_exceeds",
+]
 
 T = TypeVar("T")
 
@@ -30,8 +54,6 @@ JSON_VALUES_MAX: Final = 1 << 23
 """Values in one JSON text; a value takes up to 250 bytes of memory."""
 DEPTH_MAX: Final = 64
 """Nesting of the properties of a checkpoint."""
-RETAINED_MAX: Final = 1 << 16
-"""Checkpoints that one location retains."""
 ID_MAX: Final = (1 << 62) - 1
 """The highest id of a checkpoint."""
 ARROW_EXPANSION_MAX: Final = 4096
@@ -52,6 +74,12 @@ def largest_expansion(stored: int) -> int:
 def largest_arrow_expansion(stored: int) -> int:
     """Return how many bytes the columns in *stored* bytes may have once uncompressed."""
     return max(ARROW_ALWAYS_ALLOWED, stored * ARROW_EXPANSION_MAX)
+
+
+def compress_zstd(raw: bytes, level: int | None = None) -> bytes | None:
+    """Return *raw* compressed; None if a reader would refuse it, as it expands too much."""
+    body = bytes(pa.Codec("zstd", compression_level=level).compress(raw, asbytes=True))
+    return body if len(raw) <= largest_expansion(len(body)) else None
 
 
 def decompress_zstd(body: Buffer, length: int) -> bytes:
@@ -78,14 +106,21 @@ def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
         msgspec.DecodeError: It is none, has too many values or is nested too deeply.
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
-    if len(raw) > JSON_VALUES_MAX:
-        values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
-        if values > JSON_VALUES_MAX:
-            raise msgspec.DecodeError(f"it has {values} values, more than {JSON_VALUES_MAX}")
+    if (values := json_values(raw)) > JSON_VALUES_MAX:
+        raise msgspec.DecodeError(f"it has {values} values, more than {JSON_VALUES_MAX}")
     try:
         return decoder.decode(raw)
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
+    except (SystemError, UnicodeDecodeError) as error:  # of a text with forged bytes
+        raise msgspec.DecodeError(f"it has a text that is none ({error})") from error
+
+
+def json_values(raw: bytes) -> int:
+    """Return an upper bound of the values in a JSON text; 0 for one too short to exceed the limit."""
+    if len(raw) <= JSON_VALUES_MAX:
+        return 0
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
 
 
 def decode_msgpack(data: Buffer, decoder: msgspec.msgpack.Decoder[T]) -> T:
@@ -105,6 +140,12 @@ def decode_msgpack(data: Buffer, decoder: msgspec.msgpack.Decoder[T]) -> T:
 
 def check_depth(value: Any, where: str = "") -> None:
     """Raise `CorruptionError` if lists and objects are nested deeper than `DEPTH_MAX`."""
+    if nesting_exceeds(value):
+        raise CorruptionError(f"{where} is nested deeper than {DEPTH_MAX} levels", path=where)
+
+
+def nesting_exceeds(value: Any) -> bool:
+    """Return whether lists and objects are nested deeper than `DEPTH_MAX`."""
     level = [value]
     for _ in range(DEPTH_MAX):
         level = [
@@ -115,5 +156,5 @@ def check_depth(value: Any, where: str = "") -> None:
             if isinstance(part, (dict, list))
         ]
         if not level:
-            return
-    raise CorruptionError(f"{where} is nested deeper than {DEPTH_MAX} levels", path=where)
+            return False
+    return True

@@ -21,17 +21,21 @@ from itertools import zip_longest
 from typing import Final
 
 import msgspec
-import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import (
+    DEPTH_MAX,
     ID_MAX,
+    JSON_VALUES_MAX,
     RECORD_BYTES_MAX,
     RETAINED_MAX,
     check_depth,
+    compress_zstd,
     decode_json,
     decompress_zstd,
+    json_values,
     largest_expansion,
+    nesting_exceeds,
 )
 from statelog.format.buffers import Buffer
 from statelog.model import (
@@ -196,22 +200,41 @@ def encode_record(record: CheckpointRecord) -> bytes:
                 properties=dict(checkpoint.properties),
             )
         )
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"the properties of checkpoint {checkpoint.checkpoint_id} are not JSON: {error}",
             checkpoint_id=checkpoint.checkpoint_id,
         ) from error
+    _check_bounds(checkpoint, raw)
+    body = compress_zstd(raw, _ZSTD_LEVEL)
+    if body is None:
+        return _HEADER.pack(RECORD_VERSION, _CODEC_NONE, 0, len(raw)) + raw
+    return _HEADER.pack(RECORD_VERSION, _CODEC_ZSTD, 0, len(raw)) + body
+
+
+def _check_bounds(checkpoint: CompletedCheckpoint, raw: bytes) -> None:
+    """Refuse to write a record that no reader accepts."""
+    number = checkpoint.checkpoint_id
     if len(raw) > RECORD_BYTES_MAX or len(checkpoint.retained) > RETAINED_MAX:
         raise UsageError(
-            f"the record of checkpoint {checkpoint.checkpoint_id} has {len(raw)} bytes and "
+            f"the record of checkpoint {number} has {len(raw)} bytes and "
             f"{len(checkpoint.retained)} retained checkpoints; at most {RECORD_BYTES_MAX} and "
             f"{RETAINED_MAX} can be read again: retain fewer checkpoints",
-            checkpoint_id=checkpoint.checkpoint_id,
+            checkpoint_id=number,
         )
-    body = pa.Codec("zstd", compression_level=_ZSTD_LEVEL).compress(raw, asbytes=True)
-    if len(raw) > largest_expansion(len(body)):
-        return _HEADER.pack(RECORD_VERSION, _CODEC_NONE, 0, len(raw)) + raw
-    return _HEADER.pack(RECORD_VERSION, _CODEC_ZSTD, 0, len(raw)) + bytes(body)
+    if (values := json_values(raw)) > JSON_VALUES_MAX:
+        raise UsageError(
+            f"the record of checkpoint {number} has {values} values; at most {JSON_VALUES_MAX} can be "
+            "read again: write a snapshot, so that the log gets shorter, or fewer properties",
+            checkpoint_id=number,
+        )
+    if nesting_exceeds(dict(checkpoint.properties)):
+        raise UsageError(
+            f"the properties of checkpoint {number} are nested deeper than {DEPTH_MAX} levels",
+            checkpoint_id=number,
+        )
+    if number > ID_MAX:
+        raise UsageError(f"the highest id of a checkpoint is {ID_MAX}; this one is {number}")
 
 
 def _log_columns(handles: Sequence[ChangelogStateHandle], table: _FileTable) -> _Log:

@@ -10,30 +10,75 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from statelog.errors import CorruptionError, IncompatibleFormatError
-from statelog.format.bounds import RECORDING_BYTES_MAX, largest_expansion
+from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
+from statelog.format.bounds import (
+    RECORDING_BYTES_MAX,
+    compress_zstd,
+    decompress_zstd,
+    largest_expansion,
+)
 from statelog.format.buffers import Buffer, checksum
 
 VERSION: Final = 1
 _MAGIC: Final = b"SLRC"
 _HEADER: Final = struct.Struct(">4sBBHII")
+_NONE: Final = 0
 _ZSTD: Final = 1
 
 
-def framed(body: bytes, length: int) -> bytes:
+def pack_recording(raw: bytes) -> bytes:
     """
-    Return the file with a compressed body.
+    Return the file with a body, compressed unless its reader would refuse that.
+
+    Raises:
+        UsageError: It is too large to be read again.
+    """
+    if len(raw) > RECORDING_BYTES_MAX:
+        raise UsageError(
+            f"a recording of {len(raw)} bytes cannot be read again; the most is {RECORDING_BYTES_MAX}: "
+            "set recordBytes to less"
+        )
+    body = compress_zstd(raw)
+    if body is None:
+        return framed(raw, len(raw), _NONE)
+    return framed(body, len(raw))
+
+
+def framed(body: bytes, length: int, codec: int = _ZSTD) -> bytes:
+    """
+    Return the file with a body as it is stored.
 
     Args:
-        body: Compressed by zstd.
+        body: Compressed by zstd, or as it is.
         length: Its length once uncompressed.
+        codec: 1 for zstd, 0 for none.
     """
-    return _HEADER.pack(_MAGIC, VERSION, _ZSTD, 0, length, checksum([body])) + body
+    return _HEADER.pack(_MAGIC, VERSION, codec, 0, length, checksum([body])) + body
 
 
-def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int]:
+def unpack_recording(data: Buffer, *, where: str = "") -> Buffer:
     """
-    Return the compressed body of a file, and its length once uncompressed.
+    Return the uncompressed body of a file; raises as `verified_body`.
+
+    Args:
+        data: The file.
+        where: Its name, for messages.
+    """
+    body, length, codec = verified_body(data, where=where)
+    raw: Buffer = body
+    if codec == _ZSTD:
+        try:
+            raw = decompress_zstd(body, length)
+        except OSError as error:
+            raise damaged_recording(where, str(error)) from error
+    if len(raw) != length:
+        raise damaged_recording(where, f"it has {len(raw)} bytes instead of {length}")
+    return raw
+
+
+def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, int]:
+    """
+    Return the stored body of a file, its length once uncompressed, and its codec.
 
     Args:
         data: The file.
@@ -47,17 +92,17 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int]:
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
         raise damaged_recording(where, "it does not begin as a recording")
     _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
-    if version > VERSION or codec != _ZSTD:
+    if version > VERSION or codec not in (_NONE, _ZSTD):
         raise IncompatibleFormatError(
             f"recording {where} has version {version} and codec {codec}; this statelog reads "
-            f"versions up to {VERSION} and codec {_ZSTD}: upgrade statelog"
+            f"versions up to {VERSION} and the codecs {_NONE} and {_ZSTD}: upgrade statelog"
         )
     body = view[_HEADER.size :]
     if checksum([body]) != crc:
         raise damaged_recording(where, "its checksum differs")
     if length > min(RECORDING_BYTES_MAX, largest_expansion(len(body))):
         raise damaged_recording(where, f"it claims {length} bytes, of {len(body)} stored ones")
-    return body, length
+    return body, length, codec
 
 
 def damaged_recording(where: str, reason: str) -> CorruptionError:

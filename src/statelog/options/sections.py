@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RETRY_POLICIES: Final = ("none", "fixed", "exponential")
 INLINE_THRESHOLD_MAX_BYTES: Final = MIB
+RETAINED_MAX: Final = 1 << 16
+"""Checkpoints that one location retains: the record of each lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ class CheckpointOptions:
     Settings of a `CheckpointCoordinator`.
 
     Args:
-        retained: Number of newest checkpoints that can be restored; >= 1.
+        retained: Number of newest checkpoints that can be restored; 1 to 65,536.
         compress_metadata: Snappy-frame the change sets inside `_metadata`.  If the record and the
             staged output exceed 16 MiB, the file is written plain.
         min_age_of_orphans: Garbage collection keeps younger objects, because a checkpoint under way
@@ -155,6 +157,12 @@ class CheckpointOptions:
         _check_types(self)
         _check_signs(self)
         _check_at_least_one(self, "retained")
+        if self.retained > RETAINED_MAX:
+            raise InvalidOptionsError(
+                f"retained is {self.retained}; it must be at most {RETAINED_MAX}. A tag keeps a single "
+                "checkpoint for as long as you need it",
+                fields=("retained",),
+            )
 
 
 @dataclass(frozen=True, slots=True)

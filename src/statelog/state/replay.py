@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from statelog.changelog.reader import read_change_batches
-from statelog.errors import check
+from statelog.errors import CorruptionError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.columnar.replay import Changes, can_replay_columns, replay_columns
@@ -282,11 +282,16 @@ def logs_ahead(
     Yield the parts of the log that bring a state forward, as `snapshots_ahead` does.
 
     Raises:
-        InvariantError: They are not in the order of checkpoints.
+        CorruptionError: They are not in the order of checkpoints, as those of every checkpoint are.
     """
     last, lowest = -1, _lowest(key_group_range, version_of)
     for log in handle.log:
-        check(log.checkpoint_id >= last, "log handles are not in the order of checkpoints")
+        if log.checkpoint_id < last:
+            raise CorruptionError(
+                f"damaged checkpoint {handle.checkpoint_id}: the log of checkpoint {log.checkpoint_id} "
+                f"follows that of {last}",
+                checkpoint_id=handle.checkpoint_id,
+            )
         last = log.checkpoint_id
         if last <= lowest:
             continue

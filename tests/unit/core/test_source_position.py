@@ -120,7 +120,9 @@ def test_files_of_spark_that_are_cut_short_or_newer_are_named() -> None:
         named.offsets,
     )
     for torn in (b"v1", b'v1\n{"x":1}', b"v1\nnothing\n1", b'v1\n{"x":\n1'):
-        with pytest.raises(CorruptionError, match="offsets of a query, offsets/3: cut short"):
+        with pytest.raises(
+            CorruptionError, match="offsets of a query, offsets/3 at byte 3: cut short"
+        ):
             parse_offsets(torn, "offsets/3")
     with pytest.raises(CorruptionError, match="offsets/3 is empty: a power failure"):
         parse_offsets(b"", "offsets/3")

@@ -122,6 +122,7 @@ def committed_recordings(
     except (
         StoreError,
         UnavailableError,
+        UsageError,
     ) as error:  # a query does not stop for want of its recordings
         _log.warning("checkpoint %d has no recordings: %s", checkpoint_id, error)
     for ack in acks:

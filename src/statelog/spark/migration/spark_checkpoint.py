@@ -26,6 +26,7 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.source_logs import QueryFiles, files_upto
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
+from statelog.format.bounds import decode_json
 from statelog.spark.driver.checkpoint_files import checkpoint_files, write_file
 from statelog.spark.query.session import refuse_connect
 from statelog.store import LocationPaths, open_existing_store
@@ -38,6 +39,22 @@ _BEGIN: Final = '{"logOffset":1}'
 _COMPACT_INTERVAL: Final = "spark.sql.streaming.fileSource.log.compactInterval"
 _LEAST_INTERVAL: Final = 3
 """With a lower one an entry of the new log would have to be a compact one."""
+
+
+class _Commit(msgspec.Struct, rename="camel"):
+    """An entry of Spark's commit log."""
+
+    next_batch_watermark_ms: int = 0
+
+
+class _Planned(msgspec.Struct):
+    """The settings in an entry of Spark's offset log."""
+
+    conf: dict[str, str] = {}
+
+
+_commit: Final = msgspec.json.Decoder(_Commit)
+_planned: Final = msgspec.json.Decoder(_Planned)
 _LEFT_OUT: Final = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateStore.providerClass")
 """Settings that the new query takes from its own session; those of the old one mean nothing."""
 
@@ -183,11 +200,16 @@ def _times(
 ) -> dict[str, Any]:
     """Return times and settings of the planned micro-batch, as in Spark's offset log."""
     lines = commit.split(b"\n")
-    next_watermark = (
-        msgspec.json.decode(lines[1]).get("nextBatchWatermarkMs", 0) if lines[1:] else 0
-    )
     log = (old.read(f"{OFFSETS}/{record.batch_id}") or b"").split(b"\n")
-    settings: dict[str, str] = msgspec.json.decode(log[1]).get("conf", {})
+    try:
+        next_watermark = decode_json(lines[1], _commit).next_batch_watermark_ms if lines[1:] else 0
+        settings = decode_json(log[1], _planned).conf
+    except (IndexError, msgspec.DecodeError) as error:
+        raise CheckpointError(
+            f"{COMMITS}/{record.batch_id} or {OFFSETS}/{record.batch_id} of {old.url} is damaged: {error}. "
+            "Use an earlier checkpoint",
+            reason="damaged",
+        ) from error
     return {
         "batchWatermarkMs": max(entry.watermark_ms, record.watermark_ms, next_watermark, 0),
         "batchTimestampMs": entry.timestamp_ms,

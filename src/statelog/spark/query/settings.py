@@ -180,7 +180,7 @@ class QuerySettings:
     checkpoints: CheckpointOptions = setting(
         "retainedCheckpoints",
         as_given,
-        "at least 1",
+        "1 to 65,536",
         "Number of the newest checkpoints that are kept, so that they can be restored.",
         former="retained",
         option="checkpoint.retained",

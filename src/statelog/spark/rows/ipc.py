@@ -7,18 +7,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
-from statelog.format.arrow_data import read_stream_table
+from statelog.format.arrow_data import read_stream_table, write_stream
 
 
 def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
-    """Return batches as one compressed Arrow IPC stream."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    """Return batches as one Arrow IPC stream, which is usually compressed."""
+    return write_stream(batches, schema)
 
 
 def from_ipc(data: bytes | memoryview) -> pa.Table:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import StoredCheckpoint
 from statelog.checkpoint.state_stream import read_stream
+from statelog.errors import CorruptionError
+from statelog.format.arrow_data import python_rows
+from statelog.format.staged_streams import decode_streams
 from statelog.spark.driver.delivery.staged import OUTPUT_SECTION
 from statelog.spark.query.delivery import Delivery
 from statelog.spark.rows.ipc import from_ipc
@@ -35,9 +37,8 @@ def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None
     if record.delivery != Delivery.STAGED.value:
         return None
     section = stored.sections.get(OUTPUT_SECTION)
-    streams: list[bytes | memoryview] = []
-    if section is not None:
-        streams += msgspec.msgpack.decode(section, type=list[bytes])
+    where = f"checkpoint {stored.checkpoint.checkpoint_id}"
+    streams: list[bytes | memoryview] = [*decode_streams(section, where=where)]
     streams += [read_stream(store, one, what="staged rows") for one in record.staged_files()]
     tables = [from_ipc(stream) for stream in streams]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
@@ -51,7 +52,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
         those of the tables.
     """
-    counts = [Counter(map(_frozen, table.to_pylist())) for table in (before, after)]
+    counts = [Counter(map(_frozen, _rows(table))) for table in (before, after)]
     parts = []
     for change, table, own, other in (
         (ONLY_BEFORE, before, counts[0], counts[1]),
@@ -59,7 +60,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     ):
         left = own - other
         rows = []
-        for at, row in enumerate(table.to_pylist()):
+        for at, row in enumerate(_rows(table)):
             key = _frozen(row)
             if left[key] > 0:
                 left[key] -= 1
@@ -73,6 +74,13 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
                 )
             )
     return pa.concat_tables(parts, promote_options="permissive") if parts else pa.table({})
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    try:
+        return python_rows(table)
+    except pa.ArrowInvalid as error:
+        raise CorruptionError(f"staged rows cannot be read: {error}") from error
 
 
 def _frozen(value: Any) -> Hashable:

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.errors import ProcessorError, StoreError, UnavailableError
+from statelog.errors import ProcessorError, StoreError, UnavailableError, UsageError
 from statelog.model.json_types import Json
 from statelog.spark.query.columnar_processor import AnyProcessor
 from statelog.spark.rows.formats import KeepingFormat, PandasRowFormat, RowFormat
@@ -58,6 +58,7 @@ def acknowledge_recording(
     except (
         StoreError,
         UnavailableError,
+        UsageError,
     ) as error:  # a query does not stop for want of its recordings
         _log.warning("what %d keys saw was not recorded: %s", ack.recorded_keys, error)
 

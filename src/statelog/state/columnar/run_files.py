@@ -30,6 +30,8 @@ import msgspec
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
+from statelog.format.arrow_data import read_batch
+from statelog.format.bounds import decode_json
 from statelog.format.buffers import checksum
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
@@ -51,6 +53,9 @@ class _Header(msgspec.Struct, frozen=True):
     layout: str
     start: int
     last_applied: list[str] = msgspec.field(name="tips")
+
+
+_header_decoder: Final = msgspec.json.Decoder(_Header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class RunFiles:
                 file.seek(-_TAIL.size, os.SEEK_END)
                 _, header_size, _, magic = _TAIL.unpack(file.read(_TAIL.size))
                 file.seek(-_TAIL.size - header_size, os.SEEK_END)
-                header = msgspec.json.decode(file.read(header_size), type=_Header)
+                header = decode_json(file.read(header_size), _header_decoder)
         except (OSError, struct.error, msgspec.MsgspecError):
             return None  # removed meanwhile, or damaged
         if magic != _MAGIC or header.layout != self._fingerprint or header.start != part.start:
@@ -163,9 +168,9 @@ class RunFiles:
             crc, _, size, magic = _TAIL.unpack(view[-_TAIL.size :])
             if magic != _MAGIC or crc != checksum([view[: -_TAIL.size]]):
                 raise CorruptionError("its checksum does not match")
-            rows = pa.ipc.read_record_batch(data.slice(0, size), self._layout.schema)
+            rows = read_batch(data[: min(size, len(view))], self._layout.schema)
             return SortedRun(file.key_group_range, rows)
-        except (pa.ArrowException, struct.error, CorruptionError) as error:
+        except (pa.ArrowException, OSError, struct.error, CorruptionError) as error:
             file.path.unlink(missing_ok=True)
             raise CorruptionError(f"damaged local state {file.path}: {error}") from error
 

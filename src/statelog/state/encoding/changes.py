@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.errors import CorruptionError, IncompatibleFormatError, InvariantError
 from statelog.format.arrow_data import read_batch
 from statelog.model import METADATA_KEY_GROUP, ChangeBatch
 from statelog.model.state_change import INT32_MAX, joined_values
@@ -37,6 +37,17 @@ from statelog.state.kinds import Operations
 from statelog.state.schema.descriptors import OperatorStateSchema, schema_text
 
 DELTAS: Final = 1
+UNDECODABLE: Final = (
+    pa.ArrowException,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    SystemError,
+    InvariantError,
+)
+"""What conversions raise of stored values that do not fit the schema stored with them."""
 _HEADER: Final = struct.Struct(">BH")
 
 
@@ -83,7 +94,14 @@ class OperatorCodec:
                 ]
                 found = WrittenStates(self.schema, codecs, range(len(codecs)))
             else:
-                found = self._earlier(schema_of_changes(metadata))
+                schema = schema_of_changes(metadata)
+                try:
+                    found = self._earlier(schema)
+                except UNDECODABLE as error:
+                    raise CorruptionError(
+                        f"the state of generation {schema.generation} of the schema cannot be read by "
+                        f"the present one: {error}"
+                    ) from error
             self._written[metadata] = found
         return found
 
@@ -309,7 +327,13 @@ class ChangesReader:
         # One conversion for all key groups: far fewer Arrow calls.
         whole = pa.Table.from_batches([batch for _, batch in parts]).combine_chunks()
         batch = next(iter(whole.to_batches()), parts[0][1])
-        deltas = codec.deltas(batch, [part.num_rows for _, part in parts])
+        try:
+            deltas = codec.deltas(batch, [part.num_rows for _, part in parts])
+        except UNDECODABLE as error:
+            raise CorruptionError(
+                f"changes of state {codec.descriptor.name!r} in the key groups "
+                f"{parts[0][0]} to {parts[-1][0]} cannot be read: {error}"
+            ) from error
         for (key_group, _), delta in zip(parts, deltas, strict=True):
             overlay = overlays.get(key_group)
             if overlay is None:

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.arrow_data import open_parquet
+from statelog.format.buffers import Buffer
 from statelog.model import KeyGroupRange
-from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec, WrittenStates
 from statelog.state.heap.expiry import without_expired
 from statelog.state.heap.tables import KeyGroupState, Overlay
 from statelog.state.kinds import Key, Table
@@ -30,6 +31,8 @@ KEY_GROUP_COLUMN: Final = "key_group"
 _ROW_GROUP_SIZE: Final = 65_536
 SCHEMA_METADATA: Final = b"statelog.schema"
 """Key under which the file's metadata holds the operator's schema, as in a metadata change."""
+_UNREADABLE: Final = (*UNDECODABLE, OSError)
+"""What reading raises of bytes that are no snapshot."""
 
 
 def write_snapshot(
@@ -68,9 +71,26 @@ class SnapshotWriter:
         self._writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
 
     def finish(self) -> pa.Buffer:
-        """Return the file; without rows if none were written."""
+        """Return the file, uncompressed if it would expand too much; without rows if none were written."""
         self._writer.close()
-        return self._sink.getvalue()
+        data = self._sink.getvalue()
+        try:
+            open_parquet(data)
+        except pa.ArrowInvalid:
+            return _uncompressed(data)
+        return data
+
+
+def _uncompressed(data: pa.Buffer) -> pa.Buffer:
+    """Return a snapshot of this writer without compression."""
+    file = pq.ParquetFile(pa.BufferReader(data))
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, file.schema_arrow, compression="none", use_dictionary=False
+    ) as writer:
+        for index in range(file.num_row_groups):
+            writer.write_table(file.read_row_group(index), row_group_size=_ROW_GROUP_SIZE)
+    return sink.getvalue()
 
 
 def parquet_of(tables: Iterable[pa.Table]) -> bytes:
@@ -152,21 +172,26 @@ def read_snapshot(
         CorruptionError: The bytes are no snapshot.
         IncompatibleFormatError: A newer statelog wrote it.
     """
-    bounds = [
-        (KEY_GROUP_COLUMN, ">=", key_group_range.start),
-        (KEY_GROUP_COLUMN, "<=", key_group_range.end),
-    ]
     try:
-        open_parquet(data)  # its declared sizes
-        table = pq.read_table(pa.BufferReader(pa.py_buffer(data)), filters=bounds).combine_chunks()
-        table.validate(full=True)
+        table = rows_of_groups(data, key_group_range).combine_chunks()
         written = codec.written_by((table.schema.metadata or {})[SCHEMA_METADATA])
         key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
         keys = codec.key.decode(
             [_whole(table, f"key.{name}") for name in written.schema.key_schema.names]
         )
-    except (pa.ArrowException, KeyError, OSError) as error:
+        return _tables_of(codec, written, table, key_groups, keys)
+    except _UNREADABLE as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
+
+
+def _tables_of(
+    codec: OperatorCodec,
+    written: WrittenStates,
+    table: pa.Table,
+    key_groups: Sequence[int],
+    keys: Sequence[Key],
+) -> dict[int, list[Table]]:
+    """Return the tables of a snapshot by key group, given its key groups and keys by row."""
     tables: dict[int, list[Table]] = {
         key_group: [state.kind.new_table() for state in codec.states]
         for key_group in dict.fromkeys(key_groups)
@@ -186,6 +211,31 @@ def read_snapshot(
     return tables
 
 
+def rows_of_groups(
+    data: Buffer, key_group_range: KeyGroupRange, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """
+    Return the rows of some key groups in a snapshot, validated.
+
+    Not through a data set of Arrow: its reader waits for ever where a column has a forged type.
+
+    Args:
+        data: The snapshot.
+        key_group_range: Which key groups.
+        columns: Names of columns, the key group among them; None for all.
+
+    Raises:
+        pa.ArrowException, OSError, LookupError, ValueError, TypeError: The bytes are no snapshot.
+    """
+    file = open_parquet(data)
+    groups = list(_row_groups(file, key_group_range))
+    table = file.read_row_groups(groups, columns=columns)
+    table.validate(full=True)
+    key_groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+    wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+    return table if wanted.all() else table.filter(pa.array(wanted))
+
+
 def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
     """Return whether a snapshot was written with the schema that *codec* has now."""
     written: bytes | None = (_parquet(data).schema_arrow.metadata or {}).get(SCHEMA_METADATA)
@@ -194,10 +244,13 @@ def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
 
 def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
     """Return an upper bound of the rows of *key_group_range* in a snapshot."""
-    metadata = _parquet(data).metadata
-    return sum(
-        metadata.row_group(index).num_rows for index in _row_groups(metadata, key_group_range)
-    )
+    file = _parquet(data)
+    try:
+        return sum(
+            file.metadata.row_group(index).num_rows for index in _row_groups(file, key_group_range)
+        )
+    except _UNREADABLE as error:
+        raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
 
 
 def snapshot_tables(
@@ -218,7 +271,7 @@ def snapshot_tables(
     waiting: list[pa.Table] = []
     try:
         file = _parquet(data)
-        for index in _row_groups(file.metadata, key_group_range):
+        for index in _row_groups(file, key_group_range):
             table = file.read_row_group(index)
             table.validate(full=True)
             table = table.cast(schema)
@@ -236,7 +289,7 @@ def snapshot_tables(
                         waiting = []
                 if part.num_rows:
                     waiting.append(part)
-    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+    except _UNREADABLE as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
     if waiting:
         yield _block_of(waiting, key_group_range, block)
@@ -253,20 +306,25 @@ def _block_of(
 def _parquet(data: bytes | memoryview) -> pq.ParquetFile:
     try:
         return open_parquet(data)
-    except (pa.ArrowException, OSError) as error:
+    except _UNREADABLE as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
 
 
-def _row_groups(metadata: Any, key_group_range: KeyGroupRange) -> Iterator[int]:
-    """Yield the row groups that may hold key groups of the range."""
-    for index in range(metadata.num_row_groups):
-        statistics = metadata.row_group(index).column(0).statistics
-        known = statistics is not None and statistics.has_min_max
-        if known and not (
-            statistics.min <= key_group_range.end and key_group_range.start <= statistics.max
-        ):
-            continue
-        yield index
+def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterator[int]:
+    """
+    Yield the row groups that hold key groups of the range.
+
+    Their key groups are read, not the statistics: Arrow ends the process where a forged file declares
+    another type for the column.
+    """
+    for index in range(file.num_row_groups):
+        column = file.read_row_group(index, columns=[KEY_GROUP_COLUMN]).column(KEY_GROUP_COLUMN)
+        if column.type != pa.int32():
+            raise pa.ArrowInvalid(f"its key groups are of the type {column.type}")
+        key_groups = column.to_numpy()
+        wanted = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
+        if wanted.any():
+            yield index
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:

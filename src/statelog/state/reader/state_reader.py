@@ -19,10 +19,10 @@ import pyarrow as pa
 from statelog.arguments import instance
 from statelog.checkpoint.batch_record import BatchRecord, operator_index
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.errors import ClosedError, UsageError
+from statelog.errors import ClosedError, CorruptionError, StatelogError, UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_seconds
-from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.encoding.changes import UNDECODABLE, OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.heap.memory import MemoryLimits, blocks
 from statelog.state.keyed_state import KeyedState
@@ -370,8 +370,17 @@ class StateReader:
         else:
             state = self._restored(portion)
             tables = (state.table(block) for block in blocks(portion))
-        for table in tables:
-            yield from table.to_batches(max_chunksize=_BATCH_ROWS)
+        try:
+            for table in tables:
+                yield from table.to_batches(max_chunksize=_BATCH_ROWS)
+        except StatelogError:
+            raise
+        except UNDECODABLE as error:
+            raise CorruptionError(
+                f"the state of checkpoint {self.checkpoint_id} of {self._store.url} does not fit the "
+                f"schema stored with it: {error}",
+                checkpoint_id=self.checkpoint_id,
+            ) from error
 
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
         """Return the state of a portion as a task would restore it."""

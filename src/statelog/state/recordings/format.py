@@ -4,7 +4,8 @@ Recordings of tasks as bytes.
 A file holds the recordings of some tasks of one micro-batch, or of one key that failed::
 
     file := "SLRC"  version:1  codec:1  0:2  length:4  crc32c:4  body
-    body := msgpack list of TaskRecording, compressed by zstd; the checksum is that of the body
+    body := msgpack list of TaskRecording, compressed by zstd (codec 1) or not (codec 0); the
+            checksum is that of the body as stored
 
 Integers are big-endian; *length* is that of the list once uncompressed.  Tables are Arrow IPC
 streams.  Format: docs/reference/formats/recording.md.
@@ -19,9 +20,9 @@ import msgspec
 import pyarrow as pa
 
 from statelog.format.arrow_data import read_stream_table
-from statelog.format.bounds import decode_msgpack, decompress_zstd
+from statelog.format.bounds import decode_msgpack
 from statelog.format.buffers import Buffer
-from statelog.format.recording_file import damaged_recording, framed, verified_body
+from statelog.format.recording_file import damaged_recording, pack_recording, unpack_recording
 from statelog.model.json_types import JsonObject
 from statelog.state.schema.descriptors import OperatorStateSchema
 
@@ -112,10 +113,11 @@ def encode_file(recordings: Sequence[bytes]) -> bytes:
 
     Args:
         recordings: Each as `encode_recording` returns it.
+
+    Raises:
+        UsageError: They are too large to be read again.
     """
-    raw = msgspec.msgpack.encode([msgspec.Raw(one) for one in recordings])
-    body = pa.Codec("zstd").compress(raw, asbytes=True)
-    return framed(bytes(body), len(raw))
+    return pack_recording(msgspec.msgpack.encode([msgspec.Raw(one) for one in recordings]))
 
 
 def encode_recording(recording: TaskRecording) -> bytes:
@@ -135,13 +137,10 @@ def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
         CorruptionError: It is damaged, or no recording.
         IncompatibleFormatError: A newer statelog wrote it.
     """
-    body, length = verified_body(data, where=where)
+    raw = unpack_recording(data, where=where)
     try:
-        raw = decompress_zstd(body, length)
-        if len(raw) != length:
-            raise damaged_recording(where, f"it has {len(raw)} bytes instead of {length}")
         return decode_msgpack(raw, _decoder)
-    except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+    except msgspec.DecodeError as error:
         raise damaged_recording(where, str(error)) from error
 
 

@@ -29,7 +29,13 @@ from statelog.state.recordings.format import (
     from_stream,
     to_stream,
 )
-from statelog.state.recordings.step import RecordedStep, number_of, recorded_rows, step_of
+from statelog.state.recordings.step import (
+    RecordedStep,
+    check_recording,
+    number_of,
+    recorded_rows,
+    step_of,
+)
 from statelog.store import LocationPaths, ObjectStore, read_verified
 
 
@@ -314,6 +320,7 @@ def forget_key(
 
 
 def _holds(task: TaskRecording, key: object) -> bool:
+    check_recording(task)
     try:
         return number_of(from_stream(task.before), task.state_schema(), key) is not None
     except UsageError:  # the key of another operator

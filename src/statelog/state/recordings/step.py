@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.format.arrow_data import python_rows
 from statelog.format.recording_file import damaged_recording
 from statelog.state.reader.lookup import StateKey
 from statelog.state.recordings.format import Failure, TaskRecording, from_stream
@@ -15,6 +16,7 @@ from statelog.state.schema.descriptors import OperatorStateSchema
 
 RECORD_COLUMN = "record"
 """Column of input rows with the number of their key."""
+_RECORD_FIELD = pa.field(RECORD_COLUMN, pa.int32())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,24 @@ class _Tables:
         if min(counts, default=0) < 0 or sum(counts) > rows:
             raise damaged_recording("", f"its calls yielded {sum(counts)} rows, {rows} are stored")
         names = self.schema.key_schema.names
-        columns = [self.before.column(f"key.{name}").to_pylist() for name in names]
-        self.keys = list(zip(*columns, strict=True))
+        try:
+            keys = python_rows(self.before.select([f"key.{name}" for name in names]))
+        except (pa.ArrowInvalid, LookupError) as error:
+            raise damaged_recording("", str(error)) from error
+        self.keys = [tuple(key.values()) for key in keys]
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse tables that do not fit each other."""
+        for name, table in (("input", self._input), ("initial", self._initial)):
+            if not table.schema.names or table.schema.field(0) != _RECORD_FIELD:
+                raise damaged_recording("", f"its {name} rows do not begin with their record")
+        if self._after is not None and self._after.num_rows != len(self.keys):
+            raise damaged_recording(
+                "", f"it has {self._after.num_rows} states after {len(self.keys)}"
+            )
+        if not all(0 <= record < len(self.keys) for record, *_ in self._task.calls):
+            raise damaged_recording("", "a call is of no key")
 
     def step(self, number: int) -> RecordedStep:
         """Return the step of the key with this number."""
@@ -105,6 +123,11 @@ class _Tables:
             calls=tuple(calls),
             output=self._output.take(pa.array(picked, pa.int64())),
         )
+
+
+def check_recording(task: TaskRecording) -> None:
+    """Raise `CorruptionError` if the tables of a recording do not fit each other."""
+    _Tables(task)
 
 
 def steps_of(task: TaskRecording) -> Iterator[RecordedStep]:
@@ -135,9 +158,12 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
     wanted = StateKey(key, schema.key_schema)
     rows = pa.array(range(keys.num_rows), pa.int64())
     numbered = keys.append_column("", rows).combine_chunks()
-    for batch in numbered.to_batches():
-        for number in wanted.select(batch).column(batch.num_columns - 1).to_pylist():
-            return int(number)
+    try:
+        for batch in numbered.to_batches():
+            for number in wanted.select(batch).column(batch.num_columns - 1).to_pylist():
+                return int(number)
+    except (pa.ArrowException, LookupError) as error:
+        raise damaged_recording("", f"its keys are not of its schema: {error}") from error
     return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
+from statelog.format.arrow_data import check_names
 from statelog.format.bounds import decode_json
 from statelog.state.kinds import StateKind
 
@@ -200,7 +201,14 @@ class OperatorStateSchema:
                 states=tuple(StateDescriptor.from_json(state) for state in value["states"]),
                 generation=_of_type(value.get("generation", 0), int),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OSError,
+            pa.ArrowException,
+        ) as error:
             raise CorruptionError(f"not a state schema: {value!r:.200}") from error
 
     @classmethod
@@ -248,4 +256,6 @@ def _schema_to_json(schema: pa.Schema) -> dict[str, str]:
 
 
 def _schema_from_json(value: Mapping[str, str]) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"])))
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value["arrow"])))
+    check_names(schema)
+    return schema

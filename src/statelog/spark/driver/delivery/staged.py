@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 from pyspark.sql import DataFrame
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.format.staged_streams import decode_streams, encode_streams
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery.protocol import CommittedRows
@@ -55,7 +55,7 @@ class StagedDelivery:
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
         """Return the inline rows as a section, and the files."""
         inline = inline_rows(acks)
-        section = msgspec.msgpack.encode(inline) if inline else None
+        section = encode_streams(inline) if inline else None
         return CommittedRows(section, tuple(row_files(acks)))
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
@@ -71,7 +71,8 @@ class StagedDelivery:
     ) -> None:
         """Call the sink with the committed rows, read from the checkpoint."""
         section = self._section_of(base.checkpoint_id, OUTPUT_SECTION)
-        inline = [] if section is None else msgspec.msgpack.decode(section, type=list[bytes])
+        where = f"checkpoint {base.checkpoint_id}"
+        inline = decode_streams(section, where=where)
         self._deliver(frame, record, inline)
 
     def _deliver(self, frame: DataFrame, record: BatchRecord, inline: Sequence[bytes]) -> None:

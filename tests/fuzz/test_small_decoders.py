@@ -1,0 +1,109 @@
+"""Small stored texts of any content are refused with one of statelog's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from statelog.checkpoint.offset_log import newest_offsets, recorded_query_id
+from statelog.checkpoint.ownership import describe_claim
+from statelog.checkpoint.repartition import refuse_unfinished_repartition
+from statelog.checkpoint.source_logs import files_upto
+from statelog.checkpoint.tags import TagKind, list_tags, read_tag
+from statelog.core.source_position import log_entry, parse_files, parse_offsets
+from statelog.errors import CorruptionError, StatelogError
+from statelog.format.segment import SegmentWriter
+from statelog.format.staged_streams import decode_streams
+from statelog.store import LocationPaths, open_store
+
+DEEP = b"[" * 200_000
+HOSTILE = (
+    DEEP,
+    b'{"a":' * 100_000,
+    b'{"conf":' + DEEP,
+    b'{"id":' + DEEP,
+    b"\xff\xfe",
+    b'{"\xff":1}',
+    b'{"logOffset":"\\ud800"}',
+    b'{"owner_id":1}',
+    b'{"created_at_ms":1e400}',
+    b'{"created_at_ms":' + b"9" * 30 + b"}",
+    b"9" * 5000,
+    b"",
+    b"\x00",
+)
+
+
+class Files:
+    """A checkpointLocation in which every file has the same bytes."""
+
+    url = "file:///query"
+
+    def __init__(
+        self, data: bytes, names: Sequence[str] = ("1", "0", "\u00b2", "\u00b2.compact")
+    ) -> None:
+        self._data, self._names = data, names
+
+    def names(self, folder: str) -> Sequence[str]:
+        return self._names
+
+    def read(self, name: str, tail: int | None = None) -> bytes | None:
+        return None if name.startswith("commits/") else self._data
+
+
+READERS: dict[str, Callable[[bytes], Any]] = {
+    "id of a query": lambda data: recorded_query_id(Files(data)),
+    "offsets": lambda data: newest_offsets(Files(b"v1\n" + data + b"\n" + data)),
+    "parsed offsets": lambda data: parse_offsets(b"v1\n" + data + b"\n" + data, "offsets/1"),
+    "repartition": lambda data: refuse_unfinished_repartition(Files(b"v1\n" + data)),
+    "log of a source": lambda data: files_upto(Files(b"v1\n" + data), "0", 1),
+    "files": lambda data: parse_files(b"v1\n" + data, "sources/0/1"),
+    "offset": lambda data: log_entry(data.decode("utf-8", "replace")),
+    "staged rows": lambda data: decode_streams(data, where="chk-1/_metadata"),
+    "staged row": lambda data: decode_streams(
+        b"\x91\x91" * 100_000 + data, where="chk-1/_metadata"
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_hostile_text_is_refused_or_read(reader: str) -> None:
+    for data in HOSTILE:
+        try:
+            READERS[reader](data)
+        except StatelogError as error:
+            assert str(error)
+
+
+def test_damage_names_the_object() -> None:
+    with pytest.raises(CorruptionError, match="chk-1/_metadata") as caught:
+        decode_streams(b"\x92\xa1", where="chk-1/_metadata")
+    assert caught.value.path == "chk-1/_metadata"
+    with pytest.raises(CorruptionError, match="sources/0/1") as caught:
+        parse_files(b'v1\n{"path":"file:///a","timestamp":1,"batchId":0}\n{', "sources/0/1")
+    assert (caught.value.path, caught.value.offset) == ("sources/0/1", 50)
+    with pytest.raises(CorruptionError, match="offsets/1") as caught:
+        parse_offsets(b"v1\n{\n-", "offsets/1")
+    assert (caught.value.path, caught.value.offset) == ("offsets/1", 3)
+
+
+def test_a_claim_of_any_content_is_described(tmp_path: Any) -> None:
+    store, paths = open_store(tmp_path, fsync=False), LocationPaths()
+    for data in HOSTILE:
+        store.put(paths.owner(3), data)
+        assert describe_claim(store, paths, 3).startswith("owner/3")
+
+
+def test_a_tag_of_any_content_is_refused(tmp_path: Any) -> None:
+    store, paths = open_store(tmp_path, fsync=False), LocationPaths()
+    path = paths.tag(TagKind.TAG.value, "t", 1, 0, "0" * 16)
+    good = b'{"version":1,"created_at_ms":1,"facts":{}}'
+    hostile = (*HOSTILE, b"\x81" * 100_000, b"\x81\xdb\xff\xff\xff\xff", b"\x81\xa1\xff\xc4\x00")
+    for data in hostile:
+        for sections in ({b"TAGS": data, b"FILE": b"\x80"}, {b"TAGS": good, b"FILE": data}):
+            store.put(path, b"".join(SegmentWriter().finish(sections)))
+            with pytest.raises(CorruptionError, match="damaged") as caught:
+                read_tag(store, list_tags(store, paths)[0])
+            assert caught.value.path == path
