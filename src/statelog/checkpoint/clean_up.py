@@ -308,7 +308,9 @@ def is_ours(paths: LocationPaths, path: str) -> bool:
 
 
 def _count_unknown(paths: LocationPaths, listed: Iterable[ObjectInfo]) -> int:
-    never_garbage = tuple(f"{one}/" for one in (paths.owners, paths.tags, paths.parents))
+    never_garbage = tuple(
+        f"{one}/" for one in (paths.owners, paths.tags, paths.parents, paths.probes)
+    )
     return sum(
         not is_ours(paths, info.path)
         and not info.path.startswith(never_garbage)

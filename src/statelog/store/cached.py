@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.at_once import endpoint_of
 from statelog.store.verified import get_again
 
 
@@ -43,6 +44,11 @@ class CachedStore:
     def url(self) -> str:
         """Root of the store as a URL."""
         return self._store.url
+
+    @property
+    def endpoint(self) -> str | None:
+        """The server of the store; see `endpoint_of`."""
+        return endpoint_of(self._store)
 
     def get(self, path: str) -> memoryview:
         """Return the whole object, from memory if it is cached."""
