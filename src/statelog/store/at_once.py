@@ -14,6 +14,7 @@ from statelog.runtime.at_once import together
 from statelog.store.api import ObjectStore
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def endpoint_of(store: ObjectStore) -> str | None:
@@ -44,3 +45,11 @@ def ask_at_once(store: ObjectStore, requests: Iterable[Callable[[], T]]) -> list
     if len(waiting) < 2 or endpoint_of(store) is None:
         return [request() for request in waiting]
     return together(waiting)
+
+
+def ask_both(store: ObjectStore, first: Callable[[], T], second: Callable[[], U]) -> tuple[T, U]:
+    """Return the answers to two requests of *store*; errors and `Blocks:` as `ask_at_once`."""
+    firsts: list[T] = []
+    seconds: list[U] = []
+    ask_at_once(store, [lambda: firsts.append(first()), lambda: seconds.append(second())])
+    return firsts[0], seconds[0]
