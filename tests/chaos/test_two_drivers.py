@@ -4,6 +4,7 @@ Two drivers of one location that are paused, continued and killed at random, wit
 `STATELOG_CHAOS_SEED=7 make chaos` tries another course; the seed is printed.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -43,6 +44,7 @@ class Interleaving:
         self._place, self._kills = place, kills
         self._chance = random.Random(seed)
         self._drivers: list[BaseProcess] = []
+        self._files: dict[BaseProcess, int] = {}
 
     def run(self) -> None:
         """Run two drivers against each other, then one to the end; check the history."""
@@ -74,6 +76,9 @@ class Interleaving:
         arguments = (self._place, self._chance.getrandbits(32), ROWS, pauses, kills)
         driver = _processes.Process(target=drive, args=arguments)
         driver.start()
+        assert driver.pid is not None
+        # A file of the process, because its id may be another process's once it has ended.
+        self._files[driver] = os.pidfd_open(driver.pid)
         return driver
 
     def _strike(self, driver: BaseProcess) -> None:
@@ -81,16 +86,18 @@ class Interleaving:
         self._send(driver, self._chance.choice(kinds))
 
     def _send(self, driver: BaseProcess, kind: signal.Signals) -> None:
-        if driver.pid is not None and driver.is_alive():
-            os.kill(driver.pid, kind)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._files[driver], kind)
             self._kills[kind.name] += 1
 
     def _end(self) -> None:
         for driver in self._drivers:
             driver.join(1)
-            driver.kill()
+        for driver, file in self._files.items():
+            self._send(driver, signal.SIGKILL)
             driver.join(END_S)
-        self._drivers = []
+            os.close(file)
+        self._drivers, self._files = [], {}
 
 
 @contextmanager
