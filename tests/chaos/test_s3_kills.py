@@ -5,12 +5,15 @@ A fifth of all requests to S3 fails, in eight ways, or reads are wrong, and the 
 """
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from tests.chaos.s3_kills import S3Campaign
+from tests.real_servers import seaweedfs_server
 from tests.s3_faults import EIGHT, Fault, Mix, S3Proxy, no_fault
-from tests.servers import moto_server
+from tests.servers import S3Server, moto_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -19,11 +22,16 @@ WRONG_BYTES = (Fault.FLIPPED, Fault.SHORTENED)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "rate", "files", "kills"),
-    [(EIGHT, 0.2, 60, 5), (WRONG_BYTES, 0.1, 24, 2)],
-    ids=["eight faults", "wrong bytes"],
+    ("run_server", "kinds", "rate", "files", "kills"),
+    [
+        (moto_server, EIGHT, 0.2, 60, 5),
+        (moto_server, WRONG_BYTES, 0.1, 24, 2),
+        (seaweedfs_server, EIGHT, 0.2, 60, 5),
+    ],
+    ids=["eight faults", "wrong bytes", "eight faults on SeaweedFS"],
 )
 def test_a_job_whose_requests_fail_is_exact_and_never_ends_by_itself(
+    run_server: Callable[[], AbstractContextManager[S3Server]],
     kinds: tuple[Fault, ...],
     rate: float,
     files: int,
@@ -31,7 +39,7 @@ def test_a_job_whose_requests_fail_is_exact_and_never_ends_by_itself(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with moto_server() as server, S3Proxy(server) as proxy:
+    with run_server() as server, S3Proxy(server) as proxy:
         server.make_bucket("chaos")
         mix = Mix(rate, kinds, seed=SEED, forbidden_s=0.5)
         campaign = S3Campaign(tmp_path, SEED, files=files, proxy=proxy, bucket="chaos", mix=mix)

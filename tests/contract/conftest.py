@@ -1,9 +1,10 @@
-"""One S3 server for all tests of a test process, and a bucket for each test."""
+"""One server of each kind for all tests of a test process, and a bucket for each test."""
 
 import itertools
 import os
 
 import pytest
+from tests.real_servers import AzureServer, azure_server, seaweedfs_server
 from tests.servers import S3Server, moto_server
 
 BUCKETS = itertools.count()
@@ -13,6 +14,25 @@ BUCKETS = itertools.count()
 def s3_server():
     with moto_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs():
+    with seaweedfs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azurite():
+    with azure_server() as server:
+        yield server
+
+
+@pytest.fixture
+def azure_container(azurite: AzureServer) -> str:
+    container = f"container-{os.getpid()}-{next(BUCKETS)}"
+    azurite.make_container(container)
+    return container
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import itertools
 import os
 import pickle
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.checkpoint.helpers import coordinator, read_log, started
 from statelog.errors import FencedError, ObjectExistsError, StoreError
 from statelog.store import CachedStore, LocationPaths, ObjectStore, open_store, verify_put_if_absent
 from statelog.store.api import Buffers
+from statelog.store.probe import ROUNDS, WRITERS
 from statelog.testing.faulty_store import FaultyStore
 
 PLACES = itertools.count()
@@ -61,7 +63,9 @@ def test_a_server_that_ignores_the_condition_is_refused(proxy, place):
     proxy.ignores_conditions = True
     one = coordinator(place)
     for _ in range(2):  # a refusal is not remembered as a success
-        with pytest.raises(StoreError, match=r"writes a name twice .*If-None-Match") as caught:
+        with pytest.raises(
+            StoreError, match=r"writes a name twice .*If-None-Match.*Two drivers could both commit"
+        ) as caught:
             one.claim()
         assert caught.value.reason == "put_if_absent"
         assert "\n" not in str(caught.value)
@@ -73,26 +77,33 @@ def test_a_server_that_ignores_the_condition_is_refused(proxy, place):
 
 def test_a_store_that_ignores_the_condition_is_refused():
     store = Forgetful(open_store(f"memory://forgetful-{next(PLACES)}"), "s3://forgetful/job")
-    with pytest.raises(StoreError, match="s3://forgetful/job writes a name twice"):
+    with pytest.raises(
+        StoreError, match="s3://forgetful/job cannot hold checkpoints: it writes a name twice"
+    ):
         coordinator(store).claim()
     assert len(set(store.puts)) == 1
     assert store.puts[0].startswith("tmp/probe-")
     assert names(store) == []
 
 
-def test_the_probe_costs_three_requests_once(proxy, place):
+def test_the_probe_costs_its_requests_once_for_a_location(proxy, place, monkeypatch):
     paths = LocationPaths("job")
     verify_put_if_absent(place, paths)
-    assert [(each.method, each.conditional) for each in proxy.exchanges] == [
-        ("PUT", True),
-        ("PUT", True),
-        ("POST", False),
-    ]
-    assert all("/job/tmp/probe-" in each.path for each in proxy.exchanges[:2])
+    puts = [each for each in proxy.exchanges if each.conditional]
+    assert len(puts) == WRITERS * ROUNDS + 1
+    assert all("/job/tmp/probe-" in each.path for each in puts)
+    others = Counter(each.method for each in proxy.exchanges if not each.conditional)
+    # The result is not there; the winners' objects; the deletion; the result is put.
+    assert others == {"GET": 1 + ROUNDS, "POST": 1, "PUT": 1}
+    requests = len(proxy.exchanges)
     for again in (place, CachedStore(pickle.loads(pickle.dumps(place)), 1000)):
         verify_put_if_absent(again, paths)
-    assert len(proxy.exchanges) == 3
-    assert names(place) == []
+    assert len(proxy.exchanges) == requests
+    monkeypatch.setattr("statelog.store.probe._verified", set())  # as in the next process
+    verify_put_if_absent(place, paths)
+    assert [each.method for each in proxy.exchanges[requests:]] == ["GET"]
+    (result,) = names(place)
+    assert result.startswith("job/probed/")
 
 
 def test_the_probe_costs_a_micro_batch_nothing(proxy, place):
@@ -122,8 +133,8 @@ def test_a_lost_answer_to_the_probe_is_no_refusal(proxy, place, nth):
         Fault.LOST_ANSWER if exchange.method == "PUT" and next(puts) == nth else None
     )
     verify_put_if_absent(place, LocationPaths())
-    assert proxy.count("PUT") == 3
-    assert names(place) == []
+    assert proxy.count("PUT") == WRITERS * ROUNDS + 1 + 1 + 1, "the lost one again, and the result"
+    assert [name for name in names(place) if not name.startswith("probed/")] == []
 
 
 # --- lost answers ---------------------------------------------------------------------------------
@@ -183,7 +194,7 @@ def test_a_claim_whose_answer_was_lost_is_a_claim(proxy, place):
     lose_first(proxy, "owner/1")
     one = started(place)
     assert one.epoch == 1
-    assert names(place) == ["owner/1"]
+    assert [name for name in names(place) if not name.startswith("probed/")] == ["owner/1"]
 
 
 def test_a_lost_answer_is_not_mistaken_for_somebody_elses_commit(proxy, place):
@@ -245,5 +256,7 @@ def test_a_claim_that_conflicts_skips_no_epoch(proxy, place):
 def test_a_probe_that_conflicts_is_asked_again(proxy, place):
     conflict_at_first(proxy, "tmp/probe-", 1)
     verify_put_if_absent(place, LocationPaths())
-    assert proxy.count("PUT") == 3
-    assert names(place) == []
+    assert proxy.count("PUT") == WRITERS * ROUNDS + 1 + 1 + 1, (
+        "the refused one again, and the result"
+    )
+    assert [name for name in names(place) if not name.startswith("probed/")] == []

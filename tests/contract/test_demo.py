@@ -13,12 +13,15 @@ from statelog.demo.java import prepare_environment
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_demonstration_on_s3(s3_server: S3Server, s3_bucket: str):
+@pytest.mark.parametrize("kind", ["s3_server", "seaweedfs"])
+def test_the_demonstration_on_s3(kind: str, request: pytest.FixtureRequest):
+    server: S3Server = request.getfixturevalue(kind)
+    server.make_bucket("demonstration")
     prepare_environment()
     command = [
         "demo",
         "--location",
-        f"s3a://{s3_bucket}/demo",
+        "s3a://demonstration/demo",
         "--orders",
         "1000",
         "--batches",
@@ -26,7 +29,7 @@ def test_the_demonstration_on_s3(s3_server: S3Server, s3_bucket: str):
     ]
     done = subprocess.run(
         [sys.executable, "-m", "statelog.cli.main", *command],
-        env={**os.environ, **s3_server.environment},
+        env={**os.environ, **server.environment},
         capture_output=True,
         text=True,
         timeout=540,

@@ -4,7 +4,10 @@ import os
 from pathlib import Path
 
 import boto3
+import obstore
 import pytest
+from obstore.store import AzureStore
+from tests.real_servers import AzureServer
 from tests.servers import KEY, SECRET, S3Server
 
 from statelog.store import EncryptedStore, ObjectStore, ObstoreStore, open_store
@@ -89,3 +92,33 @@ class TestS3ByEnvironment(S3Contract):
     @pytest.fixture
     def store(self, s3_environment: S3Server, s3_bucket: str) -> ObstoreStore:
         return open_store(f"s3a://{s3_bucket}")
+
+
+class TestSeaweedFS(TestS3):
+    """A real server of S3, opened by options; it deletes empty folders some time later."""
+
+    LISTS_EMPTY_FOLDERS = True
+
+    @pytest.fixture
+    def s3_server(self, seaweedfs: S3Server) -> S3Server:
+        return seaweedfs
+
+
+class TestAzure(StoreContract):
+    """Azurite, opened by options, below a folder of the container."""
+
+    @pytest.fixture
+    def store(self, azurite: AzureServer, azure_container: str) -> ObstoreStore:
+        options = azurite.options
+        client = {name: options[name] for name in ("account_name", "account_key", "endpoint")}
+        self.container = AzureStore(azure_container, client_options={"allow_http": True}, **client)
+        return open_store(f"az://{azure_container}/team a/jobs/", options=options)
+
+    def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
+        pages = list(obstore.list(self.container))
+        names = [info["path"] for page in pages for info in page]
+        assert all(name.startswith("team a/jobs/") for name in names)
+        return {
+            name.removeprefix("team a/jobs/"): bytes(obstore.get(self.container, name).bytes())
+            for name in names
+        }

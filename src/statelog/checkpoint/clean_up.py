@@ -309,7 +309,7 @@ def is_ours(paths: LocationPaths, path: str) -> bool:
 
 def _count_unknown(paths: LocationPaths, listed: Iterable[ObjectInfo]) -> int:
     never_garbage = tuple(
-        f"{one}/" for one in (paths.owners, paths.tags, paths.parents, paths.audit)
+        f"{one}/" for one in (paths.owners, paths.tags, paths.parents, paths.audit, paths.probes)
     )
     return sum(
         not is_ours(paths, info.path)

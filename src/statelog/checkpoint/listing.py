@@ -6,10 +6,17 @@ import datetime as dt
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from statelog.checkpoint.history import StoredCheckpoint, find_newest, present_ids, read_checkpoint
-from statelog.checkpoint.tags import retained_ids
+from statelog.checkpoint.history import (
+    History,
+    StoredCheckpoint,
+    find_newest,
+    present_ids,
+    read_checkpoint,
+)
+from statelog.checkpoint.tags import read_pins, retained_among
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -17,7 +24,7 @@ from statelog.errors import (
     ObjectNotFoundError,
 )
 from statelog.model import CompletedCheckpoint, Json
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
 
 DURATIONS_PROPERTY: Final = "durations_ms"
 """Property of a checkpoint: an object of phase -> milliseconds."""
@@ -112,7 +119,7 @@ def list_checkpoints(store: ObjectStore, paths: LocationPaths) -> list[Checkpoin
     Raises:
         StoreError: The store failed.
 
-    Blocks: On the store, about two requests for each checkpoint.
+    Blocks: On the store: a listing, and about two requests for each checkpoint, sent at once.
     """
     return [summary for summary, _ in read_listing(store, paths)]
 
@@ -126,18 +133,23 @@ def read_listing(
     Raises:
         StoreError: The store failed.
 
-    Blocks: On the store, about two requests for each checkpoint.
+    Blocks: On the store: a listing, and about two requests for each checkpoint, sent at once.
     """
-    found: dict[int, StoredCheckpoint | CorruptionError | IncompatibleFormatError] = {}
-    ids = present_ids(store, paths)
-    for checkpoint_id in ids:
-        try:
-            found[checkpoint_id] = read_checkpoint(store, paths, checkpoint_id)
-        except ObjectNotFoundError:
-            continue
-        except (CorruptionError, IncompatibleFormatError) as error:
-            found[checkpoint_id] = error
-    retained = _retained_ids(store, paths, found)
+    ids, pins = ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths))
+    reads = [partial(_read, store, paths, checkpoint_id) for checkpoint_id in ids]
+    answers, history = ask_both(
+        store, lambda: ask_at_once(store, reads), lambda: _history(store, paths, ids)
+    )
+    found = {
+        checkpoint_id: answer
+        for checkpoint_id, answer in zip(ids, answers, strict=True)
+        if answer is not None
+    }
+    newest = None if history is None else history.newest
+    if history is None:
+        readable = [one for one in found.values() if isinstance(one, StoredCheckpoint)]
+        newest = readable[-1].checkpoint if readable else None
+    retained = set() if newest is None else retained_among(pins, newest, list(found))
     listing: list[tuple[CheckpointSummary, CompletedCheckpoint | None]] = []
     for checkpoint_id, one in found.items():
         if isinstance(one, StoredCheckpoint):
@@ -154,15 +166,24 @@ def read_listing(
     return listing
 
 
-def _retained_ids(
-    store: ObjectStore, paths: LocationPaths, found: Mapping[int, object]
-) -> tuple[int, ...]:
+def _read(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int
+) -> StoredCheckpoint | CorruptionError | IncompatibleFormatError | None:
+    """Return a checkpoint, or why it cannot be read; None if it does not exist."""
     try:
-        newest = find_newest(store, paths, ids=list(found)).newest
+        return read_checkpoint(store, paths, checkpoint_id)
+    except ObjectNotFoundError:
+        return None
+    except (CorruptionError, IncompatibleFormatError) as error:
+        return error
+
+
+def _history(store: ObjectStore, paths: LocationPaths, ids: list[int]) -> History | None:
+    """Return the history of a location; None if its newest checkpoint cannot be read."""
+    try:
+        return find_newest(store, paths, ids=ids)
     except (CheckpointError, IncompatibleFormatError):
-        readable = [one for one in found.values() if isinstance(one, StoredCheckpoint)]
-        newest = readable[-1].checkpoint if readable else None
-    return retained_ids(store, paths, newest, list(found)) if newest else ()
+        return None
 
 
 def _summary(stored: StoredCheckpoint, retained: bool) -> CheckpointSummary:

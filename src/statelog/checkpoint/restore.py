@@ -8,6 +8,7 @@ checkpoints reached may still be stored, if their owner died before the clean-up
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from statelog.checkpoint.history import (
@@ -29,7 +30,7 @@ from statelog.errors import (
     ObjectNotFoundError,
 )
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
 
 _LISTINGS: Final = 3
 
@@ -81,7 +82,7 @@ def find_restore_point(
 
     Blocks: On the store.
     """
-    ids = present_ids(store, paths)
+    ids, pins = ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths))
     known = {} if known is None else known
     if checkpoint_id is None:
         history = find_newest(store, paths, ids=ids, known=known)
@@ -93,15 +94,21 @@ def find_restore_point(
         stored, kept = _asked_for(store, paths, checkpoint_id, ids, known)
         abandoned = tuple(one for one in ids if one > checkpoint_id)
     found = stored.checkpoint
-    pins = read_pins(store, paths)
     pinned_ids = pinned(pins, ids, ids[-1])
     own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
     wanted = sorted({*kept, *(one for one in pinned_ids if one < found.checkpoint_id)})
-    older = [kept_checkpoint(store, paths, one) for one in wanted if one != found.checkpoint_id]
+    reads = [
+        partial(kept_checkpoint, store, paths, one) for one in wanted if one != found.checkpoint_id
+    ]
+    older, leftovers = ask_both(
+        store,
+        lambda: ask_at_once(store, reads),
+        lambda: _leftovers(store, paths, found, pinned_ids),
+    )
     return RestorePoint(
         stored,
         (*(one for one in older if one is not None), own),
-        _leftovers(store, paths, found, pinned_ids),
+        leftovers,
         abandoned,
         pins,
     )
@@ -298,5 +305,7 @@ def _leftovers(
         return ()
     gone = (one for one in parent.retained if one not in found.retained)
     subsumed = [one for one in gone if one not in pinned_ids]
-    leftovers = (kept_checkpoint(store, paths, one) for one in subsumed)
+    leftovers = ask_at_once(
+        store, [partial(kept_checkpoint, store, paths, one) for one in subsumed]
+    )
     return tuple(one for one in leftovers if one is not None)

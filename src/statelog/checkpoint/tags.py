@@ -158,7 +158,14 @@ def retained_ids(
 
     Blocks: On the store, one listing.
     """
-    held = pinned(read_pins(store, paths), ids, newest.checkpoint_id)
+    return retained_among(read_pins(store, paths), newest, ids)
+
+
+def retained_among(
+    pins: Sequence[Pin], newest: CompletedCheckpoint, ids: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the checkpoints of *ids* that can be restored: see `retained_ids`."""
+    held = pinned(pins, ids, newest.checkpoint_id)
     return tuple(sorted({*newest.retained, *held}))
 
 

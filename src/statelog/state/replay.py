@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from statelog.changelog.reader import read_change_batches
+from statelog.changelog.read_ahead import read_logs
 from statelog.errors import CorruptionError
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
@@ -133,9 +133,11 @@ class Replay:
         """Replay the log of *handle* that the state does not have."""
         groups = self._state.groups
         in_columns = self._is_long(handle.log)
-        for log, wanted, old in logs_ahead(handle, key_group_range, lambda kg: groups[kg].version):
+        logs = list(logs_ahead(handle, key_group_range, lambda kg: groups[kg].version))
+        changes = read_logs(store, [(log, wanted) for log, wanted, _ in logs])
+        for (log, _, old), batches in zip(logs, changes, strict=True):
             reader = self._state.codec.reader()
-            for batch in read_change_batches(store, log, key_group_range=wanted):
+            for batch in batches:
                 self._done.replayed += 1
                 self._take(reader, batch, old, in_columns)
                 self._bound(old)

@@ -1,6 +1,7 @@
 """The interface to object stores: local disk, memory, S3, GCS, Azure.  All paths are made here."""
 
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.at_once import ask_at_once, ask_both, endpoint_of
 from statelog.store.cached import CachedStore
 from statelog.store.encrypted import EncryptedStore
 from statelog.store.location_store import (
@@ -16,6 +17,9 @@ from statelog.store.probe import verify_put_if_absent
 from statelog.store.verified import read_verified
 
 __all__ = [
+    "ask_at_once",
+    "ask_both",
+    "endpoint_of",
     "Buffers",
     "CachedStore",
     "EncryptedStore",

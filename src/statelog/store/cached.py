@@ -7,12 +7,13 @@ micro-batch several times within seconds; the cache saves the repeated requests.
 
 from __future__ import annotations
 
-import threading  # noqa: TID251 - only a lock around two counters
+import threading  # noqa: TID251 - only a lock around dicts and counters
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.format.buffers import pieces_of
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.at_once import endpoint_of
 from statelog.store.verified import get_again
 
 
@@ -26,7 +27,7 @@ class CachedStore:
         store: The store to cache.
         max_bytes: Bound of the kept objects; larger objects are not kept.
 
-    Thread: one at a time; puts and deletions from any.
+    Thread: any.
     """
 
     def __init__(self, store: ObjectStore, max_bytes: int) -> None:
@@ -35,7 +36,7 @@ class CachedStore:
         self._objects: OrderedDict[str, memoryview] = OrderedDict()
         self._bytes = 0
         self._verified: dict[str, int] = {}
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
         self.objects_put = 0
         self.bytes_put = 0
 
@@ -44,30 +45,43 @@ class CachedStore:
         """Root of the store as a URL."""
         return self._store.url
 
+    @property
+    def endpoint(self) -> str | None:
+        """The server of the store; see `endpoint_of`."""
+        return endpoint_of(self._store)
+
     def get(self, path: str) -> memoryview:
         """Return the whole object, from memory if it is cached."""
-        data = self._objects.get(path)
-        if data is not None:
-            self._objects.move_to_end(path)
-            return data
+        with self._lock:
+            data = self._objects.get(path)
+            if data is not None:
+                self._objects.move_to_end(path)
+                return data
         return self._keep(path, self._store.get(path))
 
     def _keep(self, path: str, data: memoryview) -> memoryview:
         """Keep an object if it is not too large, and evict others for it."""
-        if len(data) <= self._max_bytes:
+        if len(data) > self._max_bytes:
+            return data
+        with self._lock:
+            if path in self._objects:  # read by another thread meanwhile
+                self._drop(path)
             self._objects[path] = data
             self._bytes += len(data)
             while self._bytes > self._max_bytes:
-                name, dropped = self._objects.popitem(last=False)
-                self._bytes -= len(dropped)
-                self._verified.pop(name, None)
+                self._drop(next(iter(self._objects)))
         return data
 
-    def get_again(self, path: str) -> memoryview:
-        """Return the whole object, read from the store past all caches."""
+    def _drop(self, path: str) -> None:
+        """Forget an object; the caller holds the lock."""
         dropped = self._objects.pop(path, None)
         self._bytes -= 0 if dropped is None else len(dropped)
         self._verified.pop(path, None)
+
+    def get_again(self, path: str) -> memoryview:
+        """Return the whole object, read from the store past all caches."""
+        with self._lock:
+            self._drop(path)
         return self._keep(path, get_again(self._store, path))
 
     def is_verified(self, path: str, crc32c: int) -> bool:
@@ -97,7 +111,7 @@ class CachedStore:
         self._count(data)
 
     def _count(self, data: Buffers) -> None:
-        with self._counting:
+        with self._lock:
             self.objects_put += 1
             self.bytes_put += sum(map(len, pieces_of(data)))
 

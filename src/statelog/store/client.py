@@ -18,7 +18,7 @@ import obstore.store
 
 from statelog.core.request_policy import RequestPolicy
 from statelog.errors import InvalidOptionsError, StoreError
-from statelog.redaction import without_secrets
+from statelog.redaction import redacted, without_secrets
 from statelog.store.explain import one_line
 from statelog.store.location import StoreKind, kind_of, local_path
 
@@ -105,6 +105,24 @@ def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | N
         max_retries=int(numbers.get("max_retries", defaults.max_retries)),
         retry_timeout_s=numbers.get("retry_timeout", defaults.retry_timeout_s),
     )
+
+
+def endpoint(url: str, options: Mapping[str, object]) -> str | None:
+    """
+    Return the server and the bucket of a normalized URL as text without secrets.
+
+    None for local disk and memory.  Without an option or variable that names the server, it is the
+    provider's own.
+    """
+    kind = kind_of(url)
+    if kind not in _STORE_KEYS:
+        return None
+    plain = {_plain(kind, given): value for given, value in options.items()}
+    servers = _servers(kind, plain)
+    bucket = redacted("/".join(url.split("/", 3)[:3]))
+    account = plain.get("account_name", os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", ""))
+    place = f"{bucket} of {account}" if kind is StoreKind.AZURE and account else bucket
+    return f"{place} at {redacted(servers[0])}" if servers else place
 
 
 def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
@@ -219,20 +237,27 @@ def _client_options(
     here.
     """
     from_environment: dict[str, Any] = {}
-    endpoints = [str(arguments[key]) for key in _ENDPOINTS[kind] if key in arguments]
     for prefix in reversed(_PREFIXES[kind]):
         for key in _CLIENT_KEYS:
             value = os.environ.get(f"{prefix}{key}".upper())
             if value:
                 from_environment[key] = value
-        if not endpoints:
-            named = (os.environ.get(f"{prefix}{key}".upper()) for key in _ENDPOINTS[kind])
-            endpoints = [value for value in named if value]
     options = {**from_environment, **given}
+    endpoints = _servers(kind, arguments)
     if endpoints and endpoints[0].lower().startswith("http://"):
         # An http:// endpoint is an explicit choice; obstore would refuse it with an unclear error.
         options.setdefault("allow_http", True)
     return options
+
+
+def _servers(kind: StoreKind, arguments: Mapping[str, object]) -> list[str]:
+    """Return the servers that the options name, or else the environment; the first one counts."""
+    servers = [str(arguments[key]) for key in _ENDPOINTS[kind] if key in arguments]
+    for prefix in reversed(_PREFIXES[kind]):
+        if not servers:
+            named = (os.environ.get(f"{prefix}{key}".upper()) for key in _ENDPOINTS[kind])
+            servers = [value for value in named if value]
+    return servers
 
 
 def _make_root(root: str, fsync: bool) -> None:

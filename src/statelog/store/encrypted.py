@@ -12,6 +12,7 @@ from functools import partial
 
 from statelog.errors import CorruptionError
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.at_once import endpoint_of
 from statelog.store.encryption import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -64,6 +65,11 @@ class EncryptedStore:
     def url(self) -> str:
         """Root of the store as a URL, without secrets."""
         return self._store.url
+
+    @property
+    def endpoint(self) -> str | None:
+        """The server of the store; see `endpoint_of`."""
+        return endpoint_of(self._store)
 
     @property
     def local_root(self) -> str | None:

@@ -33,6 +33,7 @@ from statelog.store.local_disk import check_links, leads_out
 from statelog.store.location import normalize_url
 from statelog.store.paths import TEMPORARY_FOLDER
 
+_SERVER_OPTIONS: Final = ("endpoint", "host", "port", "url")
 _MEMORY: Final = "fsspec.implementations.memory"
 _READ_ONLY: Final = ("http", "https", "data", "github", "git")
 _WHOLE_AT_ONCE: Final = ("memory", "s3", "gs", "gcs", "az", "abfs", "oss", "cos")
@@ -107,6 +108,13 @@ class FsspecStore:
     def url(self) -> str:
         """Root of the store as a URL, without secrets."""
         return redacted(self._location)
+
+    @property
+    def endpoint(self) -> str | None:
+        """The location and the servers that the options name; None for local disk and memory."""
+        if self._is_on_disk or "memory" in self._protocols:
+            return None
+        return redacted(" ".join(("fsspec", self._location, *_servers(self._options))))
 
     @property
     def local_root(self) -> None:
@@ -341,3 +349,14 @@ _NEVER: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 def _joined(data: Buffers) -> bytes:
     return b"".join(pieces_of(data))
+
+
+def _servers(options: Mapping[str, object]) -> list[str]:
+    """Return the options that name a server, with their values."""
+    servers: list[str] = []
+    for name, value in sorted(options.items()):
+        if isinstance(value, Mapping):
+            servers += _servers(value)
+        elif any(part in name.lower() for part in _SERVER_OPTIONS):
+            servers.append(f"{name}={value}")
+    return servers

@@ -11,15 +11,20 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from typing import Final
+
+import obstore.exceptions as obstore_errors
 
 from statelog.errors import StoreError
 from statelog.format.buffers import Buffers, pieces_of
+from statelog.store.explain import is_missing_bucket
 
 _PLAIN_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[\w.=+@,-]+(?:/|$))+", re.ASCII)
 _STAGED_BITS: Final = 32
 """Incomplete files have the suffix `#<number>`, as obstore's: its listings omit them."""
 _STAGED_ATTEMPTS: Final = 100
+_WRITE_ATTEMPTS: Final = 3
 _PIECES_MAX: Final = 1024
 """The limit of one `writev` on every system."""
 
@@ -178,3 +183,16 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass  # it does not exist, or the first error is raised
+
+
+def with_folders(write: Callable[[], object]) -> None:
+    """Repeat *write* if its folder was deleted, with the last object in it, meanwhile."""
+    for _ in range(_WRITE_ATTEMPTS - 1):
+        try:
+            write()
+        except (obstore_errors.NotFoundError, FileNotFoundError) as error:
+            if is_missing_bucket(error):
+                raise
+        else:
+            return
+    write()

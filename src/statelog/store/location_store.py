@@ -25,6 +25,7 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.at_once import endpoint_of
 from statelog.store.encrypted import EncryptedStore
 from statelog.store.encryption import ENVIRONMENT, MAGIC, OPTION, split_options
 from statelog.store.opening import open_existing_store as _open_existing
@@ -115,6 +116,11 @@ class LocationStore:
     def url(self) -> str:
         """Root of the location as a URL."""
         return self._own.url
+
+    @property
+    def endpoint(self) -> str | None:
+        """The server of the store; see `endpoint_of`."""
+        return endpoint_of(self._own)
 
     @property
     def local_root(self) -> str | None:

@@ -29,6 +29,7 @@ from statelog.redaction import redacted, without_secrets
 from statelog.store.api import Buffers, ObjectInfo
 from statelog.store.client import (
     Client,
+    endpoint,
     fsync_path,
     make_client,
     request_policy,
@@ -41,6 +42,7 @@ from statelog.store.local_disk import (
     check_links,
     has_outer_folder,
     leads_out,
+    with_folders,
     write_object,
 )
 from statelog.store.location import kind_of, local_path
@@ -49,7 +51,6 @@ from statelog.store.requests import Requests, failure_of
 
 T = TypeVar("T")
 _DELETE_CHUNK: Final = 1000  # the limit of S3 for one request
-_WRITE_ATTEMPTS: Final = 3
 _JOIN_MAX_BYTES: Final = 64 * 1024 * 1024
 """Larger objects are not copied into one piece."""
 
@@ -82,6 +83,11 @@ class ObstoreStore:
     def url(self) -> str:
         """Root of the store as a URL, without secrets."""
         return self._shown_url
+
+    @property
+    def endpoint(self) -> str | None:
+        """The server and the bucket as text without secrets; None for local disk and memory."""
+        return endpoint(self._url, self._options)
 
     @property
     def local_root(self) -> str | None:
@@ -152,11 +158,11 @@ class ObstoreStore:
             self._check_links(path)
             root = self.local_root
             if root is not None and can_write(path):
-                _with_folders(lambda: write_object(root, path, data, fsync=self._fsync))
+                with_folders(lambda: write_object(root, path, data, fsync=self._fsync))
                 if self._fsync:
                     self._fsync_folders(path)
                 return
-            _with_folders(lambda: obstore.put(client, path, _content(data), use_multipart=False))
+            with_folders(lambda: obstore.put(client, path, _content(data), use_multipart=False))
             if root is not None and self._fsync:
                 fsync_path(os.path.join(root, path))
                 self._fsync_folders(path)
@@ -196,7 +202,7 @@ class ObstoreStore:
         with self._explained("put-if-absent", path, writes=True) as client:
             self._check_links(path)
             if self.local_root is None or not self._fsync:
-                _with_folders(
+                with_folders(
                     lambda: obstore.put(
                         client, path, _content(data), mode="create", use_multipart=False
                     )
@@ -204,12 +210,12 @@ class ObstoreStore:
                 return
             temporary = f"{TEMPORARY_FOLDER}/{path.replace('/', '-')[-100:]}-{os.urandom(8).hex()}"
             self._check_links(temporary)
-            _with_folders(
+            with_folders(
                 lambda: obstore.put(client, temporary, _content(data), use_multipart=False)
             )
             try:
                 fsync_path(os.path.join(self.local_root, temporary))
-                _with_folders(lambda: obstore.copy(client, temporary, path, overwrite=False))
+                with_folders(lambda: obstore.copy(client, temporary, path, overwrite=False))
                 self._fsync_folders(path)
             finally:
                 _delete_quietly(client, temporary)
@@ -364,19 +370,6 @@ class ObstoreStore:
         while len(folder) >= len(root):
             fsync_path(folder)
             folder = os.path.dirname(folder)
-
-
-def _with_folders(write: Callable[[], object]) -> None:
-    """Repeat *write* if its folder was deleted, with the last object in it, meanwhile."""
-    for _ in range(_WRITE_ATTEMPTS - 1):
-        try:
-            write()
-        except (obstore_errors.NotFoundError, FileNotFoundError) as error:
-            if is_missing_bucket(error):
-                raise
-        else:
-            return
-    write()
 
 
 def _delete_quietly(client: Client, temporary: str) -> None:

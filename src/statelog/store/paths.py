@@ -21,10 +21,11 @@ _CHECKPOINT_FOLDER = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)$")
 _CHECKPOINT_METADATA = re.compile(r"(?:^|/)chk-(0|[1-9][0-9]*)/_metadata$")
 _OWNER = re.compile(r"(?:^|/)owner/([1-9][0-9]*)$")
 _OBJECT = re.compile(
-    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|tmp)/[^/]+|copied-from"
+    r"(?:chk-\d+/_metadata|(?:dstl|shared|taskowned|output|owner|parents|probed|tmp)/[^/]+|copied-from"
     r"|recordings/(?:failed/)?[^/]+|audit/[^/]+|tags/[^/]+/[^/]+/[^/]+)$"
 )
 _TAGS_FOLDER = "tags"
+_PROBES_FOLDER = "probed"
 _TAG = re.compile(
     r"(?:^|/)tags/([a-z]+)/([A-Za-z0-9][A-Za-z0-9._-]*)/(0|[1-9][0-9]*)(?:\+([1-9][0-9]*))?-[0-9a-f]{16}$"
 )
@@ -142,6 +143,15 @@ class LocationPaths:
             part: "begin" or "end".
         """
         return self._join("audit", f"{line}.{part}")
+
+    @property
+    def probes(self) -> str:
+        """Folder of the results of probes."""
+        return self._join(_PROBES_FOLDER)
+
+    def probed(self, name: str) -> str:
+        """Return the name of the object that says that a server passed the probe."""
+        return self._join(_PROBES_FOLDER, name)
 
     @property
     def copied_from(self) -> str:

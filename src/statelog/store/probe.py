@@ -1,26 +1,46 @@
 """
 Probe whether a store honours put-if-absent, on which commits depend.
 
-A server that ignores the condition answers every put with success, so two drivers could both
-commit.  So it is probed once, before the first claim, with an object of a random name.
+A server that ignores the condition answers every put with success, and so does a server that checks it
+before the upload, if several puts of a name arrive together.  Two drivers could both commit there.  So
+several writers put one name at once, in several rounds, before the first claim of a location.  The
+location remembers the result, together with the server that was probed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from statelog.errors import ObjectExistsError, StoreError
+from statelog.errors import (
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+)
+from statelog.runtime.at_once import together
 from statelog.store.api import ObjectStore
+from statelog.store.at_once import endpoint_of
 from statelog.store.conditional_put import put_or_find
 from statelog.store.location import kind_of
 from statelog.store.paths import LocationPaths
 
+WRITERS: Final = 5
+ROUNDS: Final = 4
+_VERSION: Final = 1
+"""Of the probe: raised when the probe finds more, so that every location is probed again."""
 _CONTENT: Final = b"statelog asks whether this store refuses to write a name twice\n"
+_SIZE: Final = 64 * 1024
+"""Of the content: an upload that takes time shows a server that checks before it."""
 
-_verified: set[str] = set()
-"""URLs of stores that passed the probe in this process."""
+_verified: set[tuple[str, str]] = set()
+"""URLs of stores that passed the probe in this process, or in an earlier one, with their servers."""
 
 
 def verify_put_if_absent(
@@ -29,10 +49,11 @@ def verify_put_if_absent(
     pause: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """
-    Check that *store* refuses a put-if-absent of a name that is taken.
+    Check that *store* lets exactly one of several put-if-absent of a name win.
 
-    Probed once for each URL and process.  Local disk and memory need no probe, and neither does a
-    store of the caller's own class, which must pass the store contract.
+    Probed once for each location and server: a later process reads the result from the location.
+    Local disk and memory need no probe, and neither does a store of the caller's own class, which
+    must pass the store contract.
 
     Args:
         store: The store of the location.
@@ -40,40 +61,157 @@ def verify_put_if_absent(
         pause: Waits so many seconds if the store answers "exists" and returns no object.
 
     Raises:
-        StoreError: The store ignores the condition (`reason` "put_if_absent"), or it failed.
+        StoreError: The store let several writers win, or overwrote (`reason` "put_if_absent"), or it
+            failed.
 
-    Blocks: On the store: three requests the first time, none afterwards.
+    Blocks: On the store: 27 requests in 8 round trips the first time, one request in each later
+        process, none afterwards in a process.
     """
-    kind = kind_of(store.url)
-    if kind is None or not kind.is_remote or store.url in _verified:
+    server = _server_of(store)
+    if server is None or (store.url, server) in _verified:
         return
-    path = paths.temporary(f"probe-{os.urandom(16).hex()}")
+    result = paths.probed(hashlib.sha256(f"{_VERSION} {server}".encode()).hexdigest()[:16])
+    if not _is_remembered(store, result, server):
+        _Probe(store, paths, pause).run()
+        _remember(store, result, server)
+    _verified.add((store.url, server))
+
+
+def _server_of(store: ObjectStore) -> str | None:
+    """Return what a result of the probe is valid for; None if no probe is needed."""
+    server = endpoint_of(store)
+    if server is None and (kind := kind_of(store.url)) is not None and kind.is_remote:
+        server = "/".join(store.url.split("/", 3)[:3])
+    return server
+
+
+def _is_remembered(store: ObjectStore, path: str, server: str) -> bool:
+    """Return whether the location has the result of a probe of this server."""
     try:
-        # A refusal of the first put proves nothing: S3 answers 409 for a free name too, and a client
-        # that lost an answer finds its own object.  After this call the object exists.
-        put_or_find(store, path, _CONTENT, lambda: store.head(path), pause)
+        result = json.loads(bytes(store.get(path)))
+    except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError, ValueError):
+        return False  # none, or an unreadable one: the probe runs again
+    if not isinstance(result, dict):
+        return False
+    return (result.get("version"), result.get("server")) == (_VERSION, server)
+
+
+def _remember(store: ObjectStore, path: str, server: str) -> None:
+    """Store the result if possible; otherwise the next process probes again."""
+    result = {"version": _VERSION, "server": server, "writers": WRITERS, "rounds": ROUNDS}
+    try:
+        store.put(path, json.dumps(result).encode())
+    except StoreError:
+        pass
+
+
+@dataclass(slots=True)
+class _Probe:
+    """
+    One probe: races for a name in each round, and a late put at the end.
+
+    Args:
+        store: The store.
+        paths: The location.
+        pause: See `verify_put_if_absent`.
+    """
+
+    store: ObjectStore
+    paths: LocationPaths
+    pause: Callable[[float], None]
+    names: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Race in every round; raises and blocks as `verify_put_if_absent`."""
         try:
-            # Other content: after a lost answer a store takes the same content for its own put.
-            store.put_if_absent(path, _CONTENT + b"again\n")
+            winners = [self._race(number) for number in range(1, ROUNDS + 1)]
+            checks: list[Callable[[], None]] = [self._put_late]
+            for name, winner in zip(self.names, winners, strict=True):
+                checks.append(partial(self._read_back, name, winner))
+            together(checks)
+        finally:
+            _delete_quietly(self.store, self.names)
+
+    def _race(self, number: int) -> bytes | None:
+        """Let several writers put one name; return the content of the winner, None if all were refused."""
+        name = self.paths.temporary(f"probe-{os.urandom(16).hex()}")
+        self.names.append(name)
+        contents = [_content() for _ in range(WRITERS)]
+        puts = [partial(self._put, name, content) for content in contents]
+        answers = together(puts, at_one_moment=True)
+        won = [content for content, answer in zip(contents, answers, strict=True) if answer is None]
+        if len(won) > 1:
+            self._refuse(name, f"{len(won)} of {WRITERS}", number)
+        for answer in answers:
+            if answer is not None and not isinstance(answer, ObjectExistsError):
+                raise answer
+        if won:
+            return won[0]
+        # Refusals alone prove nothing: a client that repeats requests by itself finds its own object,
+        # and takes S3's 409 for "exists".  After this call the object exists.
+        put_or_find(self.store, name, _content(), lambda: self.store.head(name), self.pause)
+        return None
+
+    def _put(self, name: str, content: bytes) -> StoreError | None:
+        """Put an object; return the error of the store."""
+        try:
+            self.store.put_if_absent(name, content)
+        except StoreError as error:
+            return error
+        return None
+
+    def _read_back(self, name: str, winner: bytes | None) -> None:
+        """Check that the object of a race is the winner's."""
+        if winner is not None and bytes(self.store.get(name)) != winner:
+            raise self._error("a put-if-absent that was refused has overwritten the object", name)
+
+    def _put_late(self) -> None:
+        """Put the name of the first race again."""
+        if self._is_overwritten(self.names[0]):
+            raise self._error(_IGNORED, self.names[0])
+
+    def _is_overwritten(self, name: str) -> bool:
+        try:
+            self.store.put_if_absent(name, _content())
         except ObjectExistsError:
-            _verified.add(store.url)
-            return
-        raise StoreError(
-            f"{store.url} writes a name twice in spite of the condition If-None-Match: *, so two "
-            "drivers could both commit. Use a server or version with conditional writes, for "
-            "example S3, GCS, Azure or MinIO; docs/how-to/stores.md lists what statelog assumes",
-            path=path,
-            url=store.url,
+            return False
+        return True
+
+    def _refuse(self, name: str, winners: str, number: int) -> None:
+        """Raise the error of a race that several writers won."""
+        if self._is_overwritten(name):
+            raise self._error(_IGNORED, name)
+        raise self._error(
+            f"{winners} writers that put one name at the same time were answered with success "
+            f"(round {number}): the server checks the condition If-None-Match: * before it stores "
+            "the object",
+            name,
+        )
+
+    def _error(self, fault: str, name: str) -> StoreError:
+        return StoreError(
+            f"{self.store.url} cannot hold checkpoints: {fault}. Two drivers could both commit. Use a "
+            "server or version with atomic conditional writes, for example S3, GCS, Azure, MinIO or a "
+            "current SeaweedFS; docs/how-to/stores.md lists what statelog assumes",
+            path=name,
+            url=self.store.url,
             operation="put-if-absent",
             reason="put_if_absent",
         )
-    finally:
-        _delete_quietly(store, path)
 
 
-def _delete_quietly(store: ObjectStore, path: str) -> None:
+_IGNORED: Final = "it writes a name twice in spite of the condition If-None-Match: *"
+
+
+def _content() -> bytes:
+    """Return a content that no other writer has."""
+    head = _CONTENT + os.urandom(16).hex().encode() + b"\n"
+    return head.ljust(_SIZE, b".")
+
+
+def _delete_quietly(store: ObjectStore, names: Sequence[str]) -> None:
     """Delete the probe if possible; garbage collection deletes a remaining one."""
     try:
-        store.delete([path])
+        store.delete(names)
     except StoreError:
         pass

@@ -28,6 +28,8 @@ _log = logging.getLogger("statelog")
 _STATUS: Final = re.compile(r"non-2xx status code: (\d{3})")
 _EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired", "AccessDenied", "RequestTimeTooSkewed")
 _INCOMPLETE: Final = ("RequestTimeout", "IncompleteBody", "BadDigest")
+_TAKEN: Final = "BlobAlreadyExists"
+"""Azure's word for a name that is taken, with the status that is a conflict on S3."""
 _TRANSIENT_STATUSES: Final = (408, 425, 429)
 _OF_THE_CALL: Final = ("builder error", "URL scheme is not allowed", "conditional put is disabled")
 _FINAL_ERRORS: Final = (
@@ -78,7 +80,8 @@ def failure_of(error: StoreError) -> Failure:
     if error.facts.get("operation") == "open" or isinstance(error, ObjectNotFoundError):
         return Failure.FINAL
     if isinstance(error, ObjectExistsError):
-        return Failure.CONFLICT if status == 409 else Failure.FINAL
+        is_conflict = status == 409 and _TAKEN not in text
+        return Failure.CONFLICT if is_conflict else Failure.FINAL
     refused = (obstore_errors.PermissionDeniedError, obstore_errors.UnauthenticatedError)
     if (
         isinstance(cause, refused)

@@ -42,6 +42,10 @@ MEANINGS = {
     ),
     "conflict of a listing": (error_of(answer(409, "OperationAborted")), Failure.CONFLICT),
     "exists": (error_of(answer(412, "PreconditionFailed"), ObjectExistsError), Failure.FINAL),
+    "exists on Azure": (
+        error_of(answer(409, "BlobAlreadyExists"), ObjectExistsError),
+        Failure.FINAL,
+    ),
     "missing": (error_of(answer(404, "NoSuchKey"), ObjectNotFoundError), Failure.FINAL),
     "no bucket": (error_of(answer(404, "NoSuchBucket")), Failure.FINAL),
     "elsewhere": (error_of(answer(301, "PermanentRedirect")), Failure.FINAL),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.reader import read_change_batches
+from statelog.changelog.read_ahead import read_logs
 from statelog.checkpoint.state_stream import read_materialized
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
@@ -212,9 +212,11 @@ class SlotState:
         key_group_range: KeyGroupRange,
         done: CatchUp,
     ) -> None:
-        for log, wanted, old in logs_ahead(handle, key_group_range, self._versions.__getitem__):
+        logs = list(logs_ahead(handle, key_group_range, self._versions.__getitem__))
+        changes = read_logs(store, [(log, wanted) for log, wanted, _ in logs])
+        for (log, _, old), batches in zip(logs, changes, strict=True):
             reader = self.codec.reader()
-            for batch in read_change_batches(store, log, key_group_range=wanted):
+            for batch in batches:
                 done.replayed += 1
                 self._take(reader, batch, old)
                 if self.table.is_full:

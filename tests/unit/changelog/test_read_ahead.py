@@ -1,0 +1,97 @@
+"""Handles of a log that are read at once: the same changes in the same order, in fewer round trips."""
+
+import random
+
+import pytest
+from tests.round_trips import RoundTrips
+from tests.unit.checkpoint.helpers import log_in_file, log_inline
+from tests.unit.state.reader.histories import NAMES, History
+
+from statelog.changelog import read_ahead
+from statelog.changelog.read_ahead import read_logs
+from statelog.changelog.reader import read_change_batches
+from statelog.errors import ObjectNotFoundError
+from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.state.reader.state_reader import StateReader
+from statelog.store import CachedStore
+from statelog.testing.faulty_store import FaultyStore
+
+ALL = KeyGroupRange(0, 7)
+
+
+class Far(FaultyStore):
+    """A store that is asked by several threads at once."""
+
+    endpoint = "far away"
+
+
+def logs_of(store: FaultyStore, count: int, seed: int) -> list:
+    chance = random.Random(seed)
+    logs = []
+    for number in range(count):
+        changes = [(chance.randrange(8), b"%d" % number * chance.randint(1, 9)) for _ in range(3)]
+        if chance.random() < 0.3:
+            logs.append(log_inline(ALL, [changes], number))
+        else:
+            logs.append(log_in_file(store, ALL, [changes] * chance.randint(1, 3), number))
+    return logs
+
+
+def changes_in(batches) -> list:
+    return [list(zip(*batch.to_pydict().values(), strict=True)) for batch in batches]
+
+
+@pytest.mark.parametrize("window_bytes", [0, 100, 10**9])
+@pytest.mark.parametrize("count", [0, 1, 2, 150])
+def test_the_changes_are_those_of_one_handle_after_another(count, window_bytes, monkeypatch):
+    monkeypatch.setattr(read_ahead, "_WINDOW_BYTES", window_bytes)
+    store = Far()
+    parts = [(log, KeyGroupRange(2, 5)) for log in logs_of(store, count, seed=count)]
+    expected = [changes_in(read_change_batches(store, *part)) for part in parts]
+    for source in (store, CachedStore(store, 2000)):
+        assert [changes_in(batches) for batches in read_logs(source, parts)] == expected
+
+
+def test_250_handles_take_four_round_trips(monkeypatch):
+    far = FaultyStore()
+    parts = [(log_in_file(far, ALL, [[(1, b"x")]], number), ALL) for number in range(250)]
+    store = RoundTrips(far, monkeypatch)
+    assert store.count(lambda: [list(batches) for batches in read_logs(store, parts)]) == 4
+
+
+def test_handles_of_one_file_share_its_request(monkeypatch):
+    far = FaultyStore()
+    log = log_in_file(far, ALL, [[(1, b"x")]] * 2)
+    other = log_in_file(far, ALL, [[(1, b"y")]])
+    parts = [(log, KeyGroupRange(0, 1)), (log, KeyGroupRange(2, 7)), (other, ALL)]
+    store = RoundTrips(far, monkeypatch)
+    cached = CachedStore(store, 10**6)
+    for batches in read_logs(cached, parts):
+        list(batches)
+    assert len(store.requests) == 2
+
+
+def test_a_missing_file_is_reported():
+    store = Far()
+    logs = [log_in_file(store, ALL, [[(1, b"x")]], number) for number in range(3)]
+    missing = logs[1].handles_and_offsets[0].handle
+    assert isinstance(missing, FileStateHandle)
+    del store.objects[missing.path]
+    with pytest.raises(ObjectNotFoundError, match=missing.path):
+        list(read_logs(store, [(log, ALL) for log in logs]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_state_is_the_same_from_a_store_that_is_far_away(seed):
+    store = FaultyStore()
+    history = History(f"far {seed}", store, retained=3)
+    history.run(12)
+    far = Far()
+    far.objects = store.objects
+    checkpoint = history.coordinator.latest
+    for name in NAMES:
+        if name in {state.name for state in history.model.schema.states if not state.dropped}:
+            near_table, far_table = (
+                StateReader(each, checkpoint).table(name) for each in (store, far)
+            )
+            assert near_table.equals(far_table)
