@@ -164,7 +164,8 @@ class Campaign:
         assert () == report.failed
         if self.inline_bytes == NO_INLINE:
             assert report.deleted, "dead tasks left no file behind?"
-        left = {info.path for info in store.list() if not info.path.startswith("owner/")}
+        kept_always = ("owner/", "probed/", "audit/")
+        left = {info.path for info in store.list() if not info.path.startswith(kept_always)}
         assert left == reachable_objects(store, paths)
         assert [] == [one for one in verify_location(store, paths) if one.problem]
         assert kept == self.state()
