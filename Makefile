@@ -44,7 +44,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
-  format docs reference dist package bench bench-check chaos mutants flink constraints clean
+  format docs reference dist package bench bench-check chaos mutants model flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -141,6 +141,9 @@ chaos: java-ready ## the campaigns: faults, crashes, many seeds; takes its time
 
 mutants: $(READY) ## a campaign: small changes of the source, and which of them no pure test notices
 	$(PY) tools/mutate.py $(ARGS)
+
+model: $(READY) ## a campaign: every state of the commit protocol within bounds, and mutants that must break it
+	$(PY) -m tests.model.campaign
 
 flink: java-ready $(FLINK_JAR) ## a campaign: the real Flink reads our files, we read its (fetches 330 MB once)
 	$(WITH_JAVA) STATELOG_FLINK_JAR=$(CURDIR)/$(FLINK_JAR) $(BIN)/pytest -q -m slow $(ARGS) tests/flink

@@ -4,7 +4,8 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     stream_factory   state of a task as an inline handle or an object; state_stream reads it back
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners
     history          which checkpoints a location has; restore: where a restart continues
-    clean_up         deletes what no retained checkpoint needs; verify reads all that they need
+    batched_clean_up the owner deletes what it no longer needs; clean_up: all garbage of a location
+    verify           reads all that retained checkpoints need
     repartition      finds what a repartition by Spark left in a checkpointLocation
     audited          writes the line of an operation that changes a location; audit reads the lines
     rewind           takes a query and its state back to an earlier micro-batch

@@ -1,5 +1,5 @@
 """
-Delete garbage: by the owner after each checkpoint, and by a garbage collection of the location.
+Delete garbage: what an owner no longer needs, and all garbage of a location.
 
 Garbage collection marks the objects that retained checkpoints reach and deletes the other ones that
 are old enough, because a younger object may belong to a checkpoint under way.  In doubt it keeps

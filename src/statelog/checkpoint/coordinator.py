@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from statelog.checkpoint.clean_up import (
-    CleanUpReport,
-    delete_objects,
-    give_up,
-)
+from statelog.checkpoint.batched_clean_up import BatchedCleanUp, Claimed
+from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.history import (
     KnownCheckpoints,
@@ -31,18 +28,14 @@ from statelog.checkpoint.restore import (
     find_restore_point,
     objects_of,
 )
-from statelog.checkpoint.tags import read_pins, retained_checkpoints
+from statelog.checkpoint.tags import retained_checkpoints
 from statelog.core.checkpoint_events import (
     Acknowledged,
-    CleanUpRequested,
     CommitRequested,
     Committed,
     Declined,
-    Deleted,
-    DeleteObjects,
     Fenced,
     Restored,
-    RetainedCheckpoint,
     Triggered,
     WriteMetadata,
 )
@@ -97,7 +90,8 @@ class CheckpointCoordinator:
         self._ledger = self._new_ledger()
         self._epoch: int | None = None
         self._restored = False
-        self._abandoned: tuple[int, ...] = ()
+        claimed = Claimed(self._is_taken_over, self._check_ownership)
+        self._clean_ups = BatchedCleanUp(store, paths, claimed=claimed, clock_ms=clock_ms)
         self._next_id = 0
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
@@ -152,6 +146,7 @@ class CheckpointCoordinator:
             self._store, self._paths, self._owner_id, self._clock_ms, self._pause
         )
         self._ledger = self._new_ledger()
+        self._clean_ups.begin()
         self._restored = False
         self._restored_from = None
         self._prepared = None
@@ -186,11 +181,11 @@ class CheckpointCoordinator:
         found = point.checkpoint
         if found is not None:
             check_key_groups(self._store.url, found, self._max_parallelism)
-        restored = Restored(found, point.retained, point.leftovers, point.pins)
+        restored = Restored(found, point.retained, point.pins)
         self._ledger.handle(restored, self._now_ns())
-        self._abandoned = point.abandoned
+        self._clean_ups.begin(point.abandoned, point.leftovers)
         newest = -1 if found is None else found.checkpoint_id
-        self._next_id = max(newest, *self._abandoned, -1) + 1
+        self._next_id = max(newest, *point.abandoned, -1) + 1
         self._prepared = None
         self._restored = True
         self._restored_from = point.stored
@@ -216,7 +211,7 @@ class CheckpointCoordinator:
                 "call claim() and then restore() before the first checkpoint: the location may "
                 "have another owner and older checkpoints"
             )
-        if self._abandoned:
+        if self._clean_ups.abandoned:
             check_unused(checkpoint_id, self._next_id)
         self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
         self._prepared = None
@@ -314,9 +309,12 @@ class CheckpointCoordinator:
         epoch, now_ms = self._epoch or 0, self._clock_ms()
         return CommitAuthor(self._owner_id, epoch, self._max_parallelism, now_ms)
 
+    def _is_taken_over(self) -> bool:
+        return is_taken_over(self._store, self._paths, self._epoch or 0)
+
     def _check_ownership(self, doubt: str = "") -> None:
         epoch = self._epoch or 0
-        if is_taken_over(self._store, self._paths, epoch):
+        if self._is_taken_over():
             claim = describe_claim(self._store, self._paths, epoch + 1)
             self._fence(
                 f"epoch {epoch + 1} of {self._store.url} is claimed ({claim}), this is epoch "
@@ -375,24 +373,15 @@ class CheckpointCoordinator:
 
         Blocks: On the store, one request for each object and two more, if there are any.   Thread: the driver's.
         """
-        report, pins = CleanUpReport(), None
-        held: tuple[RetainedCheckpoint, ...] = ()
-        if self._ledger.needs_pins or self._abandoned:
-            # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
-            pins = read_pins(self._store, self._paths)
-        if self._abandoned:
-            latest = self._ledger.latest
-            if latest is None or latest.checkpoint_id < self._abandoned[-1]:
-                return report  # what is given up with the next commit may be pinned until then
-            self._check_ownership()
-            report, held, self._abandoned = give_up(
-                self._store, self._paths, self._abandoned, pins or ()
-            )
-        for action in self._ledger.handle(CleanUpRequested(pins, held), self._now_ns()):
-            if isinstance(action, DeleteObjects):
-                # A new owner may have restored a checkpoint that this one calls garbage.
-                self._check_ownership()
-                done = delete_objects(self._store, action.paths)
-                self._ledger.handle(Deleted(done.deleted), self._now_ns())
-                report = report.merged(done)
-        return report
+        return self._clean_ups.now(self._ledger)
+
+    def clean_up_when_due(self) -> None:
+        """
+        Clean up in batches, in another thread; see `BatchedCleanUp`.
+
+        Raises:
+            FencedError, StoreError: As `clean_up`; the requests of a batch raise in a later call.
+
+        Blocks: On the store, if a full batch waits for one under way.   Thread: the driver's.
+        """
+        self._clean_ups.when_due(self._ledger)

@@ -36,7 +36,7 @@ class CheckpointState(enum.Enum):
     RETAINED = "retained"
     """Can be restored."""
     SUBSUMED = "subsumed"
-    """Cannot be restored; its file is kept because a retained one needs change sets in it."""
+    """Cannot be restored; a retained one needs change sets in its file, or it waits for deletion."""
     DAMAGED = "damaged"
     """Cannot be read."""
     INCOMPATIBLE = "incompatible"

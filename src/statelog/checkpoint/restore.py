@@ -43,14 +43,15 @@ class RestorePoint:
     Args:
         stored: The checkpoint to continue from; None for a location without any.
         retained: It and the older ones that can be restored, ascending.
-        leftovers: Checkpoints it subsumed, whose clean-up may not have been finished.
+        leftovers: Ids of older checkpoints that are neither retained nor needed by a retained one; their
+            owner ended before the clean-up.
         abandoned: Ids of newer checkpoints that are given up with the first commit, ascending.
         pins: The pins of the location.
     """
 
     stored: StoredCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
-    leftovers: tuple[RetainedCheckpoint, ...] = ()
+    leftovers: tuple[int, ...] = ()
     abandoned: tuple[int, ...] = ()
     pins: tuple[Pin, ...] = ()
 
@@ -100,18 +101,9 @@ def find_restore_point(
     reads = [
         partial(kept_checkpoint, store, paths, one) for one in wanted if one != found.checkpoint_id
     ]
-    older, leftovers = ask_both(
-        store,
-        lambda: ask_at_once(store, reads),
-        lambda: _leftovers(store, paths, found, pinned_ids),
-    )
-    return RestorePoint(
-        stored,
-        (*(one for one in older if one is not None), own),
-        leftovers,
-        abandoned,
-        pins,
-    )
+    older = ask_at_once(store, reads)
+    retained = (*(one for one in older if one is not None), own)
+    return RestorePoint(stored, retained, _leftovers(paths, ids, retained), abandoned, pins)
 
 
 def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
@@ -294,18 +286,9 @@ def kept_checkpoint(
 
 
 def _leftovers(
-    store: ObjectStore, paths: LocationPaths, found: CompletedCheckpoint, pinned_ids: frozenset[int]
-) -> tuple[RetainedCheckpoint, ...]:
-    """Return checkpoints that *found* subsumed and whose clean-up may be unfinished."""
-    if found.parent_id is None:
-        return ()
-    try:
-        parent = read_checkpoint(store, paths, found.parent_id).checkpoint
-    except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
-        return ()
-    gone = (one for one in parent.retained if one not in found.retained)
-    subsumed = [one for one in gone if one not in pinned_ids]
-    leftovers = ask_at_once(
-        store, [partial(kept_checkpoint, store, paths, one) for one in subsumed]
-    )
-    return tuple(one for one in leftovers if one is not None)
+    paths: LocationPaths, ids: list[int], retained: tuple[RetainedCheckpoint, ...]
+) -> tuple[int, ...]:
+    """Return the present checkpoints that are older than the newest and that no retained one needs."""
+    needed = {path for each in retained for path in each.objects or ()}
+    newest = retained[-1].checkpoint_id
+    return tuple(each for each in ids if each < newest and paths.metadata(each) not in needed)

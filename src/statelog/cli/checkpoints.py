@@ -52,8 +52,8 @@ def checkpoints(
     """
     List the checkpoints of a state location.
 
-    "retained" ones can be restored; the file of a "subsumed" one is kept only because retained
-    ones need change sets in it.  Exit status 1 if one is damaged.
+    "retained" ones can be restored; the file of a "subsumed" one is kept because retained ones
+    need change sets in it, or until the query's next clean-up.  Exit status 1 if one is damaged.
     """
     store = open_location(location)
     with progress("reading"):

@@ -44,13 +44,11 @@ class Restored:
     Args:
         latest: The checkpoint to continue from; None for an empty location.
         retained: Retained checkpoints, ascending, *latest* last.
-        leftovers: Checkpoints no longer retained whose clean-up may not have been finished.
         pins: The pins of the location.
     """
 
     latest: CompletedCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
-    leftovers: tuple[RetainedCheckpoint, ...] = ()
     pins: tuple[Pin, ...] = ()
 
 
@@ -106,13 +104,17 @@ class CleanUpRequested:
     The engine runs the clean-up.
 
     Args:
-        pins: The pins of the location, read after the last commit; None if they were not read, which
-            is allowed while no checkpoint was subsumed since.
+        pins: The pins of the location, read after the commits that subsumed *subsumed*; None if they
+            were not read, which is allowed while no checkpoint was subsumed since.
         held: Checkpoints that a restore gave up, older than the latest one by now, and pinned.
+        leftovers: Checkpoints of earlier owners that are no longer retained.
+        subsumed: The checkpoints that are settled by these pins; None for all.
     """
 
     pins: tuple[Pin, ...] | None = None
     held: tuple[RetainedCheckpoint, ...] = ()
+    leftovers: tuple[RetainedCheckpoint, ...] = ()
+    subsumed: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,10 @@ class CheckpointLedger:
     """
 
     def __init__(self, *, max_parallelism: int, retained: int) -> None:
-        self._max_parallelism = max_parallelism
-        self._retained_max = retained
+        self._max_parallelism, self._retained_max = max_parallelism, retained
         self._latest: CompletedCheckpoint | None = None
         self._retained: dict[int, tuple[str, ...] | None] = {}
         self._subsumed: dict[int, tuple[str, ...] | None] = {}
-        """Checkpoints no longer retained; the next clean-up knows whether a pin holds them."""
         self._pins: tuple[Pin, ...] = ()
         self._references: dict[str, int] = {}
         self._garbage: dict[str, None] = {}
@@ -99,9 +97,9 @@ class CheckpointLedger:
         return tuple(self._retained)
 
     @property
-    def needs_pins(self) -> bool:
-        """Whether the next clean-up needs the pins of the location."""
-        return bool(self._subsumed)
+    def subsumed(self) -> tuple[int, ...]:
+        """Checkpoints no longer retained, which the next clean-up settles."""
+        return tuple(self._subsumed)
 
     @property
     def pending_id(self) -> int | None:
@@ -161,8 +159,6 @@ class CheckpointLedger:
         for checkpoint in event.retained:
             self._refer(checkpoint)
             self._retained[checkpoint.checkpoint_id] = checkpoint.objects
-        for leftover in event.leftovers:
-            self._discard(leftover.objects)
 
     def _trigger(self, event: Triggered, now_ns: int) -> None:
         pending, latest = self._pending, self._latest
@@ -335,9 +331,10 @@ class CheckpointLedger:
         for checkpoint in event.held:
             self._refer(checkpoint)
             self._retained[checkpoint.checkpoint_id] = checkpoint.objects
-        held = pinned(event.pins, self._subsumed, latest)
-        for checkpoint_id, objects in list(self._subsumed.items()):
-            del self._subsumed[checkpoint_id]
+        settled = tuple(self._subsumed) if event.subsumed is None else event.subsumed
+        held = pinned(event.pins, settled, latest)
+        for checkpoint_id in settled:
+            objects = self._subsumed.pop(checkpoint_id)
             if checkpoint_id in held:
                 self._retained[checkpoint_id] = objects
                 continue
@@ -347,6 +344,9 @@ class CheckpointLedger:
                     del self._references[path]
             self._discard(objects)
         self._retained = dict(sorted(self._retained.items()))
+        for leftover in event.leftovers:
+            if not pinned(event.pins, (leftover.checkpoint_id,), latest):
+                self._discard(leftover.objects)
 
     def _named_by_pending(self) -> frozenset[str]:
         if self._pending is None:

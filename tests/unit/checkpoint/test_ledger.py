@@ -148,8 +148,8 @@ def test_an_unreadable_retained_checkpoint_holds_the_clean_up():
     latest = ledger_with(2).latest
     unreadable = RetainedCheckpoint(0, None)
     leftover = RetainedCheckpoint(-1, ("old",))
-    ledger.handle(Restored(latest, (unreadable, RetainedCheckpoint(1, ("a",))), (leftover,)), 0)
-    assert ledger.handle(CleanUpRequested(()), 0) == []
+    ledger.handle(Restored(latest, (unreadable, RetainedCheckpoint(1, ("a",)))), 0)
+    assert ledger.handle(CleanUpRequested((), leftovers=(leftover,)), 0) == []
     ledger.handle(Triggered(2, (ALL,)), 0)
     ledger.handle(Acknowledged(2, TaskStateSnapshot(ALL, None)), 0)
     commit(ledger, 2)

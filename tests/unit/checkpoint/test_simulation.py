@@ -7,18 +7,27 @@ seeds, conditional puts conflict (S3's 409), and stay in flight while other owne
 """
 
 import argparse
+import contextlib
 import random
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simulation.replay import command_of
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import ManualClock, log_in_file, log_inline
 
-from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions, read_materialized
+from statelog.checkpoint import (
+    CheckpointCoordinator,
+    CheckpointOptions,
+    batched_clean_up,
+    read_materialized,
+)
 from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, StoreError
 from statelog.format.buffers import checksum
 from statelog.format.change_set_decoder import decode_change_set
@@ -35,7 +44,7 @@ from statelog.store import LocationPaths
 
 ROOT = Path(__file__).parents[3]
 REPLAY = "python -m tests.unit.checkpoint.test_simulation"
-BLOCKS, SEEDS_A_BLOCK = 40, 25
+BLOCKS, SEEDS_A_BLOCK, BATCHED_BLOCKS = 40, 25, 4
 LATE_DELETE = 773
 """The seed of a known fault, which has a test of its own below."""
 KEY_GROUPS = 8
@@ -47,11 +56,41 @@ class DiedError(Exception):
     """The process of the running owner is gone."""
 
 
+class Late(Future[Any]):
+    """Requests that another thread makes, at a moment that the dice choose."""
+
+    def __init__(self, work: Callable[[], Any], actor: str) -> None:
+        super().__init__()
+        self.actor = actor
+        self._work: Callable[[], Any] | None = work
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self.set_result(work())
+        except StoreError as error:
+            self.set_exception(error)
+        except DiedError:
+            self.set_exception(StoreError("the thread is gone"))
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.run()
+        return super().result(0)
+
+
 class World:
     """The store, the model of what must hold, and the dice."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, batched: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.batched = batched
+        self.actors: list[str] = []
+        """The owners that live, the one that makes the requests last."""
+        self.late: list[Late] = []
+        self.late_rng = random.Random(f"late {seed}")
+        self.late_runs = 0
         self.store = DictStore()
         self.store.on_request = self.on_request
         self.fault_rate = self.rng.choice([0.0, 0.02, 0.1])
@@ -76,6 +115,8 @@ class World:
     def on_request(self, operation: str, path: str) -> str | None:
         if self.quiet:
             return None
+        if self.late and self.late_rng.random() < 0.1:
+            self.run_late()
         # Between the look at the claims and the put is the worst place to fall asleep.
         rate = self.pause_rate * (4 if operation == "put_if_absent" else 1)
         if self.rng.random() < rate and self.depth < 2:
@@ -116,6 +157,26 @@ class World:
         succeeds = self.conflict_rng.random() < 0.5
         self.faults += not succeeds
         return succeeds
+
+    def in_background(self, work: Callable[[], Any]) -> Future[Any]:
+        """Keep the requests of a batch for a later moment, of this owner's time or of another's."""
+        self.late.append(Late(work, self.actors[-1]))
+        return self.late[-1]
+
+    def restored(self, owner: str, epoch: int, found: Any) -> None:
+        """An owner restored; a trace notes it."""
+
+    def reported(self, owner: str, checkpoint_id: int) -> None:
+        """An owner reported a commit; a trace notes it."""
+
+    def run_late(self) -> None:
+        late = self.late.pop(self.late_rng.randrange(len(self.late)))
+        depth, self.depth = self.depth, 2  # no other owner lives between these requests
+        self.actors.append(late.actor)
+        late.run()
+        self.actors.pop()
+        self.depth = depth
+        self.late_runs += 1
 
     def token(self) -> int:
         self.tokens += 1
@@ -190,14 +251,24 @@ class Owner:
         self.state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
         self.token: int | None = None
         self.may_decline = True
+        if world.batched:
+            self.coordinator._clean_ups._start = world.in_background
 
     def live(self, checkpoints: int) -> None:
+        self.world.actors.append(self.name)
+        try:
+            self._live(checkpoints)
+        finally:
+            self.world.actors.pop()
+
+    def _live(self, checkpoints: int) -> None:
         faults = self.world.faults
         try:
             epoch = self.coordinator.claim()
             other = self.world.owner_of.setdefault(epoch, self.name)
             assert other == self.name, f"{other} and {self.name} both own epoch {epoch}"
             found = self.coordinator.restore()
+            self.world.restored(self.name, epoch, found)
             if found is not None:
                 self.token = token_of(found)
                 self.state = {k: list(v) for k, v in self.world.state_of[self.token].items()}
@@ -234,7 +305,10 @@ class Owner:
         self.commit(checkpoint_id, token)
         self.state, self.token = state, token
         self.coordinator._ledger.check_invariants()
-        if self.rng.random() < 0.8:
+        if self.world.batched:
+            with contextlib.suppress(StoreError):  # logged by a driver; a later batch tries again
+                self.coordinator.clean_up_when_due()
+        elif self.rng.random() < 0.8:
             self.coordinator.clean_up()
         self.coordinator._ledger.check_invariants()
 
@@ -280,6 +354,7 @@ class Owner:
             break
         else:
             raise DiedError
+        self.world.reported(self.name, checkpoint_id)
         assert self.world.acknowledged.setdefault(token, token) == token
         winners = [
             other
@@ -290,8 +365,8 @@ class Owner:
         self.world.finished += 1
 
 
-def simulate(seed: int) -> World:
-    world = World(seed)
+def simulate(seed: int, *, batched: bool = False, new_world: type[World] = World) -> World:
+    world = new_world(seed, batched=batched)
     for _ in range(world.rng.randint(2, 6)):
         Owner(world).live(world.rng.randint(1, 8))
         world.check()
@@ -318,6 +393,21 @@ def test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted(block):
         for name in total:
             total[name] += len(world.store.deleted) if name == "deleted" else getattr(world, name)
     assert min(total.values()) > 0, f"this simulates nothing: {total}"
+
+
+@pytest.mark.parametrize("block", range(BATCHED_BLOCKS))
+def test_requests_of_batches_may_come_at_any_time(block, monkeypatch):
+    monkeypatch.setattr(batched_clean_up, "BATCH_COMMITS", 2)
+    late = deleted = 0
+    for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
+        try:
+            world = simulate(seed, batched=True)
+        except Exception as error:
+            command = f"{REPLAY} --batched --seed {seed}"
+            raise AssertionError(f"{error!r}; replay: {command}") from error
+        late += world.late_runs
+        deleted += len(world.store.deleted)
+    assert min(late, deleted) > 0, "no batch ran"
 
 
 def test_a_delete_that_comes_late_meets_nothing_of_a_successors():
@@ -363,8 +453,12 @@ def main(arguments=None):
     """Replay one seed; an error comes through with its trace."""
     parser = argparse.ArgumentParser(prog=REPLAY)
     parser.add_argument("--seed", type=int, required=True)
-    seed = parser.parse_args(arguments).seed
-    world = simulate(seed)
+    parser.add_argument("--batched", action="store_true", help="clean up in batches of two commits")
+    options = parser.parse_args(arguments)
+    seed = options.seed
+    if options.batched:
+        batched_clean_up.BATCH_COMMITS = 2
+    world = simulate(seed, batched=options.batched)
     sys.stdout.write(f"seed {seed} holds: {world.finished} checkpoints, {world.died} deaths\n")
 
 

@@ -90,6 +90,7 @@ class MicroBatchEngine:
         self._reports = BatchReports(query.settings)
         self._cost = RecordedCosts(self._location)
         self._has_run = False
+        self._is_processing = self._is_closed = False
         self._checkpoint_location = None if query_times is None else query_times.checkpoint_location
 
     def open(self, query_id: str | None = None) -> None:
@@ -133,16 +134,29 @@ class MicroBatchEngine:
         """
         return self._reports.current
 
+    def close(self) -> None:
+        """
+        Delete what waits for the clean-up, after the end of the query; may be called again.
+
+        Blocks: On the store, for at most ten seconds.   Thread: any.
+        """
+        self._is_closed = True  # before the look: a micro-batch looks in the opposite order
+        if self._location.epoch and not self._is_processing:
+            self._location.finish_clean_up()
+
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """
         Process one micro-batch.
 
         Spark calls it, and repeats a batch that did not finish.
         """
+        self._is_processing = True
         try:
+            if self._is_closed:  # the call was under way when the query was stopped
+                raise _QueryStopped(_INTERRUPTION)
             self._process(frame, batch_id)
             fail_point("after-batch")
-        except StatelogError:
+        except (StatelogError, _QueryStopped):
             raise
         except Exception as error:
             if _is_interruption(error) and not is_active(frame):
@@ -151,6 +165,8 @@ class MicroBatchEngine:
             if cause is not None:
                 raise cause from None
             raise
+        finally:
+            self._is_processing = False
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
         query_id, times = "", BatchTimes()

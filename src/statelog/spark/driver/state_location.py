@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
@@ -24,6 +25,7 @@ from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
 from statelog.errors import CheckpointError, StatelogError, StoreError
 from statelog.model.checkpoint import CompletedCheckpoint
+from statelog.runtime.background import in_background
 from statelog.runtime.clock import pause
 from statelog.runtime.ids import RandomIds
 from statelog.spark.driver.last_run import NEVER_RAN, LastRun, last_run_of
@@ -42,6 +44,7 @@ from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, open_location
 
 _log = logging.getLogger("statelog.spark")
+_LAST_CLEAN_UP_S: Final = 10.0
 
 
 class StateLocation:
@@ -93,6 +96,7 @@ class StateLocation:
         """A name of this run that no other has: a new location under an old name begins at the same
         epoch."""
         self._known: KnownCheckpoints = {}
+        self._is_finished = False
 
     def _pause(self, seconds: float) -> None:
         """Wait between two puts of one name, and count the second."""
@@ -189,11 +193,7 @@ class StateLocation:
     def _check(
         self, found: CompletedCheckpoint | None, first: FirstBatch, wanted: int | None
     ) -> bool:
-        """
-        Return whether *found* has committed *first*.
-
-        Raise if the query cannot continue from it.
-        """
+        """Return whether *found* has committed *first*; raise if the query cannot continue it."""
         query, settings = self._query, self._query.settings
         if found is None:
             self.check_is_there(first)
@@ -236,11 +236,7 @@ class StateLocation:
         return None if done else wanted
 
     def next_checkpoint_id(self, batch_id: int) -> int:
-        """
-        Return an id that no checkpoint ever had.
-
-        The batch's number if it is unused.
-        """
+        """Return an id that no checkpoint ever had: the batch's number if it is unused."""
         return max(self.coordinator.next_checkpoint_id, batch_id)
 
     @property
@@ -294,11 +290,27 @@ class StateLocation:
             _log.warning("deletion of rows between operators failed: %s", error)
 
     def clean_up(self) -> None:
-        """Delete what no retained checkpoint needs any more, or log the failure."""
+        """Delete in batches what no retained checkpoint needs any more, or log the failure."""
         try:
-            self.coordinator.clean_up()
+            self.coordinator.clean_up_when_due()
         except StoreError as error:  # harmless: the next collection of orphans deletes the rest
             _log.warning("deletion of what no checkpoint needs any more failed: %s", error)
+
+    def finish_clean_up(self) -> None:
+        """
+        Delete everything that no retained checkpoint needs any more, or log the failure; once.
+
+        Blocks: On the store, for at most ten seconds.
+        """
+        if self._is_finished:
+            return
+        self._is_finished = True
+        try:
+            in_background(self.coordinator.clean_up, "statelog-last-clean-up").result(
+                _LAST_CLEAN_UP_S
+            )
+        except (StatelogError, TimeoutError) as error:  # harmless: the next run deletes the rest
+            _log.warning("deletion at the end of the query failed: %s", str(error) or "time-out")
 
     def _sweep(self) -> None:
         try:

@@ -66,12 +66,20 @@ class StatefulQuery(StreamingQuery):
         query: The query.
         failures: The failures of its run.
         figures: What its progress has beside Spark's own figures.
+        at_end: Called when `stop` or `awaitTermination` sees the end of the query; several times.
     """
 
-    def __init__(self, query: StreamingQuery, failures: Failures, figures: ProgressFigures) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        failures: Failures,
+        figures: ProgressFigures,
+        at_end: Callable[[], None],
+    ) -> None:
         super().__init__(query._jsq)
         self._failures = failures
         self._figures = figures
+        self._at_end = at_end
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
@@ -87,7 +95,19 @@ class StatefulQuery(StreamingQuery):
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """See Spark's `StreamingQuery.awaitTermination`."""
         with message_first(self._begin_with_message):
-            return super().awaitTermination(timeout)
+            has_ended = super().awaitTermination(timeout)
+        if timeout is None or has_ended:
+            self._end()
+        return has_ended
+
+    def stop(self) -> None:
+        """See Spark's `StreamingQuery.stop`."""
+        super().stop()
+        self._end()
+
+    def _end(self) -> None:
+        if self._failures.last is None:  # else the store may be the reason
+            self._at_end()
 
     def processAllAvailable(self) -> None:
         """See Spark's `StreamingQuery.processAllAvailable`."""

@@ -256,7 +256,7 @@ class StatefulStreamWriter(DataStreamWriter):
         failures = Failures(engine)
         super().foreachBatch(failures)
         self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        running = StatefulQuery(self._sq(self._jwrite.start()), failures, figures)
+        running = StatefulQuery(self._sq(self._jwrite.start()), failures, figures, engine.close)
         if known is None:
             delete_at_end(running, checkpoint, self._spark)
         return running

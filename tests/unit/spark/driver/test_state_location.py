@@ -14,6 +14,7 @@ from tests.unit.checkpoint.helpers import small_checkpoint, started
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.task_count import TaskBounds
+from statelog.errors import StoreError
 from statelog.spark.driver import state_location
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.restart import FirstBatch
@@ -94,3 +95,42 @@ def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
     assert BATCHES - 2 == started.base.checkpoint_id
     reads = [store.reads[f"chk-{one}/_metadata"] for one in (BATCHES - 2, BATCHES - 1)]
     assert [1, 1] == reads
+
+
+def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore) -> None:
+    started = location()
+    started.inspect("q")
+    started.take_over(FirstBatch("q", BATCHES, BatchTimes()))
+    coordinator = started.coordinator
+    for _ in range(6):
+        checkpoint_id = coordinator.next_checkpoint_id
+        coordinator.trigger(checkpoint_id, [])
+        coordinator.complete(checkpoint_id, properties={})
+    before = set(store.objects)
+    started.finish_clean_up()
+    kept = {f"chk-{each}/_metadata" for each in range(checkpoint_id - 2, checkpoint_id + 1)}
+    newest = coordinator.latest
+    assert newest is not None
+    needed = set(newest.referenced_paths())
+    assert kept <= set(store.objects) < before
+    assert {path for path in store.objects if path.startswith("chk-")} == kept | needed
+    store.requests.clear()
+    started.finish_clean_up()
+    assert not store.requests, "once"
+
+
+def test_a_store_that_fails_at_the_end_is_no_error(
+    store: CountingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = location()
+    started.take_over(FirstBatch("q", BATCHES, BatchTimes()))
+    for _ in range(6):
+        started.coordinator.trigger(started.coordinator.next_checkpoint_id, [])
+        started.coordinator.complete(started.coordinator.next_checkpoint_id, properties={})
+
+    def fails(operation: str, path: str) -> str | None:
+        raise StoreError("no route to host", path=path)
+
+    store.on_request = fails
+    started.finish_clean_up()
+    assert "deletion at the end of the query failed: no route to host" in caplog.text

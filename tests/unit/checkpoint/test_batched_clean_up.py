@@ -1,0 +1,264 @@
+"""Clean-up in batches: what a micro-batch costs, what waits, and that tags are honoured."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
+
+from statelog.checkpoint import CheckpointCoordinator
+from statelog.checkpoint.batched_clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
+from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
+from statelog.errors import StoreError
+from statelog.store import LocationPaths
+
+PATHS = LocationPaths()
+
+
+class Background:
+    """Runs the requests of batches when the test says so, or when their result is awaited."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self.is_held = False
+
+    def start(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Awaited(self)
+        self.waiting.append((future, work))
+        if not self.is_held:
+            self.run()
+        return future
+
+    def run(self) -> None:
+        while self.waiting:
+            future, work = self.waiting.pop(0)
+            try:
+                future.set_result(work())
+            except StoreError as error:
+                future.set_exception(error)
+
+
+class Awaited(Future[Any]):
+    """A result that is made when it is awaited, so that a test needs no thread."""
+
+    def __init__(self, background: Background) -> None:
+        super().__init__()
+        self._background = background
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._background.run()
+        return super().result(timeout)
+
+
+def batched(one: CheckpointCoordinator) -> Background:
+    background = Background()
+    one._clean_ups._start = background.start
+    return background
+
+
+def run(one: CheckpointCoordinator, commits: int) -> None:
+    for _ in range(commits):
+        small_checkpoint(one, one.next_checkpoint_id)
+        one.clean_up_when_due()
+
+
+def tag(store: DictStore, name: str, checkpoint_id: int) -> Tag:
+    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    return put_tag(store, PATHS, wanted, clock_ms=lambda: 0)
+
+
+def needed(one: CheckpointCoordinator) -> set[int]:
+    return {
+        int(path.split("/")[0][4:])
+        for checkpoint_id in one.checkpoints()
+        for path in (*one.load(checkpoint_id).referenced_paths(), PATHS.metadata(checkpoint_id))
+    }
+
+
+def without_log(one: CheckpointCoordinator, commits: int) -> None:
+    """Commit checkpoints that need nothing of the ones before, so that these are garbage."""
+    for _ in range(commits):
+        checkpoint_id = one.next_checkpoint_id
+        one.trigger(checkpoint_id, [])
+        one.complete(checkpoint_id, properties={})
+        one.clean_up_when_due()
+
+
+def test_a_steady_micro_batch_makes_three_requests_and_none_for_clean_up() -> None:
+    """Two looks at the claims and the put; the requests of a batch run in another thread."""
+    store = DictStore()
+    one = started(store, retained=2)
+    background = batched(one)
+    background.is_held = True
+    for _ in range(BATCH_COMMITS + 2):
+        store.requests.clear()
+        without_log(one, 1)
+        assert store.requests == {"head": 2, "put_if_absent": 1}
+    assert len(background.waiting) == 1, "the batch began"
+
+
+def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed() -> None:
+    store = DictStore()
+    one = started(store, retained=2)
+    batched(one)
+    store.requests.clear()
+    without_log(one, BATCH_COMMITS + 1)
+    assert store.requests["list"] == 0
+    assert present_ids(store, PATHS) == list(range(BATCH_COMMITS + 1))
+    without_log(one, 3)
+    assert store.requests["list"] == 1
+    assert store.requests["delete"] == BATCH_COMMITS
+    assert present_ids(store, PATHS) == list(range(BATCH_COMMITS, BATCH_COMMITS + 4))
+
+
+def test_a_batch_begins_after_a_minute_too() -> None:
+    store = DictStore()
+    one = started(store, retained=1)
+    batched(one)
+    without_log(one, 3)
+    assert present_ids(store, PATHS) == [0, 1, 2]
+    one._clock_ms.now_ms += BATCH_INTERVAL_MS
+    without_log(one, 3)
+    assert present_ids(store, PATHS) == [3, 4, 5]
+
+
+def test_what_waits_is_bounded() -> None:
+    """A thread that never gets to run: the next batch waits for it."""
+    store = DictStore()
+    one = started(store, retained=1)
+    background = batched(one)
+    background.is_held = True
+    for _ in range(20 * BATCH_COMMITS):
+        without_log(one, 1)
+        assert len(present_ids(store, PATHS)) <= 4 * BATCH_COMMITS + 1
+        one._ledger.check_invariants()
+
+
+def test_the_end_deletes_what_waits() -> None:
+    store = DictStore()
+    one = started(store, retained=2)
+    batched(one)
+    without_log(one, 7)
+    one.clean_up()
+    assert present_ids(store, PATHS) == [5, 6]
+
+
+def test_the_end_waits_for_the_batch_under_way() -> None:
+    store = DictStore()
+    one = started(store, retained=1)
+    background = batched(one)
+    background.is_held = True
+    without_log(one, BATCH_COMMITS + 5)
+    assert background.waiting
+    one.clean_up()
+    assert present_ids(store, PATHS) == [BATCH_COMMITS + 4]
+    assert background.waiting == []
+
+
+@pytest.mark.parametrize("before", ["the listing", "the batch"])
+def test_a_tag_that_is_put_before_the_commit_is_honoured(before: str) -> None:
+    store = DictStore()
+    one = started(store, retained=1)
+    background = batched(one)
+    background.is_held = True
+    without_log(one, 3 if before == "the batch" else BATCH_COMMITS)
+    tagged = one.next_checkpoint_id - 1
+    mark = tag(store, "release", tagged)
+    without_log(one, 2 * BATCH_COMMITS + 1)
+    background.run()
+    without_log(one, 2)
+    background.is_held = False
+    one.clean_up()
+    assert tagged in present_ids(store, PATHS)
+    assert one.checkpoints() == [tagged, one.next_checkpoint_id - 1]
+    delete_tag(store, mark)
+    for _ in range(2):  # the first one lists the tags, and the commit after it retains fewer
+        without_log(one, 1)
+        one.clean_up()
+    assert present_ids(store, PATHS) == [one.next_checkpoint_id - 1]
+
+
+def test_pins_settle_only_what_was_subsumed_before_they_were_listed() -> None:
+    """A tag that is put between the listing and a later commit holds the checkpoint of that commit."""
+    store = DictStore()
+    one = started(store, retained=1)
+    background = batched(one)
+    background.is_held = True
+    without_log(one, BATCH_COMMITS + 1)
+    (listing, work) = background.waiting.pop()
+    listed = work()
+    tagged = one.next_checkpoint_id - 1
+    tag(store, "late", tagged)
+    without_log(one, 1)
+    listing.set_result(listed)
+    background.is_held = False
+    without_log(one, 3)
+    assert tagged in present_ids(store, PATHS)
+    one.clean_up()
+    assert present_ids(store, PATHS) == [tagged, one.next_checkpoint_id - 1]
+
+
+def test_a_batch_that_fails_is_repeated_with_a_later_one() -> None:
+    store = DictStore()
+    one = started(store, retained=1)
+    batched(one)
+
+    def fails(operation: str, path: str) -> str | None:
+        if operation in ("delete", "list"):
+            raise StoreError("no route to host", path=path)
+        return None
+
+    without_log(one, BATCH_COMMITS)
+    store.on_request = fails
+    with pytest.raises(StoreError, match="no route"):
+        without_log(one, 2)
+    one.clean_up_when_due()
+    with pytest.raises(StoreError, match="no route"):
+        one.clean_up_when_due()
+    store.on_request = lambda operation, path: None
+    without_log(one, 3)
+    assert len(present_ids(store, PATHS)) <= 4
+    one.clean_up()
+    assert present_ids(store, PATHS) == [one.next_checkpoint_id - 1]
+
+
+def test_a_fenced_owner_deletes_nothing() -> None:
+    store = DictStore()
+    one = started(store, retained=1)
+    background = batched(one)
+    background.is_held = True
+    without_log(one, BATCH_COMMITS + 1)
+    coordinator(store, "b").claim()
+    background.run()
+    one.clean_up_when_due()
+    background.run()
+    assert store.deleted == []
+
+
+def test_the_next_owner_deletes_what_waited_at_the_death_of_the_one_before() -> None:
+    store = DictStore()
+    without_log(started(store, retained=2), 9)
+    assert present_ids(store, PATHS) == list(range(9))
+    heir = started(store, "b", retained=2)
+    batched(heir)
+    store.requests.clear()
+    without_log(heir, 3)
+    assert present_ids(store, PATHS) == [8, 9, 10, 11]
+    assert store.requests["list"] == 1
+    heir.clean_up()
+    assert present_ids(store, PATHS) == [10, 11]
+
+
+def test_what_retained_checkpoints_need_of_older_ones_is_no_leftover() -> None:
+    store = DictStore()
+    one = started(store, retained=1)
+    for _ in range(4):
+        small_checkpoint(one, one.next_checkpoint_id)  # its changes stay in the log of later ones
+    heir = started(store, "b", retained=1)
+    batched(heir)
+    run(heir, 3)
+    heir.clean_up()
+    assert needed(heir) == set(present_ids(store, PATHS)) == set(range(7))
