@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +69,12 @@ def moto_server(environment: Mapping[str, str] | None = None) -> Iterator[S3Serv
     if any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "flask_cors")):
         pytest.skip("the S3 server of the tests is not installed: pip install 'moto[server]'")
     with running_server(
-        lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        lambda port: [
+            sys.executable,
+            "-P",
+            str(Path(__file__).with_name("s3_server.py")),
+            str(port),
+        ],
         environment,
     ) as server:
         yield server
