@@ -85,7 +85,7 @@ def initial(bounds: Bounds) -> State:
 
 
 @dataclass(frozen=True, slots=True)
-class _Put:
+class Put:
     """An answer to a conditional put: what the driver knows, and the state of the store."""
 
     name: str
@@ -253,20 +253,20 @@ class SequenceModel:
 
     # --- the store ------------------------------------------------------------------------------
 
-    def _puts(self, state: State, number: int, content: Content) -> Iterator[_Put]:
+    def _puts(self, state: State, number: int, content: Content) -> Iterator[Put]:
         """Yield the answers to a put of a free name."""
         landed = _land(state, number, content)
-        yield _Put("done", landed, is_certain=True)
+        yield Put("done", landed, is_certain=True)
         entries, flights, drivers, tag, (claims, lost, late), fault = landed
         if lost < self._bounds.lost:
             counted = (claims, lost + 1, late)
             answer = (entries, flights, drivers, tag, counted, fault)
-            yield _Put("done, the answer is lost", answer, is_certain=False)
+            yield Put("done, the answer is lost", answer, is_certain=False)
         if late < self._bounds.late:
             under_way = tuple(sorted((*state[1], (number, content))))
             counted = (claims, lost, late + 1)
             sent = (state[0], under_way, drivers, tag, counted, state[5])
-            yield _Put("no answer, under way", sent, is_certain=False)
+            yield Put("no answer, under way", sent, is_certain=False)
 
     def _flights(self, state: State) -> Iterator[tuple[str, State]]:
         flights = state[1]

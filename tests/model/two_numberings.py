@@ -12,20 +12,29 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tests.model.explorer import State
-from tests.model.sequence import Bounds
+from tests.model.sequence import (
+    CLAIMED,
+    FREE,
+    IDLE,
+    LISTED,
+    NO_PARENT,
+    NO_TAG,
+    NOTHING,
+    OWNER,
+    SETTLING,
+    TAG_COUNTS,
+    TAG_GONE,
+    TAG_PUT,
+    Bounds,
+    Put,
+)
 
 Content: TypeAlias = tuple[int, ...]
 """A checkpoint: `(epoch, attempt, parent)`."""
-Entry: TypeAlias = tuple[Content, Content, int]
 
-NOTHING: Content = ()
-FREE: Entry = (NOTHING, NOTHING, 0)
-NO_PARENT = -1
 NO_CLAIM = -1
 
-IDLE, LISTED, SETTLING, CLAIMED, OWNER = range(5)
 READY, CHECKED, LANDED = range(3)
-NO_TAG, TAG_PUT, TAG_COUNTS, TAG_GONE = range(4)
 _PUT_CLAIM, _PUT_CHECKPOINT, _DELETE = range(3)
 
 
@@ -55,13 +64,6 @@ class Rules:
 # claims has the nonce of each epoch, NO_CLAIM if it is not claimed.
 # A driver is (IDLE,), (LISTED, epoch), (SETTLING, epoch, nonce), (CLAIMED, epoch) or
 # (OWNER, epoch, stage, number, base, attempt, in doubt, given up, subsumed, to delete, listed pins).
-
-
-@dataclass(frozen=True, slots=True)
-class _Put:
-    name: str
-    state: State
-    is_certain: bool
 
 
 class TwoNumberingsModel:
@@ -220,17 +222,17 @@ class TwoNumberingsModel:
 
     # --- the store ------------------------------------------------------------------------------
 
-    def _puts(self, state: State, request: tuple[Any, ...]) -> Iterator[_Put]:
+    def _puts(self, state: State, request: tuple[Any, ...]) -> Iterator[Put]:
         landed = _land(state, request)
-        yield _Put("done", landed, is_certain=True)
+        yield Put("done", landed, is_certain=True)
         claims, lost, late = state[5]
         if lost < self._bounds.lost:
             counted = (*landed[:5], (claims, lost + 1, late))
-            yield _Put("done, the answer is lost", counted, is_certain=False)
+            yield Put("done, the answer is lost", counted, is_certain=False)
         if late < self._bounds.late:
             under_way = tuple(sorted((*state[2], request)))
             sent = (*state[:2], under_way, *state[3:5], (claims, lost, late + 1))
-            yield _Put("no answer, under way", sent, is_certain=False)
+            yield Put("no answer, under way", sent, is_certain=False)
 
     def _flights(self, state: State) -> Iterator[tuple[str, State]]:
         flights = state[2]
