@@ -176,6 +176,7 @@ def test_repeated_requests_are_counted_as_the_other_figures(
     tmp_path: Path, puts: Puts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a task that failed, or between two tasks, are reported by the next one, once."""
+    kept_states._repeated.take()  # those of other tests in this process
     job = query(tmp_path)
     job.run(numbers(500, 50), monkeypatch)
     monkeypatch.setattr(requests, "_repeated", requests.repeated_requests() + 3)
