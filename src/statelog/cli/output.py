@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Span, Text
 
+from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import present_ids
-from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
@@ -134,7 +134,7 @@ def open_location(location: str) -> ObjectStore:
     if not present_ids(store, paths) and not newest_epoch(store, paths):
         raise UsageError(
             f"{location} is not a state location: it contains neither a checkpoint "
-            "(chk-<id>/_metadata) nor a claim (owner/<epoch>)"
+            "nor a claim (chk-<number>/_metadata)"
         )
     return store
 
