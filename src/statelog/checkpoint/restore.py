@@ -46,8 +46,8 @@ class RestorePoint:
     Args:
         stored: The checkpoint to continue from; None for a location without any.
         retained: It and the older ones that can be restored, ascending.
-        leftovers: Ids of older checkpoints that are neither retained nor needed by a retained one; their
-            owner ended before the clean-up.
+        leftovers: Entries that are neither retained nor needed by a retained one: checkpoints whose owner
+            ended before the clean-up, and claims.
         given_up: Newer checkpoints that are given up with the first commit, ascending.
         pins: The pins of the location.
     """
@@ -116,7 +116,10 @@ def find_restore_point(
     retained = (*(one for one in older if one is not None), own)
     gives_up = [partial(_given_up, store, paths, one, one in pinned_ids) for one in newer]
     given_up = tuple(one for one in ask_at_once(store, gives_up) if one is not None)
-    return RestorePoint(stored, retained, _leftovers(paths, ids, retained), given_up, pins)
+    settled = {one.checkpoint_id for one in given_up}
+    settled |= {number for number, one in known.items() if isinstance(one, ClaimRecord)}
+    unsettled = [one for one in ids if one not in settled]
+    return RestorePoint(stored, retained, _leftovers(paths, unsettled, retained), given_up, pins)
 
 
 def _given_up(
@@ -299,9 +302,8 @@ def kept_checkpoint(
 
 
 def _leftovers(
-    paths: LocationPaths, ids: list[int], retained: tuple[RetainedCheckpoint, ...]
+    paths: LocationPaths, ids: Sequence[int], retained: Sequence[RetainedCheckpoint]
 ) -> tuple[int, ...]:
-    """Return the present checkpoints that are older than the newest and that no retained one needs."""
+    """Return the entries of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
     needed = {path for each in retained for path in each.objects or ()}
-    newest = retained[-1].checkpoint_id
-    return tuple(each for each in ids if each < newest and paths.metadata(each) not in needed)
+    return tuple(each for each in ids if paths.metadata(each) not in needed)
