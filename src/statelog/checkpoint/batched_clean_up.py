@@ -29,7 +29,7 @@ from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.core.pins import Pin
 from statelog.errors import StoreError
 from statelog.runtime.background import in_background
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, ask_at_once
 
 BATCH_COMMITS: Final = 20
 """A batch begins when this many checkpoints wait; twice as many wait at most."""
@@ -150,8 +150,10 @@ class BatchedCleanUp:
         return _Listed(subsumed, read_pins(self._store, self._paths), leftovers)
 
     def _read_leftovers(self) -> tuple[RetainedCheckpoint, ...]:
-        read = (kept_checkpoint(self._store, self._paths, each) for each in self._leftovers)
-        return tuple(each for each in read if each is not None)
+        reads = [
+            partial(kept_checkpoint, self._store, self._paths, each) for each in self._leftovers
+        ]
+        return tuple(one for one in ask_at_once(self._store, reads) if one is not None)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
         running, self._running = self._running, None
