@@ -41,6 +41,7 @@ from statelog.core.checkpoint_events import (
     WriteMetadata,
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
+from statelog.core.pins import Pin
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.format.checkpoint_metadata import MetadataFile
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
@@ -91,6 +92,7 @@ class CheckpointCoordinator:
         self._ledger = self._new_ledger()
         self._place: Place | None = None
         self._known: KnownEntries = {}
+        self._pins: tuple[Pin, ...] | None = None
         self._restored = False
         self._clean_ups = BatchedCleanUp(store, paths, clock_ms=clock_ms)
         self._next_id = 0
@@ -147,10 +149,9 @@ class CheckpointCoordinator:
                 of statelog 0.2 wrote to it after it was taken over ("two_editions").
             IncompatibleFormatError: A newer statelog wrote the newest entry.
 
-        Blocks: On the store (two listings, the newest entry, a put; before the first a probe).
+        Blocks: On the store: four round trips (two listings, the newest entry, a put; first a probe).
         Thread: the driver's.
         """
-        verify_put_if_absent(self._store, self._paths, self._pause)
         self._known = dict(known or {})
         self._place = claim_place(
             self._store,
@@ -159,7 +160,9 @@ class CheckpointCoordinator:
             self._clock_ms,
             self._pause,
             known=self._known,
+            verify=lambda: verify_put_if_absent(self._store, self._paths, self._pause),
         )
+        self._pins = self._place.pins
         self._ledger = self._new_ledger()
         self._clean_ups.begin()
         self._restored = False
@@ -196,6 +199,7 @@ class CheckpointCoordinator:
             checkpoint_id,
             known=self._known,
             listed=None if place is None else place.ids,
+            pins=self._pins,
         )
         found = point.checkpoint
         if found is not None:
@@ -204,7 +208,7 @@ class CheckpointCoordinator:
         self._ledger.handle(restored, self._now_ns())
         self._clean_ups.begin(point.leftovers)
         self._next_id = 0 if place is None else place.claim.next_number
-        self._known = {}
+        self._known, self._pins = {}, None
         self._forget_prepared()
         self._restored = True
         self._restored_from = point.stored

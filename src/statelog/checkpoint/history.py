@@ -27,6 +27,7 @@ from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore, ask_at_once, read_verified
 from statelog.store.paths import parse_checkpoint_folder
+from statelog.store.tail import read_tail
 
 _TAIL_SIZE: Final = 64 * 1024
 
@@ -114,8 +115,8 @@ def read_entry(
         return _entry(parse_segment(data, where=path).trailer, path, len(data), number)
 
     def from_tail() -> Entry:
-        size = store.head(path).size_bytes
-        return _entry(_read_tail(store, path, size), path, size, number)
+        trailer, size = _read_trailer(store, path)
+        return _entry(trailer, path, size, number)
 
     return read_verified(store, path, parsed, first=None if whole else from_tail)
 
@@ -210,14 +211,14 @@ def read_whole(
     return _no_claim(read_whole_entry(store, paths, checkpoint_id, known), paths)
 
 
-def _read_tail(store: ObjectStore, path: str, size: int) -> Trailer | None:
-    start = max(0, size - _TAIL_SIZE)
-    tail = store.get_range(path, start, size - start)
+def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
+    """Return the trailer of an object, and the size of the whole."""
+    tail, size = read_tail(store, path, _TAIL_SIZE)
     if len(tail) >= FOOTER.size:
         needed = FOOTER.size + FOOTER.unpack(tail[-FOOTER.size :])[0]
         if len(tail) < needed <= size:
             tail = store.get_range(path, size - needed, needed)
-    return read_trailer(tail, where=path)
+    return read_trailer(tail, where=path), size
 
 
 def find_newest(

@@ -12,6 +12,7 @@ import datetime as dt
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,16 +25,20 @@ from statelog.checkpoint.history import (
     present_ids,
     read_entry,
     read_top,
+    read_whole_entry,
 )
+from statelog.checkpoint.tags import read_pins
+from statelog.core.pins import Pin
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
     IncompatibleFormatError,
+    ObjectNotFoundError,
     StatelogError,
 )
 from statelog.format.claim_record import ClaimRecord, encode_claim
 from statelog.runtime.clock import pause as pause_thread
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, ask_both
 from statelog.store.conditional_put import put_or_find
 
 _ATTEMPTS: Final = 1000
@@ -65,10 +70,12 @@ class Place:
     Args:
         claim: Its claim.
         ids: The numbers of the entries, ascending, listed after the claim, which is the last one.
+        pins: The pins of the location, read after the claim.
     """
 
     claim: ClaimRecord
     ids: tuple[int, ...]
+    pins: tuple[Pin, ...]
 
 
 def find_top(
@@ -160,7 +167,7 @@ def claim_place(
     pause: Callable[[float], None] = pause_thread,
     *,
     known: KnownEntries | None = None,
-    next_number: int = 0,
+    verify: Callable[[], None] = lambda: None,
 ) -> Place:
     """
     Take over the location.
@@ -171,8 +178,9 @@ def claim_place(
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
         pause: Waits so many seconds if the store answers "exists" and returns no claim.
-        known: As for `read_whole_entry`; gets the claim.
-        next_number: The lowest number of the entry after the claim.
+        known: As for `read_whole_entry`; gets the claim, and the newest checkpoint if it can be read.
+        verify: Called before the first put, at the same time as other requests; raises if the location
+            must not be claimed.
 
     Raises:
         StoreError: The store failed, or answers that an entry exists and returns none.
@@ -180,15 +188,17 @@ def claim_place(
             "contended").  Or two editions write to it ("two_editions").
         IncompatibleFormatError: A newer statelog wrote the highest entry.
 
-    Blocks: On the store: two listings, the highest entry, a put.
+    Blocks: On the store: four round trips (a listing, the highest entry, the put, a listing).
     """
     known = {} if known is None else known
     attempt, fenced = os.urandom(8).hex(), -1
+    listed, _ = ask_both(store, lambda: present_ids(store, paths), verify)
     for _ in range(_ATTEMPTS):
-        top = find_top(store, paths, present_ids(store, paths), known)
+        top = find_top(store, paths, listed, known)
         if not top.is_taken_over and fenced < 0:
             fenced = fence_drivers(store, paths, owner_id, clock_ms, pause)
             if fenced:  # one of them may have committed before
+                listed = present_ids(store, paths)
                 continue
         claim = ClaimRecord(
             number=top.next_number,
@@ -196,22 +206,48 @@ def claim_place(
             attempt=attempt,
             created_at_ms=clock_ms(),
             newest=top.newest,
-            next_number=max(top.next_number + 1, next_number),
+            next_number=top.next_number + 1,
             fenced=max(0, fenced),
         )
-        if not put_claim(store, paths, claim, pause):
-            continue
-        known[claim.number] = claim
-        # Only now is it known that the number was free, and not in a gap that a clean-up left.
-        ids = present_ids(store, paths)
-        above = [one for one in ids if one > claim.number]
-        if not any(exists(store, paths.metadata(one)) for one in above):
-            return Place(claim, tuple(one for one in ids if one <= claim.number))
+        if put_claim(store, paths, claim, pause):
+            known[claim.number] = claim
+            place = _place(store, paths, claim, known)
+            if place is not None:
+                return place
+        listed = present_ids(store, paths)
     raise CheckpointError(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
         "is the job started more than once?",
         reason="contended",
     )
+
+
+def _place(
+    store: ObjectStore, paths: LocationPaths, claim: ClaimRecord, known: KnownEntries
+) -> Place | None:
+    """
+    Return the place of a claim; None if its number was not the first free one.
+
+    Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.
+    """
+    (ids, pins), _ = ask_both(
+        store,
+        lambda: ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths)),
+        lambda: _read_newest(store, paths, claim, known),
+    )
+    above = [one for one in ids if one > claim.number]
+    if any(exists(store, paths.metadata(one)) for one in above):
+        return None
+    return Place(claim, tuple(one for one in ids if one <= claim.number), pins)
+
+
+def _read_newest(
+    store: ObjectStore, paths: LocationPaths, claim: ClaimRecord, known: KnownEntries
+) -> None:
+    """Read the checkpoint that a restore will need; what is wrong with it, the restore reports."""
+    if claim.newest is not None:
+        with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+            read_whole_entry(store, paths, claim.newest, known)
 
 
 def put_claim(

@@ -71,6 +71,7 @@ def find_restore_point(
     *,
     known: KnownEntries | None = None,
     listed: Sequence[int] | None = None,
+    pins: tuple[Pin, ...] | None = None,
 ) -> RestorePoint:
     """
     Find the checkpoint to continue from: the newest one, or the given one.
@@ -81,6 +82,7 @@ def find_restore_point(
         checkpoint_id: None for the newest one, or the id of one.
         known: Entries read before, see `read_whole_entry`.
         listed: The numbers of the entries, ascending; None to list them.
+        pins: The pins of the location; None to read them.
 
     Raises:
         CheckpointError: It is damaged, does not exist, or can no longer be restored (`reason`).
@@ -88,14 +90,15 @@ def find_restore_point(
 
     Blocks: On the store.
     """
-    listing = partial(present_ids, store, paths) if listed is None else partial(list[int], listed)
-    ids, pins = ask_both(store, listing, lambda: read_pins(store, paths))
+    find_ids = partial(present_ids, store, paths) if listed is None else partial(list[int], listed)
+    find_pins = partial(read_pins, store, paths) if pins is None else partial(tuple[Pin, ...], pins)
+    ids, pinning = ask_both(store, find_ids, find_pins)
     known = {} if known is None else known
     newer: list[int] = []
     if checkpoint_id is None:
         newest = find_newest(store, paths, ids=ids, known=known).stored
         if newest is None:
-            return RestorePoint(None, pins=pins)
+            return RestorePoint(None, pins=pinning)
         stored, kept = newest, newest.checkpoint.retained
     else:
         stored, kept = _asked_for(store, paths, checkpoint_id, ids, known)
@@ -106,7 +109,7 @@ def find_restore_point(
         ]
     found = stored.checkpoint
     latest = max(one for one in ids if not isinstance(known.get(one), ClaimRecord))
-    pinned_ids = pinned(pins, ids, latest)
+    pinned_ids = pinned(pinning, ids, latest)
     own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
     wanted = sorted({*kept, *(one for one in pinned_ids if one < found.checkpoint_id)})
     reads = [
@@ -119,7 +122,7 @@ def find_restore_point(
     settled = {one.checkpoint_id for one in given_up}
     settled |= {number for number, one in known.items() if isinstance(one, ClaimRecord)}
     unsettled = [one for one in ids if one not in settled]
-    return RestorePoint(stored, retained, _leftovers(paths, unsettled, retained), given_up, pins)
+    return RestorePoint(stored, retained, _leftovers(paths, unsettled, retained), given_up, pinning)
 
 
 def _given_up(
