@@ -189,6 +189,7 @@ class CheckpointCoordinator:
                 "objects_missing": the id cannot be restored.  "max_parallelism": the job began
                 with another number of key groups.
             IncompatibleFormatError: A newer statelog wrote it.
+            FencedError: Another owner has claimed the location since, and has committed.
 
         Blocks: On the store.   Thread: the driver's.
         """
@@ -203,6 +204,11 @@ class CheckpointCoordinator:
         )
         found = point.checkpoint
         if found is not None:
+            if place is not None and found.checkpoint_id > place.claim.number:
+                self._fence(
+                    f"checkpoint {found.checkpoint_id} of {self._store.url} was committed by "
+                    f"{found.owner_id!r} after claim {place.claim.number} of this owner"
+                )
             check_key_groups(self._store.url, found, self._max_parallelism)
         restored = Restored(found, point.retained, point.pins, point.given_up)
         self._ledger.handle(restored, self._now_ns())
