@@ -241,7 +241,8 @@ class CheckpointCoordinator:
                 "declined with an unknown outcome: the location may have another owner and other "
                 "checkpoints"
             )
-        if self._ledger.pending_id is None and checkpoint_id != self._next_id:
+        is_first = self._ledger.pending_id is None and not self._ledger.is_fenced
+        if is_first and checkpoint_id != self._next_id:
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} cannot begin: the next number of {self._store.url} is "
                 f"{self._next_id}. No number is left out and none is used again",

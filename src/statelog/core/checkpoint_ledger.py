@@ -103,6 +103,11 @@ class CheckpointLedger:
         return tuple(self._subsumed)
 
     @property
+    def is_fenced(self) -> bool:
+        """Whether another owner has the location, so that only `Restored` is accepted."""
+        return self._fenced is not None
+
+    @property
     def pending_id(self) -> int | None:
         """The checkpoint under way, or None."""
         return None if self._pending is None else self._pending.checkpoint_id

@@ -195,7 +195,7 @@ def test_an_older_checkpoint_is_the_newest_of_its_copy():
         with pytest.raises(UsageError, match="which is newer than checkpoint"):
             copied(made.store, target, checkpoint_id=wanted)
     with pytest.raises(CheckpointError, match="checkpoint 99 does not exist"):
-        copied(made.store, Target(), checkpoint_id=99)
+        copied(made.store, Target(), checkpoint_id=100)
 
 
 def test_the_copy_goes_on_by_itself_and_is_protected_then():

@@ -17,7 +17,7 @@ import sys
 from tests.unit.checkpoint.helpers import small_checkpoint, started
 from statelog.store import open_store
 job = started(open_store(sys.argv[1]), "killed")
-for checkpoint_id in range(10):
+for checkpoint_id in range(1, 11):
     small_checkpoint(job, checkpoint_id)
     job.clean_up()
 """

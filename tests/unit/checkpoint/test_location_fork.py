@@ -87,7 +87,7 @@ def test_parent_and_fork_go_on_and_a_sweep_of_the_parent_breaks_nothing(query: Q
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]
     heir = go_on(query)
     log = log_in_file(location(query), ALL, [[(1, b"other")]])
-    run_checkpoint(heir, 4, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 3))
+    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 3))
     heir.clean_up()
     assert values(location(query)) == [b"0", b"1", b"2", b"3", b"other"]
     assert not [one for one in verify_location(location(query), PATHS) if one.problem]
@@ -106,9 +106,9 @@ def test_a_fork_that_needs_nothing_more_releases_its_parent(query: Query) -> Non
     store = location(query)
     assert sweep(store).released == ()
     store.put("taskowned/s", b"state")
-    snapshot = MaterializedHandle(ALL, 4, FileStateHandle("taskowned/s", 5))
+    snapshot = MaterializedHandle(ALL, 5, FileStateHandle("taskowned/s", 5))
     done = TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"5")]]), snapshot)
-    run_checkpoint(heir, 5, [done], properties=record_of(query, 4))
+    run_checkpoint(heir, 6, [done], properties=record_of(query, 4))
     heir.clean_up()
     assert sweep(store, dry_run=True).released == (made.fork_id,)
     assert statelog.tags(query.folder.parent / "state")
@@ -216,7 +216,7 @@ def test_a_fork_of_another_checkpoint_does_not_go_on_with_a_begun_one(
     [tag] = statelog.tags(query.folder.parent / "state")
     assert f"{tag.name} --kind fork" in str(refused.value)
     statelog.untag(query.folder.parent / "state", tag.name, kind="fork")
-    assert forked(query, checkpoint=4).checkpoint_id == 4  # it had written nothing else
+    assert forked(query, checkpoint=4).checkpoint_id == 5  # it had written nothing else
 
 
 def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Query) -> None:
@@ -231,7 +231,7 @@ def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Quer
         statelog.fork(root / "state", root / "new", new_checkpoint_location=root / "elsewhere")
     heir = go_on(query)
     log = log_in_file(location(query), ALL, [[(1, b"other")]])
-    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
+    run_checkpoint(heir, 6, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
     with pytest.raises(UsageError, match="holds state already"):
         forked(query)
 
@@ -272,7 +272,7 @@ def test_a_copied_fork_does_not_need_its_parent(
     assert not list(store.list("parents"))
     heir = go_on(query)
     log = log_in_file(store, ALL, [[(1, b"5")]])
-    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
+    run_checkpoint(heir, 6, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
     heir.clean_up()
     assert not sweep(store).deleted
     assert values(store)[-1] == b"5"
@@ -312,10 +312,10 @@ def test_a_fork_of_a_fork_reads_through_both(query: Query) -> None:
 def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
     made = forked(query)
     secret = tmp_path / "secret"
-    (secret / "chk-4").mkdir(parents=True)
-    (secret / "chk-4" / "_metadata").write_bytes(b"not yours")
+    (secret / "chk-5").mkdir(parents=True)
+    (secret / "chk-5" / "_metadata").write_bytes(b"not yours")
     path = tmp_path / "new" / "parents" / made.fork_id
-    path.write_bytes(ParentReference(location=str(secret), checkpoint_id=4).encoded())
+    path.write_bytes(ParentReference(location=str(secret), checkpoint_id=5).encoded())
     with pytest.raises(CheckpointError, match="has no tag of this fork") as raised:
         values(location(query))
     assert raised.value.reason == "parent"
@@ -323,7 +323,7 @@ def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no object parents/"):
         values(location(query))
     with pytest.raises(UsageError):
-        location(query).get("parent/../secret/chk-4/_metadata")
+        location(query).get("parent/../secret/chk-5/_metadata")
 
 
 def test_what_a_fork_refuses(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,7 +434,7 @@ def test_a_sink_that_is_about_to_take_its_rows_is_waited_for(
     if verb == "fork":
         assert forked(query).batch_id == 4
     else:
-        assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 4
+        assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 5
     assert len(waits) == 3
 
 
@@ -445,7 +445,7 @@ def test_a_query_that_goes_on_while_its_sink_is_waited_for_is_tagged_later(
 
     def pause(seconds: float) -> None:
         query.run(query.driver.next_checkpoint_id, query.driver.next_checkpoint_id + 2)
-        query.state.delete([PATHS.metadata(4)])
+        query.state.delete([PATHS.metadata(5)])
 
     monkeypatch.setattr(savepoints, "pause", pause)
-    assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 7
+    assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 8

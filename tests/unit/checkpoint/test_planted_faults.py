@@ -171,7 +171,7 @@ def test_a_file_without_its_mark_is_read_and_found(compress: bool) -> None:
     one = started(store)  # type: ignore[arg-type]
     sets = [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)] for _ in range(2)]
     log = log_in_file(store, ALL, sets, compress=compress)  # type: ignore[arg-type]
-    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log)])
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, log)])
     (path,) = names(store, "dstl/")
     whole = store.objects[path]
     changes = list(read_changes(store, log))  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def test_metadata_without_its_trailer_is_found() -> None:
         log = log_inline(ALL, [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)]], number)
         run_checkpoint(one, number, [TaskStateSnapshot(ALL, log)])
     one.clean_up()
-    path = PATHS.metadata(0)
+    path = PATHS.metadata(1)
     assert needed(store)[path] == {1}
     trailer = parse_segment(store.objects[path]).trailer
     assert trailer is not None
@@ -240,8 +240,8 @@ def test_swapped_objects_are_found(tree: FaultyStore, kind: str) -> None:
 
 def test_metadata_of_another_checkpoint_is_found(tree: FaultyStore) -> None:
     store = planted(tree)
-    store.objects[PATHS.metadata(4)] = store.objects[PATHS.metadata(3)]
-    one = expect(tree, store, PATHS.metadata(4), "damaged")
+    store.objects[PATHS.metadata(5)] = store.objects[PATHS.metadata(4)]
+    one = expect(tree, store, PATHS.metadata(5), "damaged")
     assert "contains checkpoint 3" in one.problem
 
 
@@ -286,7 +286,7 @@ def test_a_gap_in_the_log_is_found(tree: FaultyStore) -> None:
 
         store = rewritten(tree, 4, change)
         findings, newest_sound = verified(store)
-        assert [PATHS.metadata(4)] == [one.path for one in findings]
+        assert [PATHS.metadata(5)] == [one.path for one in findings]
         assert "lacks log of checkpoint" in findings[0].problem
         assert newest_sound == 3
 
@@ -314,7 +314,7 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
 
 def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
     store = planted(tree)
-    path = PATHS.metadata(4)
+    path = PATHS.metadata(5)
     stored = read_checkpoint(store, PATHS, 4)  # type: ignore[arg-type]
     body = bytearray(encode_record(stored.record))
     body[0:2] = (99).to_bytes(2, "big")
@@ -328,11 +328,11 @@ def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
 
 def test_a_half_written_checkpoint_is_no_finding_without_metadata(tree: FaultyStore) -> None:
     store = planted(tree)
-    store.objects["chk-5/exclusive-state"] = b"of a checkpoint that was not committed"
+    store.objects["chk-6/exclusive-state"] = b"of a checkpoint that was not committed"
     assert verified(store) == ([], 4)
-    store.objects[PATHS.metadata(5)] = store.objects[PATHS.metadata(4)][:100]
+    store.objects[PATHS.metadata(6)] = store.objects[PATHS.metadata(5)][:100]
     findings, newest_sound = verified(store)
-    assert [PATHS.metadata(5)] == [one.path for one in findings]
+    assert [PATHS.metadata(6)] == [one.path for one in findings]
     assert newest_sound == 4
 
 

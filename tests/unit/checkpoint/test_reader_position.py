@@ -34,7 +34,7 @@ def test_a_position_keeps_what_was_not_read_within_its_bound() -> None:
     reader = position(history)
     assert reader.current() is None
     reader.move(1)
-    other = Tag(kind=TagKind.TAG, name="copy", checkpoint_id=1)
+    other = Tag(kind=TagKind.TAG, name="copy", checkpoint_id=2)
     put_tag(history.store, PATHS, other, clock_ms=lambda: 7)
     history.run(2)
     assert (kept(history), reader.current()) == ((1, 2, 3), 1)

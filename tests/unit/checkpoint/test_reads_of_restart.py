@@ -61,8 +61,8 @@ def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
     find_restore_point(store, LocationPaths(), 4, known=known)
     heir = coordinator(store, "b")
     heir.claim()
-    assert heir.restore(4, known=known).checkpoint_id == 4
-    assert heir.section(4, TAG) == b"4"
+    assert heir.restore(5, known=known).checkpoint_id == 5
+    assert heir.section(5, TAG) == b"4"
     small_checkpoint(heir, heir.next_checkpoint_id)
     assert [store.reads[LocationPaths().metadata(one)] for one in (4, 5)] == [1, 1]
 
@@ -74,12 +74,12 @@ def test_what_was_committed_after_the_first_look_is_found():
     small_checkpoint(started(store, "b"), 2)
     heir = coordinator(store, "c")
     heir.claim()
-    assert heir.restore(known=known).checkpoint_id == 2
-    assert heir.section(2, TAG) is None
+    assert heir.restore(known=known).checkpoint_id == 3
+    assert heir.section(3, TAG) is None
 
 
 def test_sections_are_read_from_the_store_once_a_checkpoint_began():
     store = filled(2)
     heir = started(store, "b")
-    assert small_checkpoint(heir, 2, sections={TAG: b"2"}).checkpoint_id == 2
+    assert small_checkpoint(heir, 3, sections={TAG: b"2"}).checkpoint_id == 3
     assert [heir.section(one, TAG) for one in (1, 2)] == [b"1", b"2"]

@@ -54,7 +54,7 @@ def values_of(store, checkpoint_id):
 def test_a_tagged_checkpoint_outlives_the_retention():
     store = DictStore()
     one = started(store, retained=1)
-    for checkpoint_id in range(6):
+    for checkpoint_id in range(1, 7):
         log = (
             log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
             if checkpoint_id
@@ -66,7 +66,7 @@ def test_a_tagged_checkpoint_outlives_the_retention():
         snapshot = MaterializedHandle(ALL, max(0, checkpoint_id - 1), handle)
         run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
         one.clean_up()
-        if checkpoint_id == 2:
+        if checkpoint_id == 3:
             tag(store, 2)
     assert one.checkpoints() == [2, 5]
     assert values_of(store, 2) == [b"v2"]
@@ -79,9 +79,9 @@ def test_a_tagged_checkpoint_outlives_the_retention():
     ]
 
     delete_tag(store, find_tag(store, PATHS, "t", TagKind.TAG))
-    small_checkpoint(one, 6)
-    one.clean_up()
     small_checkpoint(one, 7)
+    one.clean_up()
+    small_checkpoint(one, 8)
     one.clean_up()
     assert one.checkpoints() == [7]
     assert "taskowned/s2" not in store.objects
@@ -107,8 +107,8 @@ def test_the_content_of_a_tag_is_read_back_and_verified():
 def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
     store = DictStore()
     one = started(store, retained=1)
-    small_checkpoint(one, 0)
-    small_checkpoint(one, 1)  # checkpoint 0 is subsumed, and not yet deleted
+    small_checkpoint(one, 1)
+    small_checkpoint(one, 2)  # checkpoint 0 is subsumed, and not yet deleted
     with pytest.raises(CheckpointError, match="no longer retained") as raised:
         tag(store, 0)
     assert raised.value.reason == "subsumed"
@@ -120,17 +120,17 @@ def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
 def test_a_tag_between_commit_and_clean_up_holds():
     store = DictStore()
     one = started(store, retained=1)
-    small_checkpoint(one, 0)
-    made = tag(store, 0)
     small_checkpoint(one, 1)
-    assert find_checkpoint(store, PATHS, 0).checkpoint_id == 0  # retained by the tag alone
+    made = tag(store, 0)
+    small_checkpoint(one, 2)
+    assert find_checkpoint(store, PATHS, 0).checkpoint_id == 1  # retained by the tag alone
     one.clean_up()
-    assert small_checkpoint(one, 2).retained == (0, 2)
+    assert small_checkpoint(one, 3).retained == (0, 2)
     # A second tag may hold what only the first one retains.
     tag(store, 0, "second")
     delete_tag(store, made)
     one.clean_up()
-    assert small_checkpoint(one, 3).retained == (0, 3)
+    assert small_checkpoint(one, 4).retained == (0, 3)
 
 
 def test_names_are_unique_and_plain():
@@ -150,17 +150,17 @@ def test_names_are_unique_and_plain():
 def test_a_pinned_checkpoint_that_was_given_up_is_kept():
     store = DictStore()
     one = started(store, retained=4)
-    for checkpoint_id in range(5):
+    for checkpoint_id in range(1, 6):
         small_checkpoint(one, checkpoint_id)
         one.clean_up()
     tag(store, 4)
     other = started(store, "b", retained=2)
-    other.restore(2)
-    assert other.next_checkpoint_id == 5
-    small_checkpoint(other, 5)
+    other.restore(3)
+    assert other.next_checkpoint_id == 7
+    small_checkpoint(other, 6)
     other.clean_up()
-    assert "chk-3/_metadata" in store.objects  # changes of checkpoint 4 are in it
-    assert small_checkpoint(other, 6).retained == (4, 5, 6)
+    assert "chk-4/_metadata" in store.objects  # changes of checkpoint 4 are in it
+    assert small_checkpoint(other, 7).retained == (4, 5, 6)
     other.clean_up()
     assert values_of(store, 4)[-1] == b"4/7"
     assert values_of(store, 6)[-3:] == [b"6/0", b"6/3", b"6/7"]
@@ -171,12 +171,12 @@ def test_a_reader_pins_what_follows_up_to_its_bound():
     assert [i for i in range(10) if Pin(3, 9).holds(i, 9)] == [3, 4, 5, 6, 7, 8, 9]
     store = DictStore()
     one = started(store, retained=1)
-    for checkpoint_id in range(9):
+    for checkpoint_id in range(1, 10):
         small_checkpoint(one, checkpoint_id)
         one.clean_up()
-        if checkpoint_id == 2:
+        if checkpoint_id == 3:
             tag(store, 2, "feed", TagKind.READER, newest=5)
-        if checkpoint_id == 5:
+        if checkpoint_id == 6:
             assert one.checkpoints() == [2, 3, 4, 5]
     assert one.checkpoints() == [4, 5, 6, 7, 8]
 
