@@ -133,7 +133,7 @@ class RecordedJob:
                 run_id=self.run_id,
                 schema=self.schema.to_json(),
             ),
-            checkpoint_id=self.batch_id,
+            checkpoint_id=self.coordinator.next_checkpoint_id,
             base_id=own,
             restore_id=own,
             committed=tuple(one.state_handle_id for one in handles if one.checkpoint_id == own),
@@ -184,13 +184,13 @@ class RecordedJob:
         return acks
 
     def commit(self, acks: Sequence[TaskAck], ranges: Sequence[KeyGroupRange], now_ms: int) -> None:
-        self.coordinator.trigger(self.batch_id, ranges)
+        checkpoint_id = self.coordinator.next_checkpoint_id
+        self.coordinator.trigger(checkpoint_id, ranges)
         for ack in acks:
-            self.coordinator.acknowledge(
-                self.batch_id, TaskStateSnapshot(ack.key_group_range, ack.log)
-            )
+            snapshot = TaskStateSnapshot(ack.key_group_range, ack.log)
+            self.coordinator.acknowledge(checkpoint_id, snapshot)
         files = partial(recording_files, self.store, self.paths, task_changelog_options())
-        fresh = committed_recordings(files, acks, self.batch_id, now_ms)
+        fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
         record = BatchRecord(
             operators=(
@@ -216,6 +216,6 @@ class RecordedJob:
             recordings=kept_recordings(before, fresh, self.settings, now_ms),
         )
         self.base = self.coordinator.complete(
-            self.batch_id, properties=record.to_properties(), sections={}
+            checkpoint_id, properties=record.to_properties(), sections={}
         )
         self.coordinator.clean_up()

@@ -57,7 +57,7 @@ def test_the_recorded_keys_are_listed(job: RecordedJob, capsys: pytest.CaptureFi
         key: (one["steps"], one["failures"]) for key, one in found.items()
     }
     assert 0 == cli.run(["replay", job.location])
-    assert "0 to 1" in capsys.readouterr().out
+    assert "1 to 2" in capsys.readouterr().out
 
 
 def test_steps_and_differences_in_json(
