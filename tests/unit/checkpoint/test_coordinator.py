@@ -16,7 +16,6 @@ from statelog.errors import (
     CheckpointError,
     FencedError,
     IncompatibleFormatError,
-    ObjectNotFoundError,
     StoreError,
     UsageError,
 )
@@ -369,7 +368,9 @@ def test_an_older_retained_checkpoint_can_be_asked_for(store):
     assert started(store, "d").latest.owner_id == "c"
 
 
-@pytest.mark.parametrize(("asked", "reason"), [(1, "subsumed"), (0, "not_found"), (17, "not_found")])
+@pytest.mark.parametrize(
+    ("asked", "reason"), [(1, "subsumed"), (0, "not_found"), (17, "not_found")]
+)
 def test_what_cannot_be_restored_is_told(store, asked, reason):
     one = started(store, retained=2)
     for checkpoint_id in range(1, 6):
