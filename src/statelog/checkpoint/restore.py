@@ -117,7 +117,7 @@ def find_restore_point(
     ]
     older = ask_at_once(store, reads)
     retained = (*(one for one in older if one is not None), own)
-    gives_up = [partial(_given_up, store, paths, one, one in pinned_ids) for one in newer]
+    gives_up = [partial(_given_up, store, paths, one, known, one in pinned_ids) for one in newer]
     given_up = tuple(one for one in ask_at_once(store, gives_up) if one is not None)
     settled = {one.checkpoint_id for one in given_up}
     settled |= {number for number, one in known.items() if isinstance(one, ClaimRecord)}
@@ -126,13 +126,20 @@ def find_restore_point(
 
 
 def _given_up(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, is_pinned: bool
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint_id: int,
+    known: KnownEntries,
+    is_pinned: bool,
 ) -> RetainedCheckpoint | None:
     """
     Return the ledger's view of a newer checkpoint that a restore gives up; None if there is none.
 
     Of one that cannot be read, and that no pin holds, only the metadata is deleted.
     """
+    stored = known.get(checkpoint_id)
+    if isinstance(stored, StoredCheckpoint):
+        return RetainedCheckpoint(checkpoint_id, objects_of(paths, stored.checkpoint))
     found = kept_checkpoint(store, paths, checkpoint_id)
     if found is None or found.objects is not None or is_pinned:
         return found

@@ -52,7 +52,7 @@ def test_orphans_go_and_all_else_stays(filled):
     needed = {p for p in before if p.startswith("dstl/file") and p in filled.objects}
     assert set(report.deleted) == {*ORPHANS, *subsumed} - needed
     assert len(needed) == 1
-    kept = {"chk-2/_metadata", "chk-3/_metadata", "taskowned/s", "owner/1", *needed}
+    kept = {"chk-2/_metadata", "chk-3/_metadata", "taskowned/s", "chk-0/_metadata", *needed}
     assert set(filled.objects) == {*kept, "README", "other/file", "owner/9x"}
     assert (report.unknown, report.too_young, report.failed) == (2, 0, ())
     assert report.deleted_bytes > 5 * len(ORPHANS)
@@ -82,7 +82,7 @@ def test_a_clock_behind_the_store_deletes_nothing(filled):
     ("victim", "how"),
     [
         *(("chk-2/_metadata", how) for how in ("cut", "flip", "gone")),
-        *(("chk-3/_metadata", how) for how in ("cut", "flip")),  # gone: 1 is the newest then
+        *(("chk-3/_metadata", how) for how in ("cut", "flip")),  # gone: 2 is the newest then
     ],
 )
 def test_a_damaged_retained_checkpoint_stops_the_sweep(filled, victim, how):
@@ -141,7 +141,7 @@ def test_what_is_committed_during_the_sweep_is_kept(filled):
     def commit_after_the_listing(operation, path):
         if operation == "list_folders" and not requests:
             requests.append(path)
-            run_checkpoint(heir, 4, [TaskStateSnapshot(ALL, log)])
+            run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)])
         return None
 
     filled.on_request = commit_after_the_listing

@@ -36,8 +36,8 @@ def test_a_snapshot_does_not_hide_the_changes_of_its_own_checkpoint() -> None:
         coordinator.trigger(checkpoint_id, [GROUPS])
         coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(GROUPS, log, snapshot))
         logs.append(coordinator.complete(checkpoint_id, properties={}).log)
-    assert [[one.checkpoint_id for one in log] for log in logs] == [[0], [1], [2], [2, 3]]
+    assert [[one.checkpoint_id for one in log] for log in logs] == [[1], [2], [3], [3, 4]]
     latest = coordinator.latest
     assert latest is not None
-    assert [one.checkpoint_id for one in latest.for_range(GROUPS).log] == [2, 3]
-    assert [one.checkpoint_id for one in coordinator.load(3).for_range(GROUPS).log] == [2]
+    assert [one.checkpoint_id for one in latest.for_range(GROUPS).log] == [3, 4]
+    assert [one.checkpoint_id for one in coordinator.load(3).for_range(GROUPS).log] == [3]
