@@ -18,9 +18,10 @@ from tests.forged_jobs import NAME, hostile_location
 from tests.stored_job import StoredJob
 
 import statelog
-from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.history import read_entry
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.format.checkpoint_metadata import rewrite_metadata
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import (
     OBJECTS_PROPERTY,
     CompletedCheckpoint,
@@ -110,7 +111,7 @@ class Forger:
         for _ in range(3):
             job.micro_batch()
         (self.case / "query" / "statelog").symlink_to(self.case / "state")
-        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
+        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=2)
         put_tag(job.store, PATHS, tag, clock_ms=lambda: 0)
         return job
 
@@ -203,14 +204,16 @@ class Forger:
         for name, target in {
             **{
                 name: state / name
-                for name in ("dstl", "taskowned", "tags", "owner", "chk-1", "chk-2")
+                for name in ("dstl", "taskowned", "tags", "owner", "chk-0", "chk-1", "chk-2")
             },
             **dict.fromkeys(
                 ("tmp", "recordings", "parents", "output", "shared", "audit"), self.victim
             ),
             "copied-from": self.victim / "secret",
-            "chk-2/_metadata": state / "chk-1" / "_metadata",
-            "chk-3": state / "chk-1",
+            "chk-0/_metadata": self.victim / "secret",
+            "chk-3/_metadata": state / "chk-1" / "_metadata",
+            "chk-4": state / "chk-1",
+            "chk-5": state / "chk-0",
             "owner/99": self.victim / "secret",
             "audit/20260101T000000000Z-0123456789abcdef.begin": self.victim / "secret",
             "trap.py": self.victim / "secret.py",
@@ -255,7 +258,7 @@ class Forger:
     def _tag(self, path: str) -> None:
         job = self._stored()
         shutil.rmtree(self.case / "state" / "tags")
-        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
+        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=2)
         facts = {"comment": path, "location": self.server}
         files = {"offsets/1": b"v1", path: b"evil"}
         put_tag(job.store, PATHS, tag, clock_ms=lambda: 0, facts=facts, files=files)
@@ -268,8 +271,10 @@ def forge_checkpoints(
     store: ObjectStore = open_store(str(folder), fsync=False)
     for metadata in folder.glob("chk-*/_metadata"):
         name = f"{metadata.parent.name}/_metadata"
-        record = load_stored(store, PATHS, int(metadata.parent.name[4:])).record
-        changed = replace(record, checkpoint=change(record.checkpoint))
+        entry = read_entry(store, PATHS, int(metadata.parent.name[4:]))
+        if isinstance(entry, ClaimRecord):
+            continue
+        changed = replace(entry.record, checkpoint=change(entry.checkpoint))
         metadata.write_bytes(
             b"".join(map(bytes, rewrite_metadata(store.get(name), changed).buffers))
         )

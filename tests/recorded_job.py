@@ -61,6 +61,7 @@ class RecordedJob:
     base: CompletedCheckpoint | None = None
     batch_id: int = -1
     operator_id: str = "totals"
+    owner_id: str = "test"
     checkpoint_location: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class RecordedJob:
         self.coordinator = CheckpointCoordinator(
             self.store,
             self.paths,
-            owner_id="test",
+            owner_id=self.owner_id,
             max_parallelism=GROUPS,
             options=CheckpointOptions(retained=self.retained),
             clock_ms=lambda: 0,

@@ -136,8 +136,11 @@ def new_owner_id(kind: str) -> str:
 
 def describe_claim(claim: ClaimRecord, paths: LocationPaths) -> str:
     """Return a claim as text for a message: its object, its owner and its time."""
-    moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
     path = paths.metadata(claim.number)
+    try:
+        moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):  # no calendar has the time; the claim counts
+        return f"{path}, claimed by {claim.owner_id!r}"
     return f"{path}, claimed by {claim.owner_id!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 

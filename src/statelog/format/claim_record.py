@@ -115,8 +115,10 @@ def decode_entry(body: Buffer, *, where: str = "") -> CheckpointRecord | ClaimRe
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise damaged_record(where, f"the claim cannot be read ({error})") from error
     newest = -1 if found.newest is None else found.newest
-    if not -1 <= newest < found.number < found.next <= ID_MAX or found.fenced < 0:
+    if not -1 <= newest < found.number < found.next <= ID_MAX:
         raise damaged_record(where, "the numbers of the claim do not ascend")
+    if not 0 <= found.fenced <= ID_MAX:
+        raise damaged_record(where, f"the claim fences epoch {found.fenced}")
     return ClaimRecord(
         number=found.number,
         owner_id=found.owner,
