@@ -297,7 +297,7 @@ def test_names_and_ids_that_are_not_there_are_answered_with_those_that_are(
 
 def test_a_checkpoint_of_another_program_is_no_state() -> None:
     store = FaultyStore()
-    small_checkpoint(started(store), 0)
+    small_checkpoint(started(store), 1)
     with pytest.raises(CheckpointError, match="not made by a streaming query"):
         read(store)
 
