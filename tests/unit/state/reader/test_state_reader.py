@@ -302,6 +302,16 @@ def test_a_checkpoint_of_another_program_is_no_state() -> None:
         read(store)
 
 
+def test_an_unknown_checkpoint_is_told_with_those_there_are() -> None:
+    store = FaultyStore()
+    for owner in ("a", "b"):
+        one = started(store, owner)
+        small_checkpoint(one, one.next_checkpoint_id)
+    for claim in (0, 2):
+        with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 3\)"):
+            read(store, claim)
+
+
 def test_a_closed_reader_reads_nothing(finished: History) -> None:
     with read(finished.store) as reader:
         batches = reader.batches("total")
