@@ -302,7 +302,7 @@ def read_parent(data: bytes) -> Any:
 def read_claim(data: bytes) -> Any:
     """Read a claim, as a new owner and as a fenced one do."""
     store = store_with(**{PATHS.metadata(0): data})
-    entry = read_entry(store, PATHS, 0)
+    entry = read_entry(store, PATHS, 0, whole=True)
     top = find_top(store, PATHS, present_ids(store, PATHS))
     said = describe_claim(entry, PATHS) if isinstance(entry, ClaimRecord) else ""
     return repr((entry, top, said))

@@ -36,6 +36,8 @@ from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
 
 _LISTINGS: Final = 3
+_NAMED: Final = 10
+"""Entries looked at to name the newest checkpoints in an error; claims are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,9 @@ def _asked_for(
     try:
         stored = read_whole(store, paths, checkpoint_id, known)
     except ObjectNotFoundError as error:
-        present = ", ".join(map(str, ids[-10:])) or "none"
+        reads = [partial(kept_checkpoint, store, paths, one) for one in ids[-_NAMED:]]
+        found_ids = [one.checkpoint_id for one in ask_at_once(store, reads) if one is not None]
+        present = ", ".join(map(str, found_ids)) or "none"
         raise CheckpointError(
             f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {present})",
             reason="not_found",
