@@ -132,9 +132,9 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
         dry_run=True,
         now=dt.datetime.now(dt.UTC),
     ).deleted
-    assert ("chk-4/_metadata", "chk-5/_metadata") == given_up
+    assert ("chk-3/_metadata", "chk-4/_metadata") == given_up
     with pytest.raises(FencedError):
-        run_checkpoint(old, 7, [TaskStateSnapshot(ALL, None)])
+        run_checkpoint(old, 6, [TaskStateSnapshot(ALL, None)])
     plan = plan_rewind(query.stored, query.state, 2)
     assert ((), False) == (plan.files, plan.changes_state)
     assert [(1, ""), (2, "")] == [
@@ -242,7 +242,7 @@ def test_a_query_that_goes_on_meanwhile_is_noticed_before_the_commit(query: Quer
 
 
 def test_a_damaged_newest_checkpoint_can_be_left_behind(query: Query, tmp_path: Path) -> None:
-    (tmp_path / "state/chk-5/_metadata").write_bytes(b"torn")
+    (tmp_path / "state/chk-4/_metadata").write_bytes(b"torn")
     assert 5 == query.rewind(3)
     newest = find_newest(query.state, LocationPaths()).newest
     assert newest is not None
