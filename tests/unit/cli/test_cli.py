@@ -351,6 +351,17 @@ def test_verify_finds_any_damage(call, location, name, how):
     assert name in {one["path"] for one in bad}
 
 
+def test_verify_finds_that_the_checkpoint_of_a_claim_is_lost(call, location):
+    started(open_store(location), "next")
+    assert "all intact" in call("verify", location)
+    Path(location, "chk-3/_metadata").unlink()
+    *found, last = lines(call("verify", location, "--json", status=1))
+    assert [("chk-3/_metadata", "missing")] == [
+        (one["path"], one["finding"]) for one in found if not one["ok"]
+    ]
+    assert (1, 2) == (last["summary"]["findings"], last["summary"]["newest_sound"])
+
+
 # ------------------------------------------------------------------------------------ the process
 
 
