@@ -28,7 +28,7 @@ from statelog.checkpoint.copy_plan import (
     plan_copy,
 )
 from statelog.checkpoint.first_edition import newest_epoch
-from statelog.checkpoint.history import exists, present_ids, read_entry
+from statelog.checkpoint.history import exists, may_be_claim, present_ids, read_entry
 from statelog.checkpoint.ownership import describe_claim, find_top, new_owner_id, put_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
@@ -380,23 +380,28 @@ def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
 
 
 def _check_claims(target: ObjectStore) -> None:
-    """Check that no owner has written to the copy."""
-    for number in present_ids(target, LocationPaths()):
-        _check_claim(target, number)
+    """Check that no owner has written to the copy; delete the rest of an interrupted claim of a copy."""
+    paths = LocationPaths()
+    for number in present_ids(target, paths):
+        if _check_claim(target, number) and may_be_claim(target, paths, number):
+            target.delete([paths.metadata(number)])
 
 
-def _check_claim(target: ObjectStore, number: int) -> None:
-    """Check that an entry of the copy is no claim of an owner."""
+def _check_claim(target: ObjectStore, number: int) -> bool:
+    """Check that an entry of the copy is no claim of an owner; return whether it is damaged."""
     try:
         entry = read_entry(target, LocationPaths(), number)
-    except (ObjectNotFoundError, CorruptionError):
-        return  # what an interrupted call left; it is put again
+    except ObjectNotFoundError:
+        return False
+    except CorruptionError:
+        return True  # what an interrupted call left; it is put again
     if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
         raise UsageError(
             f"{target.url} has been claimed by a query since it was copied "
             f"({describe_claim(entry, LocationPaths())}), so nothing is copied over its state; give an "
             "empty location"
         )
+    return False
 
 
 def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
@@ -428,6 +433,11 @@ def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
         next_number=newest,
     )
     if not put_claim(target, LocationPaths(), claim):
+        if _check_claim(target, number):
+            path = LocationPaths().metadata(number)
+            raise StoreError(
+                f"the put of {path} in {target.url} was cut off; call again", path=path
+            )
         raise UsageError(
             f"{target.url} was claimed by another owner at the same time; give an empty location"
         )

@@ -43,7 +43,7 @@ def query(tmp_path: Path) -> Query:
 
 def forge(query: Query, fork_id: str, place: str, name: str = "new") -> None:
     path = query.folder.parent / name / "parents" / fork_id
-    path.write_bytes(ParentReference(location=place, checkpoint_id=4).encoded())
+    path.write_bytes(ParentReference(location=place, checkpoint_id=5).encoded())
 
 
 def independent(query: Query, name: str = "new") -> None:
@@ -51,9 +51,9 @@ def independent(query: Query, name: str = "new") -> None:
     heir, store = go_on(query, name), location(query, name)
     store.put("taskowned/s", b"state")
     groups = KeyGroupRange(0, 7)
-    snapshot = MaterializedHandle(groups, 4, FileStateHandle("taskowned/s", 5))
+    snapshot = MaterializedHandle(groups, 5, FileStateHandle("taskowned/s", 5))
     done = TaskStateSnapshot(groups, log_in_file(store, groups, [[(1, b"5")]]), snapshot)
-    run_checkpoint(heir, 5, [done], properties=record_of(query, 4, name))
+    run_checkpoint(heir, heir.next_checkpoint_id, [done], properties=record_of(query, 5, name))
     heir.clean_up()
 
 
@@ -251,7 +251,7 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> None:
     root = query.folder.parent
-    tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=4)
+    tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=5)
     put_tag(query.state, PATHS, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
     with pytest.raises(CorruptionError):
         forked(query, tag="forged")

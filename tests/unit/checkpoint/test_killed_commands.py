@@ -131,9 +131,9 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
         nothing,
         lambda place: place.call("repair", place.state, "--give-up-after", "2", "--apply"),
     ),
-    "repair --give-up-after 0": (
+    "repair --give-up-after 1": (
         nothing,
-        lambda place: place.call("repair", place.state, "--give-up-after", "0", "--apply"),
+        lambda place: place.call("repair", place.state, "--give-up-after", "1", "--apply"),
     ),
     "edit": (nothing, edit),
     "edit from files": (
@@ -222,7 +222,7 @@ def test_a_killed_command_finishes_when_it_is_repeated(
     prepare, command = COMMANDS[name]
     place, template = Place(tmp_path / "work"), tmp_path / "template"
     job = StoredJob(seed, place.root, retained=3)
-    for _ in range(2 if name.endswith(" 0") else BATCHES):
+    for _ in range(2 if name.endswith(" 1") else BATCHES):
         job.micro_batch()
     killer = Killer()
     killer.install(monkeypatch)
