@@ -241,28 +241,29 @@ class Driver:
         made = prepare_commit(plan, author, path, properties=properties, sections={}, compress=True)
         self.store.put(path, made.buffers)
 
-    def micro_batch(self, batch_id: int) -> Run:
-        """Run one micro-batch; return its seconds by step, and what it counted."""
+    def micro_batch(self) -> Run:
+        """Run the next micro-batch; return its seconds by step, and what it counted."""
+        checkpoint_id = self.coordinator.next_checkpoint_id
         steps: dict[str, float] = {}
         before, bytes_before = Counter(self.store.requests), self.store.bytes_in
         with _Clock(steps, "plan"):
             now = time.time_ns() // 1_000_000
             snapshots = self.planner.choose(self.ranges, now)
-            self.coordinator.trigger(batch_id, self.ranges)
+            self.coordinator.trigger(checkpoint_id, self.ranges)
         with _Clock(steps, "instructions"):
-            function = partial(staged_task, self._spec(batch_id, snapshots))
+            function = partial(staged_task, self._spec(checkpoint_id, snapshots))
             sent = len(cloudpickle.dumps(function))
-        answers = self._answers.of(batch_id, snapshots)
+        answers = self._answers.of(checkpoint_id, snapshots)
         gc.collect()
         with _Clock(steps, "answers"):
             acks = one_per_task(pickle.loads(one) for one in answers)
         with _Clock(steps, "acknowledge"):
             for ack in acks:
                 done = TaskStateSnapshot(ack.key_group_range, ack.log, ack.snapshot)
-                self.coordinator.acknowledge(batch_id, done)
+                self.coordinator.acknowledge(checkpoint_id, done)
         with _Clock(steps, "commit"):
-            record = self._record(batch_id, acks)
-            completed = self.coordinator.complete(batch_id, properties=record.to_properties())
+            record = self._record(checkpoint_id, acks)
+            completed = self.coordinator.complete(checkpoint_id, properties=record.to_properties())
         with _Clock(steps, "advance"):
             self.planner.committed(snapshots, acks, now)
             self.planner.advance(completed)
@@ -282,22 +283,21 @@ class Driver:
             "snapshot_bytes": sum(a.snapshot.handle.size_bytes for a in acks if a.snapshot),
         }
 
-    def _spec(self, batch_id: int, snapshots: dict[KeyGroupRange, KeyGroupRange]) -> TaskSpec:
+    def _spec(self, checkpoint_id: int, snapshots: dict[KeyGroupRange, KeyGroupRange]) -> TaskSpec:
         base = self._base
-        fresh = (
-            () if base is None else (one for one in base.log if one.checkpoint_id == batch_id - 1)
-        )
+        base_id = -1 if base is None else base.checkpoint_id
+        fresh = () if base is None else (one for one in base.log if one.checkpoint_id == base_id)
         return TaskSpec(
-            context=BatchContext(RunningCount(), batch_id, "none"),
+            context=BatchContext(RunningCount(), checkpoint_id, "none"),
             rows=TaskRows(
                 layout=InputLayout((1,), 2), row_format=None, output=pa.schema([("n", pa.int64())])
             ),
             state=TaskState(
                 location="s3://bucket/job", store_options={}, fsync=False, epoch=1, schema={}
             ),
-            checkpoint_id=batch_id,
-            base_id=batch_id - 1,
-            restore_id=batch_id - 1,
+            checkpoint_id=checkpoint_id,
+            base_id=base_id,
+            restore_id=base_id,
             committed=tuple(one.state_handle_id for one in fresh),
             ranges=self.ranges,
             snapshots={
@@ -354,7 +354,7 @@ def simulate(tasks: int, batches: int, handles: int, seconds: float) -> Run:
     driver, began = Driver(tasks, policy, handles), time.monotonic()
     made = []
     for _ in range(batches):
-        made.append(driver.micro_batch(driver.coordinator.next_checkpoint_id))
+        made.append(driver.micro_batch())
         if time.monotonic() - began > seconds:
             break
     shown = made[1:] or made
