@@ -80,8 +80,9 @@ def build(folder: Path, objects: int) -> int:
     log = ChangelogStateHandle(whole, tuple(logs), size, size, "log", 1)
     handles = [snapshot(store, number % GROUPS, number) for number in range(snapshots)]
     total += sum(one.handle.size_bytes for one in handles)
-    # One snapshot for each key group counts; those of checkpoint 0 do not make the log unneeded.
-    for checkpoint_id, snapshots_now in ((0, handles), (1, ())):
+    # One snapshot for each key group counts; those of the first checkpoint do not make the log unneeded.
+    for snapshots_now in (handles, ()):
+        checkpoint_id = one.next_checkpoint_id
         ranges = [KeyGroupRange(group, group) for group in range(GROUPS)]
         if snapshots_now:
             one.trigger(checkpoint_id, ranges)

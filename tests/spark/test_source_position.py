@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from tests.entries import claims, committed
 from tests.spark import processors
 from tests.spark.checkpoint_files import (
     AnySize,
     AnySizeInTime,
-    claims,
-    committed,
     cut_short,
     forget_newest_batch,
     in_order,
@@ -219,8 +218,7 @@ def test_the_position_names_files_of_every_entry_and_of_compact_ones(
         assert (tmp_path / "query" / "sources" / "0" / "5.compact").exists()
         # An entry of the source's log that no micro-batch came of: the next batch covers two.
         forget_newest_batch(tmp_path / "query")
-        remove(job.state / "chk-6", 0)
-        shutil.rmtree(job.state / "chk-6")
+        shutil.rmtree(job.state / f"chk-{committed(job.state)[-1]}")
         job.source.add([(9, 9)])
         job.run()
         (log,) = record_of(job).source_logs or []
