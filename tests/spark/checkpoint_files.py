@@ -6,6 +6,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from tests.spark.streams import BatchSource
+from tests.stored_entries import claim_numbers, committed_numbers
+
+from statelog.store import open_location
 
 
 class AnySize(BatchSource):
@@ -64,12 +67,12 @@ def replace(folder: Path, backup: Path) -> None:
 
 def claims(state: Path) -> int:
     """Return how often the state location was claimed."""
-    return len(list((state / "owner").iterdir()))
+    return len(claim_numbers(open_location(str(state))))
 
 
-def committed(state: Path) -> list[str]:
-    """Return the checkpoints there are."""
-    return sorted(path.parent.name for path in state.glob("chk-*/_metadata"))
+def committed(state: Path) -> list[int]:
+    """Return the ids of the checkpoints there are, ascending."""
+    return committed_numbers(open_location(str(state)))
 
 
 def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:

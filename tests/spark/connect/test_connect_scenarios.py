@@ -49,7 +49,7 @@ def on_both(
                 .start()
             )
             assert query.awaitTermination(TIMEOUT_SECONDS)
-            assert ours == (location / "statelog" / "chk-0" / "_metadata").exists()
+            assert ours == (location / "statelog" / "chk-1" / "_metadata").exists()
             results.append(sink.batches())
     finally:
         disable(session)
