@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.stored_entries import claim_objects
+from tests.entries import claims
 
 from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import reachable_objects
@@ -168,7 +168,8 @@ class Campaign:
             assert report.deleted, "dead tasks left no file behind?"
         kept_always = ("probed/", "audit/")
         left = {info.path for info in store.list() if not info.path.startswith(kept_always)}
-        assert left - claim_objects(store) == reachable_objects(store, paths)
+        claimed = {paths.metadata(number) for number in claims(self.location)}
+        assert left - claimed == reachable_objects(store, paths)
         assert [] == [one for one in verify_location(store, paths) if one.problem]
         assert kept == self.state()
 

@@ -6,9 +6,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from tests.spark.streams import BatchSource
-from tests.stored_entries import claim_numbers, committed_numbers
-
-from statelog.store import open_location
 
 
 class AnySize(BatchSource):
@@ -63,16 +60,6 @@ def replace(folder: Path, backup: Path) -> None:
     """Put a backup in a folder's place."""
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)
-
-
-def claims(state: Path) -> int:
-    """Return how often the state location was claimed."""
-    return len(claim_numbers(open_location(str(state))))
-
-
-def committed(state: Path) -> list[int]:
-    """Return the ids of the checkpoints there are, ascending."""
-    return committed_numbers(open_location(str(state)))
 
 
 def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
