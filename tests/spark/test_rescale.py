@@ -270,11 +270,11 @@ def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
     job.run(snapshotPolicy=materialization)
     job.take()
     job.source.add(BATCHES[3])
-    job.run(restoreFrom=1, tasks=3, snapshotPolicy=materialization)
+    job.run(restoreFrom=committed(job.state)[-2], tasks=3, snapshotPolicy=materialization)
     job.source.add(BATCHES[1])
     job.run(snapshotPolicy=materialization)
     model = TotalsModel()
-    for rows in BATCHES[:2]:  # what checkpoint 1 knows; batch 2 is given up with checkpoint 2
+    for rows in BATCHES[:2]:  # what the older checkpoint knows; batch 2 is given up with its own
         model.apply(rows)
     expected = [model.apply(BATCHES[3]), model.apply(BATCHES[1])]
     assert expected == [in_order(rows) for rows in job.take()]
