@@ -51,8 +51,8 @@ stores are injected between statelog and a server, or between statelog and a sto
 FINDINGS_HEAD = """
 ## What campaigns found
 
-The last column says how the origin is proven. *message*: the message of the commit names the campaign. *run*: the test of the campaign fails on the sources before
-the commit. *test*: the commit adds the case to the tests of what campaigns found. *page*: [mutants](contributing/mutants.md#a-run-over-the-source)
+The last column says how the origin is proven. *message*: the message of the commit names the campaign. *run*: the seed or the test fails on the sources before
+the commit and passes with the commit; a seed of forged files is one of the campaign as of that commit. *page*: [mutants](contributing/mutants.md#a-run-over-the-source)
 lists the mutant that no test noticed; the commit adds the test.
 """
 
@@ -184,7 +184,9 @@ def campaigns_of(machine: str, some: Iterable[Record]) -> str:
         "|---|---|---:|---|---:|---:|---:|---|---:|---|---|\n",
     ]
     for record in some:
-        name = record["campaign"] + (", simulated" if record["simulated"] else "")
+        name = record["campaign"]
+        if record["simulated"] and not name.startswith("simulated"):
+            name += ", simulated"
         cells = [
             name,
             ", ".join(filter(None, [record["case"], spark_of(record)])),

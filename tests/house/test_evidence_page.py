@@ -17,7 +17,7 @@ from tests.house.test_parity_page import is_there
 FOLDER = ROOT / "docs" / "evidence"
 FINDINGS: list[dict[str, Any]] = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
-PROOFS = {"message", "run", "message, run", "test", "page"}
+PROOFS = {"message", "run", "message, run", "page"}
 
 
 @pytest.fixture(scope="module")
