@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests import evidence
 from tests.model.conformance import Conformance, Event
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.test_simulation import World, simulate
@@ -120,8 +121,11 @@ def test_the_trace_of_a_simulated_world_is_a_way_through_the_model() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_traces_of_many_worlds_are_ways_through_the_model() -> None:
-    seeds = int(os.environ.get("STATELOG_CONFORMANCE_SEEDS", "500"))
-    check_seeds(range(EVERY_DAY, EVERY_DAY + seeds))
+    count = int(os.environ.get("STATELOG_CONFORMANCE_SEEDS", "500"))
+    seeds = range(EVERY_DAY, EVERY_DAY + count)
+    with evidence.campaign("traces against the model", seeds=seeds, simulated=True) as record:
+        record.counts["events of traces"] += check_seeds(seeds)
+        record.runs = record.counts["conforming traces"] = count
 
 
 @pytest.mark.parametrize("left_out", ["claim", "the look after the claim", "put"])
