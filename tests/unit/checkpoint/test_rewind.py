@@ -268,7 +268,7 @@ def test_the_command_shows_first_and_acts_when_told(
     assert [1, 2, 3, 4] == [json.loads(line)["batch_id"] for line in call("--json").splitlines()]
     text = call("--to", "2")
     assert "would delete commits/4" in text
-    assert "checkpoints 4 to 5 would be given up" in text
+    assert "later checkpoints, up to 5, would be given up" in text
     assert "This was a dry run" in text
     assert "query may be running" in call("--to", "2", "--apply", status=1)
     assert "no longer retained" in call("--to", "0", status=1)
