@@ -45,7 +45,8 @@ class Forgery:
         name: Its template is `templates/<name>`.
         location: The forged location in `case`.
         variable, key: A variable of it, and a key as the command line takes it.
-        agreed: Files of the victim that a reader may look at, to see whether both sides agree.
+        agreed: Files of the victim that a reader may look at, to see whether both sides agree: the tag of
+            the fork in the parent that a fork names, the id of the query in a checkpointLocation.
     """
 
     name: str
@@ -160,7 +161,14 @@ class Forger:
     def _parents(self) -> None:
         """Forge the place of a fork's parent."""
         victims = self.victims_fork.fork_id
-        tags = self.victim / "state" / "tags" / "fork"
+        # Places on the disk of the fork.  Nothing but the tag of the fork is looked for there.
+        state = self.victim / "state"
+        same_disk = {
+            "victim": state,
+            "victim-local": state,
+            "victim-up": state,
+            "victim-folder": self.victim,
+        }
         places = {
             "server": self.server,
             "ftp": f"ftp://127.0.0.1:{self.port}/x",
@@ -182,7 +190,9 @@ class Forger:
                     f"parent-{name}-{'victims' if fork_id == victims else 'no'}-fork",
                     partial(self._forged_fork, fork_id, place),
                     location="new",
-                    agreed=[str(tags / victims), str(tags / FORK_ID)],
+                    agreed=[str(same_disk[name] / "tags" / "fork" / fork_id)]
+                    if name in same_disk
+                    else [],
                 )
 
     def _forged_fork(self, fork_id: str, place: str) -> None:
