@@ -243,8 +243,8 @@ def test_a_fork_of_another_store_works_for_its_caller(
 
 HOSTILE = [
     "../offsets/1", "/etc/passwd", "offsets/%2e%2e/1", "offsets\\1", "offsets/1\x00", "a" * 1025,
-    "statelog/owner/7", "metadata", "state/0/0/1.delta", "offsets/1/2", "sources/0", "sources/../../x/y",
-    "offsets/x", "",
+    "statelog/owner/7", "statelog/chk-7/_metadata", "metadata", "state/0/0/1.delta", "offsets/1/2",
+    "sources/0", "sources/../../x/y", "offsets/x", "",
 ]  # fmt: skip
 
 
@@ -259,7 +259,8 @@ def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> N
     for folder in (root / "new-query", root / "q2"):
         written = [path for path in folder.rglob("*") if path.is_file()]
         assert [] == [path for path in written if "statelog" not in path.parts]
-    assert not (root / "q2" / "statelog" / "owner").exists()
+    for claim in ("owner", "chk-7"):
+        assert not (root / "q2" / "statelog" / claim).exists()
 
 
 @pytest.mark.parametrize("name", HOSTILE[:6])

@@ -102,7 +102,7 @@ class Query:
         return {
             str(path.relative_to(root)): path.read_bytes()
             for path in root.rglob("*")
-            if path.is_file() and "/owner/" not in str(path)
+            if path.is_file()
         }
 
 
