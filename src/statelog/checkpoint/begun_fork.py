@@ -110,6 +110,18 @@ def begun_fork(
         if finished is None or checkpoint_id not in (None, finished.checkpoint_id):
             raise in_use(new)
         return finished
+    begun = _referred(new, parent, checkpoint_id)
+    # The claim of a fork says which number is the next one, so that only this fork can go on here.
+    owners = {entry.owner_id for entry in entries.values() if isinstance(entry, ClaimRecord)}
+    if owners and (begun is None or owners != {owner_of(begun.fork_id)}):
+        raise in_use(new)
+    return begun
+
+
+def _referred(
+    new: LocationStore, parent: LocationStore, checkpoint_id: int | None
+) -> BegunFork | None:
+    """Return the fork whose reference is in *new*, where no checkpoint was committed yet."""
     tags = {tag.name: tag for tag in list_tags(parent, _PATHS) if tag.kind is TagKind.FORK}
     begun = None
     for info in list(new.list(_PATHS.parents)):

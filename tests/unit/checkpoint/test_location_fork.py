@@ -221,6 +221,30 @@ def test_a_fork_of_another_checkpoint_does_not_go_on_with_a_begun_one(
     assert forked(query, checkpoint=5).checkpoint_id == 5  # it had written nothing else
 
 
+def test_a_location_that_a_given_up_fork_claimed_is_refused_before_anything_is_put(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = query.folder.parent
+
+    def killed(reached: str) -> None:
+        if reached == "fork-claimed":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fork, "fail_point", killed)
+    with pytest.raises(KeyboardInterrupt):
+        statelog.fork(root / "state", root / "new", state_only=True, checkpoint=4)
+    monkeypatch.undo()
+    [tag] = statelog.tags(root / "state")
+    statelog.untag(root / "state", tag.name, kind="fork")
+    # The claim names checkpoint 4 as the next entry, so no other checkpoint can be the first.
+    with pytest.raises(UsageError, match="fork into an empty location"):
+        statelog.fork(root / "state", root / "new", state_only=True, checkpoint=5)
+    assert statelog.tags(root / "state") == [], "the parent would keep the checkpoint for ever"
+    assert [info.path for info in location(query).list("parents")] == [PATHS.parent(tag.name)]
+    made = statelog.fork(root / "state", root / "new", state_only=True, checkpoint=4)
+    assert (made.fork_id, made.checkpoint_id) == (tag.name, 4)
+
+
 def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Query) -> None:
     root = query.folder.parent
     made = forked(query, checkpoint=5)
