@@ -44,7 +44,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
 .PHONY: help setup java-ready demo test test-pure test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
-  format docs reference dist package bench bench-check chaos mutants model flink constraints clean
+  format docs reference evidence dist package bench bench-check chaos mutants model flink constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,9 +119,13 @@ $(DOCS_READY): pyproject.toml $(CONSTRAINTS) | $(READY)
 	@$(PIP) -e '.[docs]'
 	@touch $@
 
-reference: $(READY) ## write the generated pages of docs/reference/, the benchmark pages and their figures
+reference: $(READY) ## write the generated pages: docs/reference/, benchmarks with their figures, evidence
 	$(PY) tools/reference.py
 	$(PY) tools/chart.py
+	$(PY) tools/evidence.py
+
+evidence: $(READY) ## write docs/evidence.md from the records of campaigns in docs/evidence
+	$(PY) tools/evidence.py
 
 dist: $(READY) ## build wheel and sdist into dist/
 	rm -rf dist

@@ -7,7 +7,7 @@ micro-batch (requests, bytes, seconds), what does the store cost, and where does
 Real: the instructions for the tasks and their pickling, the unpickling of the answers, the coordinator with its
 ledger, the metadata object with its log handles, the snapshot planner, the clean-up.  Made up: the
 answers, which have the shape and size of those of real tasks; the objects of the tasks, of which the store knows only the
-names that are deleted.  Not part of it: Spark's own scheduler, and everything in the tasks.
+names that are deleted.  Clean-up runs in batches in another thread, as it does in a query.  Not part of it: Spark's own scheduler, and everything in the tasks.
 
 Parts: `tasks-N` has N tasks, each of which writes its changes to a file.  `log-N` has 5,000 tasks, and begins with a
 checkpoint whose log has N handles already, as it has before snapshots cover them.
@@ -228,21 +228,22 @@ class Driver:
 
     def _write_base(self, handles: int) -> None:
         """Put a checkpoint with so many log handles, as if micro-batches had made them."""
-        batches = -(-handles // len(self.ranges))
+        newest = -(-handles // len(self.ranges))  # claim 0, then one checkpoint for each
         log = tuple(
             self._answers.log(key_groups, batch)
-            for batch in range(batches)
+            for batch in range(1, newest + 1)
             for key_groups in self.ranges
         )[:handles]
-        plan = WriteMetadata(batches - 1, None, (), log, (batches - 1,))
-        author = CommitAuthor("simulated", 1, self._groups, 0)
-        path = LocationPaths().metadata(batches - 1)
-        properties = self._record(batches - 1, ()).to_properties()
+        plan = WriteMetadata(newest, None, (), log, (newest,))
+        author = CommitAuthor("simulated", 0, self._groups, 0)
+        path = LocationPaths().metadata(newest)
+        properties = self._record(newest, ()).to_properties()
         made = prepare_commit(plan, author, path, properties=properties, sections={}, compress=True)
         self.store.put(path, made.buffers)
 
-    def micro_batch(self, batch_id: int) -> Run:
+    def micro_batch(self) -> Run:
         """Run one micro-batch; return its seconds by step, and what it counted."""
+        batch_id = self.coordinator.next_checkpoint_id
         steps: dict[str, float] = {}
         before, bytes_before = Counter(self.store.requests), self.store.bytes_in
         with _Clock(steps, "plan"):
@@ -268,7 +269,7 @@ class Driver:
             self.planner.advance(completed)
             self._base = completed
         with _Clock(steps, "clean_up"):
-            self.coordinator.clean_up()
+            self.coordinator.clean_up_when_due()
         return {
             "seconds": round(sum(steps.values()), 4),
             "steps": {name: round(seconds, 4) for name, seconds in steps.items()},
@@ -284,9 +285,8 @@ class Driver:
 
     def _spec(self, batch_id: int, snapshots: dict[KeyGroupRange, KeyGroupRange]) -> TaskSpec:
         base = self._base
-        fresh = (
-            () if base is None else (one for one in base.log if one.checkpoint_id == batch_id - 1)
-        )
+        base_id = -1 if base is None else base.checkpoint_id
+        fresh = () if base is None else (one for one in base.log if one.checkpoint_id == base_id)
         return TaskSpec(
             context=BatchContext(RunningCount(), batch_id, "none"),
             rows=TaskRows(
@@ -296,8 +296,8 @@ class Driver:
                 location="s3://bucket/job", store_options={}, fsync=False, epoch=1, schema={}
             ),
             checkpoint_id=batch_id,
-            base_id=batch_id - 1,
-            restore_id=batch_id - 1,
+            base_id=base_id,
+            restore_id=base_id,
             committed=tuple(one.state_handle_id for one in fresh),
             ranges=self.ranges,
             snapshots={
@@ -354,7 +354,7 @@ def simulate(tasks: int, batches: int, handles: int, seconds: float) -> Run:
     driver, began = Driver(tasks, policy, handles), time.monotonic()
     made = []
     for _ in range(batches):
-        made.append(driver.micro_batch(driver.coordinator.next_checkpoint_id))
+        made.append(driver.micro_batch())
         if time.monotonic() - began > seconds:
             break
     shown = made[1:] or made

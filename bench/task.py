@@ -60,9 +60,14 @@ class Location:
         self._coordinator.restore()
         self.base: CompletedCheckpoint | None = None
 
-    def commit(self, checkpoint_id: int, ack: TaskAck) -> None:
+    @property
+    def next_id(self) -> int:
+        """The id of the next checkpoint."""
+        return self._coordinator.next_checkpoint_id
+
+    def commit(self, ack: TaskAck) -> None:
         """Commit the answer of the one task."""
-        coordinator = self._coordinator
+        coordinator, checkpoint_id = self._coordinator, self.next_id
         coordinator.trigger(checkpoint_id, [ack.key_group_range])
         snapshot = TaskStateSnapshot(ack.key_group_range, ack.log, None)
         coordinator.acknowledge(checkpoint_id, snapshot)
@@ -85,7 +90,7 @@ def run_batches(
         logs = () if base is None else base.log
         spec = replace(
             plain,
-            checkpoint_id=number,
+            checkpoint_id=location.next_id,
             base_id=own,
             restore_id=own,
             committed=tuple(log.state_handle_id for log in logs if log.checkpoint_id == own),
@@ -97,7 +102,7 @@ def run_batches(
             pass
         total = (time.process_time() - start) * 1e3
         found.append({**acks[-1].milliseconds, "total": total})
-        location.commit(number, acks[-1])
+        location.commit(acks[-1])
     return found
 
 

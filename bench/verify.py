@@ -77,11 +77,12 @@ def build(folder: Path, objects: int) -> int:
         logs.append(HandleAndOffset(file, entry.offset, entry.size_bytes, entry.crc32c))
     whole = KeyGroupRange(0, GROUPS - 1)
     size = len(logs) * VALUES * VALUE_BYTES
-    log = ChangelogStateHandle(whole, tuple(logs), size, size, "log", 1)
+    log = ChangelogStateHandle(whole, tuple(logs), size, size, "log", 2)
     handles = [snapshot(store, number % GROUPS, number) for number in range(snapshots)]
     total += sum(one.handle.size_bytes for one in handles)
-    # One snapshot for each key group counts; those of checkpoint 0 do not make the log unneeded.
-    for checkpoint_id, snapshots_now in ((0, handles), (1, ())):
+    # One snapshot for each key group counts; those of checkpoint 1 do not make the log of 2 unneeded.
+    for snapshots_now in (handles, ()):
+        checkpoint_id = one.next_checkpoint_id
         ranges = [KeyGroupRange(group, group) for group in range(GROUPS)]
         if snapshots_now:
             one.trigger(checkpoint_id, ranges)
@@ -112,7 +113,7 @@ def snapshot(store: object, group: int, number: int) -> MaterializedHandle:
     path = PATHS.task_owned(f"{number:08x}")
     store.put(path, data)  # type: ignore[attr-defined]
     handle = FileStateHandle(path, len(data), checksum([data]))
-    return MaterializedHandle(KeyGroupRange(group, group), 0, handle)
+    return MaterializedHandle(KeyGroupRange(group, group), 1, handle)
 
 
 def peak_kib(*, reset: bool = False) -> int:

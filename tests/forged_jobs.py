@@ -52,7 +52,7 @@ def hostile_location(folder: Path) -> str:
     """Return a location with hostile text in all names, in a tag and a failure."""
     job = RecordedJob(
         str(folder), Hostile(), f"{TICKED} string, n long", f"`o{BAD}` string",
-        RecordRule(keys=(("k1",),)), operator_id="op" + BAD
+        RecordRule(keys=(("k1",),)), operator_id="op" + BAD, owner_id=BAD,
     )  # fmt: skip
     job.checkpoint_location = f"/no/such{BAD}"
     for number in range(3):
@@ -83,7 +83,7 @@ CALLS: dict[str, list[list[str]]] = {
     "sql": [["LOC", "from nothing"], ["LOC", 'from "VAR"']],
     "export": [["LOC", "OUT"]],
     "log": [["LOC"]],
-    "cat": [["LOC/chk-2/_metadata", "--values", "text"], ["LOC/trap.py"]],
+    "cat": [["LOC/chk-2/_metadata", "--values", "text"], ["LOC/chk-0/_metadata"], ["LOC/trap.py"]],
     "gc": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--delete"]],
     "verify": [["LOC"]],
     "repair": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--apply"],

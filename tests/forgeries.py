@@ -18,9 +18,10 @@ from tests.forged_jobs import NAME, hostile_location
 from tests.stored_job import StoredJob
 
 import statelog
-from statelog.checkpoint.history import load_stored
+from statelog.checkpoint.history import read_entry
 from statelog.checkpoint.tags import Tag, TagKind, put_tag
 from statelog.format.checkpoint_metadata import rewrite_metadata
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import (
     OBJECTS_PROPERTY,
     CompletedCheckpoint,
@@ -44,7 +45,8 @@ class Forgery:
         name: Its template is `templates/<name>`.
         location: The forged location in `case`.
         variable, key: A variable of it, and a key as the command line takes it.
-        agreed: Files of the victim that a reader may look at, to see whether both sides agree.
+        agreed: Files of the victim that a reader may look at, to see whether both sides agree: the tag of
+            the fork in the parent that a fork names, the id of the query in a checkpointLocation.
     """
 
     name: str
@@ -110,7 +112,7 @@ class Forger:
         for _ in range(3):
             job.micro_batch()
         (self.case / "query" / "statelog").symlink_to(self.case / "state")
-        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
+        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=2)
         put_tag(job.store, PATHS, tag, clock_ms=lambda: 0)
         return job
 
@@ -159,7 +161,14 @@ class Forger:
     def _parents(self) -> None:
         """Forge the place of a fork's parent."""
         victims = self.victims_fork.fork_id
-        tags = self.victim / "state" / "tags" / "fork"
+        # Places on the disk of the fork.  Nothing but the tag of the fork is looked for there.
+        state = self.victim / "state"
+        same_disk = {
+            "victim": state,
+            "victim-local": state,
+            "victim-up": state,
+            "victim-folder": self.victim,
+        }
         places = {
             "server": self.server,
             "ftp": f"ftp://127.0.0.1:{self.port}/x",
@@ -181,7 +190,9 @@ class Forger:
                     f"parent-{name}-{'victims' if fork_id == victims else 'no'}-fork",
                     partial(self._forged_fork, fork_id, place),
                     location="new",
-                    agreed=[str(tags / victims), str(tags / FORK_ID)],
+                    agreed=[str(same_disk[name] / "tags" / "fork" / fork_id)]
+                    if name in same_disk
+                    else [],
                 )
 
     def _forged_fork(self, fork_id: str, place: str) -> None:
@@ -203,14 +214,16 @@ class Forger:
         for name, target in {
             **{
                 name: state / name
-                for name in ("dstl", "taskowned", "tags", "owner", "chk-1", "chk-2")
+                for name in ("dstl", "taskowned", "tags", "owner", "chk-0", "chk-1", "chk-2")
             },
             **dict.fromkeys(
                 ("tmp", "recordings", "parents", "output", "shared", "audit"), self.victim
             ),
             "copied-from": self.victim / "secret",
-            "chk-2/_metadata": state / "chk-1" / "_metadata",
-            "chk-3": state / "chk-1",
+            "chk-0/_metadata": self.victim / "secret",
+            "chk-3/_metadata": state / "chk-1" / "_metadata",
+            "chk-4": state / "chk-1",
+            "chk-5": state / "chk-0",
             "owner/99": self.victim / "secret",
             "audit/20260101T000000000Z-0123456789abcdef.begin": self.victim / "secret",
             "trap.py": self.victim / "secret.py",
@@ -255,7 +268,7 @@ class Forger:
     def _tag(self, path: str) -> None:
         job = self._stored()
         shutil.rmtree(self.case / "state" / "tags")
-        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=1)
+        tag = Tag(kind=TagKind.TAG, name="kept", checkpoint_id=2)
         facts = {"comment": path, "location": self.server}
         files = {"offsets/1": b"v1", path: b"evil"}
         put_tag(job.store, PATHS, tag, clock_ms=lambda: 0, facts=facts, files=files)
@@ -268,8 +281,10 @@ def forge_checkpoints(
     store: ObjectStore = open_store(str(folder), fsync=False)
     for metadata in folder.glob("chk-*/_metadata"):
         name = f"{metadata.parent.name}/_metadata"
-        record = load_stored(store, PATHS, int(metadata.parent.name[4:])).record
-        changed = replace(record, checkpoint=change(record.checkpoint))
+        entry = read_entry(store, PATHS, int(metadata.parent.name[4:]))
+        if isinstance(entry, ClaimRecord):
+            continue
+        changed = replace(entry.record, checkpoint=change(entry.checkpoint))
         metadata.write_bytes(
             b"".join(map(bytes, rewrite_metadata(store.get(name), changed).buffers))
         )

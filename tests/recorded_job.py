@@ -61,6 +61,7 @@ class RecordedJob:
     base: CompletedCheckpoint | None = None
     batch_id: int = -1
     operator_id: str = "totals"
+    owner_id: str = "test"
     checkpoint_location: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class RecordedJob:
         self.coordinator = CheckpointCoordinator(
             self.store,
             self.paths,
-            owner_id="test",
+            owner_id=self.owner_id,
             max_parallelism=GROUPS,
             options=CheckpointOptions(retained=self.retained),
             clock_ms=lambda: 0,
@@ -133,7 +134,7 @@ class RecordedJob:
                 run_id=self.run_id,
                 schema=self.schema.to_json(),
             ),
-            checkpoint_id=self.batch_id,
+            checkpoint_id=self.coordinator.next_checkpoint_id,
             base_id=own,
             restore_id=own,
             committed=tuple(one.state_handle_id for one in handles if one.checkpoint_id == own),
@@ -184,13 +185,13 @@ class RecordedJob:
         return acks
 
     def commit(self, acks: Sequence[TaskAck], ranges: Sequence[KeyGroupRange], now_ms: int) -> None:
-        self.coordinator.trigger(self.batch_id, ranges)
+        checkpoint_id = self.coordinator.next_checkpoint_id
+        self.coordinator.trigger(checkpoint_id, ranges)
         for ack in acks:
-            self.coordinator.acknowledge(
-                self.batch_id, TaskStateSnapshot(ack.key_group_range, ack.log)
-            )
+            snapshot = TaskStateSnapshot(ack.key_group_range, ack.log)
+            self.coordinator.acknowledge(checkpoint_id, snapshot)
         files = partial(recording_files, self.store, self.paths, task_changelog_options())
-        fresh = committed_recordings(files, acks, self.batch_id, now_ms)
+        fresh = committed_recordings(files, acks, checkpoint_id, now_ms)
         before = () if self.base is None else BatchRecord.of(self.base).recordings
         record = BatchRecord(
             operators=(
@@ -216,6 +217,6 @@ class RecordedJob:
             recordings=kept_recordings(before, fresh, self.settings, now_ms),
         )
         self.base = self.coordinator.complete(
-            self.batch_id, properties=record.to_properties(), sections={}
+            checkpoint_id, properties=record.to_properties(), sections={}
         )
         self.coordinator.clean_up()

@@ -141,7 +141,7 @@ class S3Proxy:
 
     `faults` says what happens to a request; `ignores_conditions` makes it a server that writes a
     name twice; `slow_s` is how late a slow answer comes; `page` bounds the names in an answer to a
-    listing, where it is not 0.
+    listing, where it is not 0; each request is passed on after `latency_s`.
     """
 
     def __init__(self, server: S3Server) -> None:
@@ -150,6 +150,7 @@ class S3Proxy:
         self.faults: Faults = no_fault
         self.slow_s = 2.0
         self.page = 0
+        self.latency_s = 0.0
         handler = type("_Handler", (_Handler,), {"proxy": self, "target": server.endpoint[7:]})
         self._http = _Server(("127.0.0.1", 0), handler)
         self.server = S3Server(f"http://127.0.0.1:{self._http.server_port}", os.getpid())
@@ -186,6 +187,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         conditional = "if-none-match" in {name.lower() for name in self.headers}
         exchange = Exchange(self.command, self.path, conditional)
         self.proxy.exchanges.append(exchange)
+        time.sleep(self.proxy.latency_s)
         fault = exchange.fault = self.proxy.faults(exchange)
         if fault is Fault.UNAVAILABLE:
             self._refuse(503, "SlowDown", "Please reduce your request rate.")

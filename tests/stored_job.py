@@ -27,13 +27,18 @@ class StoredJob(History):
 
     def __init__(self, seed: int | str, root: Path, retained: int = 3) -> None:
         super().__init__(seed, open_store(root / "state", fsync=False), retained)
+        self.batch_id = -1
         self.folder = root / "query"
         self.query = StoredQuery(open_store(self.folder, fsync=False))
         self._write("metadata", '{"id":"q"}')
 
+    def micro_batch(self) -> None:
+        super().micro_batch()
+        self.batch_id += 1
+
     def record(self) -> BatchRecord:
-        """Plan, list and finish the micro-batch of the next checkpoint, and return its record."""
-        batch = self.checkpoint_id + 1
+        """Plan, list and finish the next micro-batch, and return its record."""
+        batch = self.batch_id + 1
         line = {"path": f"file:///in/{batch}", "timestamp": batch, "batchId": batch}
         self._write(f"sources/0/{batch}", f"v1\n{json.dumps(line)}\n")
         offsets = [json.dumps({"logOffset": batch})]

@@ -88,7 +88,7 @@ from statelog.options import (
 from statelog.runtime.mailbox import MailboxExecutor, TaskMailbox
 from statelog.store import EncryptedStore, ObjectInfo, ObjectStore, open_store
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AvailabilityProvider",

@@ -259,3 +259,23 @@ def test_ways_are_compared_with_the_floor_and_show_their_state_work(tmp_path: Pa
     cells = [cell.strip("| ") for cell in rows[-1]]
     assert "1.25x" == cells[heads.index("of the floor")]
     assert "2.1 %" == cells[heads.index("state work")]
+
+
+def test_the_cost_of_encryption_has_the_range_of_the_rounds(tmp_path: Path) -> None:
+    times = {"plain": [100, 110, 900, 200, 190, 0], "encrypted": [120, 99, 121, 300, 280, 281]}
+    restarts = {"plain": [2.0, 4.0], "encrypted": [3.0, 3.0]}
+    made = {
+        "machine": {"cpu": ["C"], "cores": 2, "python": "3.11", "load_average": [0.5, 0, 0]},
+        "events": 10,
+        "keys": 1_000_000,
+        "batch_ms": {"staged": times, "direct": times},
+        "restart_s": restarts,
+        "ratios": {"staged": 1.2, "direct": 1.2, "restart": 1.0},
+    }
+    write(tmp_path / "encryption.json", made)
+    lines = BLOCKS["encryption"](Source(tmp_path)).splitlines()
+    assert lines[2].split(" | ")[1:] == [
+        "150 (110 to 190)", "200 (120 to 281)", "1.200 (1.091 to 1.479) |"
+    ]  # fmt: skip
+    assert "1.000 (0.750 to 1.500)" in lines[4]
+    assert "2 rounds, in each 3 micro-batches of 10 events" in lines[6]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests.entries import claims
+
 from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.checkpoint.verify import verify_location
@@ -164,9 +166,10 @@ class Campaign:
         assert () == report.failed
         if self.inline_bytes == NO_INLINE:
             assert report.deleted, "dead tasks left no file behind?"
-        kept_always = ("owner/", "probed/", "audit/")
+        kept_always = ("probed/", "audit/")
         left = {info.path for info in store.list() if not info.path.startswith(kept_always)}
-        assert left == reachable_objects(store, paths)
+        claimed = {paths.metadata(number) for number in claims(self.location)}
+        assert left - claimed == reachable_objects(store, paths)
         assert [] == [one for one in verify_location(store, paths) if one.problem]
         assert kept == self.state()
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests import evidence
 from tests.chaos.chain_job import REGIONS
 from tests.chaos.kills import DRIVER_POINTS, INLINE, NO_INLINE, WORKER_POINTS, Campaign
 from tests.chaos.test_kill import SEED
@@ -126,9 +127,15 @@ def test_both_states_and_the_rows_are_exact_whoever_dies_whenever(
     print(f"\nseed {campaign.seed}")
     points = [*POINTS, *chance.sample(POINTS, DEATHS - len(POINTS))]
     chance.shuffle(points)
-    for point in points:
-        campaign.die_at(point, chance.randint(1, 3))
-    campaign.finish_while_workers_die(chance.choice(WORKER_POINTS))
-    print(campaign.story)
-    campaign.check({})
+    name = "kills of a job with two operators"
+    seeds = [campaign.seed]
+    with evidence.campaign(
+        name, "-".join(map(str, CASES[case])), seeds=seeds, spark=True
+    ) as record:
+        for point in points:
+            campaign.die_at(point, chance.randint(1, 3))
+        campaign.finish_while_workers_die(chance.choice(WORKER_POINTS))
+        print(campaign.story)
+        campaign.check({})
+        record.runs, record.kills, record.commits = 1, len(campaign.kills), campaign.files
     assert len(campaign.kills) >= DEATHS, campaign.story

@@ -8,6 +8,7 @@ in peace.  `STATELOG_CHAOS_SEED=7 make chaos` tries another course; the seed is 
 from pathlib import Path
 
 import pytest
+from tests import evidence
 from tests.chaos.event_kills import EventCampaign, run_event_campaign
 from tests.chaos.kills import INLINE, NO_INLINE
 from tests.chaos.test_kill import SEED
@@ -36,7 +37,14 @@ def test_timers_and_late_rows_are_exact_whoever_dies_whenever(
 ) -> None:
     delivery, inline_bytes, backend = CASES[case]
     campaign = EventCampaign(tmp_path, SEED + case, delivery, inline_bytes, backend, data_seed=SEED)
-    run_event_campaign(campaign)
-    assert [rows for _, rows in in_peace.output()] == [rows for _, rows in campaign.output()]
+    name = "kills of a job on event time"
+    seeds = [campaign.seed]
+    with evidence.campaign(
+        name, "-".join(map(str, CASES[case])), seeds=seeds, spark=True
+    ) as record:
+        run_event_campaign(campaign)
+        assert [rows for _, rows in in_peace.output()] == [rows for _, rows in campaign.output()]
+        record.runs, record.kills = 1, len(campaign.kills)
+        record.commits = campaign.committed()
     assert len(campaign.kills) >= 6, campaign.story
     assert campaign.kills_in_ticks, campaign.story

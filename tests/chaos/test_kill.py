@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests import evidence
 from tests.chaos.kills import INLINE, NO_INLINE, Campaign, run_campaign
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,5 +32,8 @@ def test_state_and_output_are_exact_whoever_dies_whenever(
 ) -> None:
     seed = SEED + (delivery == "direct") * 2 + (inline_bytes == NO_INLINE)
     campaign = Campaign(tmp_path, seed, delivery, inline_bytes, backend)
-    run_campaign(campaign, deaths=5)
+    case = f"{delivery}, inline {inline_bytes}, {backend}"
+    with evidence.campaign("kills of a job", case, seeds=[seed], spark=True) as record:
+        run_campaign(campaign, deaths=5)
+        record.runs, record.kills, record.commits = 1, len(campaign.kills), campaign.files
     assert len(campaign.kills) >= 8, campaign.story

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests import evidence
 from tests.chaos.s3_kills import S3Campaign
 from tests.real_servers import seaweedfs_server
 from tests.s3_faults import EIGHT, Fault, Mix, S3Proxy, no_fault
@@ -39,7 +40,15 @@ def test_a_job_whose_requests_fail_is_exact_and_never_ends_by_itself(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with run_server() as server, S3Proxy(server) as proxy:
+    name = evidence.server("moto" if run_server is moto_server else "SeaweedFS")
+    case = f"{name.split()[0]}, {len(kinds)} kinds of faults"
+    with (
+        evidence.campaign(
+            "kills of a job on S3 under faults", case, seeds=[SEED], servers=[name], spark=True
+        ) as record,
+        run_server() as server,
+        S3Proxy(server) as proxy,
+    ):
         server.make_bucket("chaos")
         mix = Mix(rate, kinds, seed=SEED, forbidden_s=0.5)
         campaign = S3Campaign(tmp_path, SEED, files=files, proxy=proxy, bucket="chaos", mix=mix)
@@ -60,3 +69,6 @@ def test_a_job_whose_requests_fail_is_exact_and_never_ends_by_itself(
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         campaign.check(verdict)
+        record.runs, record.kills, record.commits = 1, kills, campaign.batches
+        record.store_faults.update(failed)
+        record.counts["requests"] += len(proxy.exchanges)

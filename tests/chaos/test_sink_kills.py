@@ -12,7 +12,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.chaos.sink_kills import BETWEEN, SinkCampaign
+from tests import evidence
+from tests.chaos.sink_kills import BEFORE, BETWEEN, SinkCampaign
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -26,7 +27,12 @@ def test_every_row_is_written_once_whenever_the_job_is_killed(catalog: str, tmp_
     pytest.importorskip("deltalake")
     queries = [f"{sink}-{delivery}" for sink in SINKS for delivery in ("staged", "direct")]
     campaign = SinkCampaign(tmp_path, queries, catalog, SEED)
-    campaign.run(KILLS // 2)
-    print(campaign.story)
-    if KILLS >= 100:
-        assert all(campaign.found[name, BETWEEN] for name in queries), campaign.story
+    name = "kills of queries with sinks"
+    with evidence.campaign(name, f"{catalog} catalog", seeds=[SEED], spark=True) as record:
+        campaign.run(KILLS // 2)
+        print(campaign.story)
+        if KILLS >= 100:
+            assert all(campaign.found[name, BETWEEN] for name in queries), campaign.story
+        record.runs, record.kills = 1, campaign.kills()
+        record.counts.update({what: campaign.total(what) for what in (BEFORE, BETWEEN)})
+        record.counts["processes killed"] = len(campaign.deaths)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import evidence
 from tests.chaos.two_drivers_job import Place, check_end, drive
 from tests.real_servers import seaweedfs_server
 
@@ -96,6 +97,7 @@ class Interleaving:
         for driver, file in self._files.items():
             self._send(driver, signal.SIGKILL)
             driver.join(END_S)
+            self._kills["killed"] += driver.exitcode == -signal.SIGKILL
             os.close(file)
         self._drivers, self._files = [], {}
 
@@ -117,7 +119,14 @@ def test_two_drivers_lose_and_double_no_row(stores: Any, tmp_path: Path) -> None
     signals: Counter[str] = Counter()
     events: Counter[str] = Counter()
     print(f"\nseed {SEED}, {INTERLEAVINGS} interleavings")
-    with stores(tmp_path) as location_of:
+    case, servers = "disk", []
+    if stores is on_seaweedfs:
+        case, servers = "SeaweedFS", [evidence.server("SeaweedFS")]
+    seeds = range(SEED * 1000, SEED * 1000 + INTERLEAVINGS)
+    with (
+        evidence.campaign("two drivers", case, seeds=seeds, servers=servers) as record,
+        stores(tmp_path) as location_of,
+    ):
         for number in range(INTERLEAVINGS):
             url, options = location_of(number)
             place = Place(url, options, tmp_path / f"journal-{number}.jsonl")
@@ -126,6 +135,11 @@ def test_two_drivers_lose_and_double_no_row(stores: Any, tmp_path: Path) -> None
                 events[line["event"]] += 1
                 if line["event"] == "failed":
                     events[f"failed: {line['kind']}: {line['error'][:150]}"] += 1
+            record.runs, record.kills = number + 1, signals["killed"]
+            record.commits = events["committed"]
+        record.counts.update(
+            {"pauses by signal": signals["SIGSTOP"], "fenced drivers": events["fenced"]}
+        )
     print(f"signals {dict(signals)}")
     print(f"events {json.dumps(events, indent=1)}")
     assert INTERLEAVINGS == events["checked"]

@@ -46,7 +46,7 @@ def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
     one.clean_up()
     store = open_store(location)
     again = started(store, "b")
-    assert again.epoch == 2
+    assert again.epoch == 6
     assert read_log(store, again.latest.log) == changes
     store.put("dstl/orphan", b"x")
     swept = collect_garbage(

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
+from tests import evidence
 from tests.contract.jobs import commit
 from tests.s3_faults import EIGHT, Exchange, Fault, Mix, S3Proxy, first, no_fault
 from tests.servers import S3Server
@@ -24,10 +25,19 @@ TIMEOUT = "500ms"
 
 
 @pytest.fixture
-def proxy(s3_server: S3Server):
-    with S3Proxy(s3_server) as proxy:
+def proxy(s3_server: S3Server, request: pytest.FixtureRequest):
+    failed_before = request.session.testsfailed
+    with (
+        evidence.campaign("S3 requests under faults", servers=[evidence.server("moto")]) as record,
+        S3Proxy(s3_server) as proxy,
+    ):
         proxy.slow_s = 0.8
         yield proxy
+        if request.session.testsfailed > failed_before:
+            record.failed(request.node.name)
+        record.runs += 1
+        record.counts["requests"] += len(proxy.exchanges)
+        record.store_faults.update(each.fault.value for each in proxy.exchanges if each.fault)
 
 
 def opened(server: S3Server, bucket: str, place: int, **options: object) -> ObstoreStore:

@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from tests import evidence
 from tests.fuzz import mutations
 from tests.fuzz.kinds import Kind
 
@@ -248,6 +249,20 @@ def write_summary(summary: Summary, file: Path) -> None:
     file.write_text(json.dumps(summary.to_json(), indent=1) + "\n")
 
 
+def run_recorded(seconds: float, first_seed: int, summary_file: Path | None = None) -> Summary:
+    """Run a campaign, and write its evidence."""
+    with evidence.campaign("forged files") as record:
+        summary = run(seconds, first_seed, summary_file)
+        cases = sum(summary.cases.values())
+        record.add_seeds(first_seed, first_seed + cases - 1)
+        record.counts.update(
+            {"forged inputs": cases, "kinds of files": len(summary.to_json()["kinds"])}
+        )
+        for finding in summary.findings:
+            record.failed("{kind}, {damage}, seed {seed}: {verdict}".format(**finding))
+    return summary
+
+
 def read_again(name: str, file: str) -> int:
     """Read a kept file of a kind, and show what comes of it."""
     from tests.fuzz.stored_kinds import all_kinds
@@ -270,7 +285,7 @@ def main(arguments: list[str]) -> int:
     if given.case:
         return read_again(*given.case)
     print(f"seeds from {given.seed}", flush=True)
-    summary = run(given.seconds, given.seed, given.summary)
+    summary = run_recorded(given.seconds, given.seed, given.summary)
     write_summary(summary, given.summary)
     print(summary.text())
     for finding in summary.findings[:20]:

@@ -16,13 +16,31 @@ ROOT = Path(__file__).resolve().parents[2]
 def seeds(target_names: list[str]) -> list[bytes]:
     """Return first inputs: golden files for the readers of files and sets, records for theirs."""
     import statelog.format.checkpoint_record as record_format
+    from statelog.format.claim_record import ClaimRecord, encode_claim
+    from statelog.format.segment import parse_segment
     from statelog.model import CompletedCheckpoint
 
     checkpoint = CompletedCheckpoint(
         checkpoint_id=4, parent_id=3, created_at_ms=1, epoch=1, owner_id="o", max_parallelism=8
     )
     record = record_format.CheckpointRecord(checkpoint, "a")
-    found = [bytes([target_names.index("checkpoint_record")]) + record_format.encode_record(record)]
+    body = record_format.encode_record(record)
+    claim = ClaimRecord(
+        number=5, owner_id="o", attempt="a", created_at_ms=1, newest=4, next_number=6
+    )
+    trailer = parse_segment(encode_claim(claim)).trailer
+    assert trailer is not None
+    claim_body = bytes(trailer.sections[record_format.CHECKPOINT_TAG])
+    claim_text = bytes(record_format.open_record(claim_body).raw)
+    found = [
+        bytes([target_names.index(name)]) + data
+        for name, data in (
+            ("checkpoint_record", body),
+            ("entry_record", body),
+            ("entry_record", claim_body),
+            ("claim_text", claim_text),
+        )
+    ]
     for path in sorted((ROOT / "tests" / "golden").glob("*.dstl")):
         data = path.read_bytes()
         if len(data) < 4000:

@@ -174,14 +174,15 @@ def lines_forgery(rng: random.Random, data: bytes) -> bytes:
 
 
 def record_forgery(rng: random.Random, body: bytes) -> bytes:
-    """Change the record of a checkpoint, a section of JSON that may be compressed."""
+    """Change the record of an entry, a section of JSON that may be compressed."""
     raw = (
         pa.CompressedInputStream(pa.BufferReader(body[8:]), "zstd").read() if body[2] else body[8:]
     )
     text = json_forgery(rng, raw) if rng.random() < 0.8 else mutations.raw(rng, raw)
     length = rng.choice((len(text),) * 8 + (0, 2**31, 2**32 - 1))
     packed = pa.Codec("zstd").compress(text, asbytes=True)
-    return body[:2] + b"\x01\x00" + length.to_bytes(4, "big") + packed
+    kind = rng.choice((body[3:4],) * 8 + (b"\x00", b"\x01"))
+    return body[:2] + b"\x01" + kind + length.to_bytes(4, "big") + packed
 
 
 def recording_forgery(rng: random.Random, data: bytes) -> bytes:

@@ -20,9 +20,9 @@ from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 from statelog.carry.key_traces import staged_rows as python_rows
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.history import present_ids, read_checkpoint, read_entry
 from statelog.checkpoint.offset_log import newest_offsets, recorded_query_id
-from statelog.checkpoint.ownership import describe_claim, newest_epoch
+from statelog.checkpoint.ownership import describe_claim, find_top
 from statelog.checkpoint.repartition import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import entries_digest, files_upto
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
@@ -30,6 +30,7 @@ from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError
 from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, OUTPUT_TAG, rewrite_metadata
 from statelog.format.checkpoint_record import decode_record
+from statelog.format.claim_record import ClaimRecord
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.staged_streams import decode_streams
 from statelog.format.trailer import SETS_TAG
@@ -299,8 +300,12 @@ def read_parent(data: bytes) -> Any:
 
 
 def read_claim(data: bytes) -> Any:
-    store = store_with(**{PATHS.owner(3): data})
-    return describe_claim(store, PATHS, newest_epoch(store, PATHS))
+    """Read a claim, as a new owner and as a fenced one do."""
+    store = store_with(**{PATHS.metadata(0): data})
+    entry = read_entry(store, PATHS, 0, whole=True)
+    top = find_top(store, PATHS, present_ids(store, PATHS))
+    said = describe_claim(entry, PATHS) if isinstance(entry, ClaimRecord) else ""
+    return repr((entry, top, said))
 
 
 # ----------------------------------------------------------------------------- files of a Spark query
@@ -325,7 +330,7 @@ class OneFile:
 
 def query_kinds(job: StoredJob) -> Iterator[Kind]:
     """Yield the kinds of files below a checkpointLocation; they have no checksum of statelog's."""
-    last = job.checkpoint_id
+    last = job.batch_id
     readers: dict[str, tuple[str, Callable[[OneFile], Any]]] = {
         "query id": ("metadata", recorded_query_id),
         "offset log": (f"offsets/{last}", newest_offsets),
@@ -493,7 +498,8 @@ def all_kinds(folder: Path) -> list[Kind]:
     codec = OperatorCodec(history.model.schema)
     job = StoredJob("fuzz", folder / "job")
     job.run(3)
-    metadata = objects_of(history.store, "chk-")
+    claim = bytes(history.store.get(PATHS.metadata(0)))
+    metadata = [data for data in objects_of(history.store, "chk-") if data != claim]
     snapshots = objects_of(history.store, "taskowned/")
     plain, framed_files = segments(False), segments(True)
     golden = {path.name: path.read_bytes() for path in sorted(GOLDEN.glob("*.dstl"))}
@@ -550,7 +556,13 @@ def all_kinds(folder: Path) -> list[Kind]:
             read_parent,
             (kinds.section_forgery(b"PRNT", kinds.json_forgery),),
         ),
-        Kind("claim", objects_of(history.store, "owner/"), read_claim, (kinds.json_forgery,)),
+        Kind(
+            "claim",
+            [claim],
+            read_claim,
+            (kinds.section_forgery(CHECKPOINT_TAG, kinds.record_forgery), kinds.forged_section),
+            equal,
+        ),
         Kind(
             "recording",
             recordings(folder / "recorded"),

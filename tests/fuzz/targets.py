@@ -13,7 +13,8 @@ from tests.change_sets import iterate_change_set
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.buffers import checksum
 from statelog.format.change_set_decoder import decode_change_set
-from statelog.format.checkpoint_record import decode_record
+from statelog.format.checkpoint_record import CLAIM_KIND, RECORD_VERSION, decode_record
+from statelog.format.claim_record import decode_entry
 from statelog.format.segment import parse_segment
 from statelog.format.snappy_frames import decompress_frames
 from statelog.format.trailer import FOOTER, FORMAT_VERSION, MAGIC
@@ -74,6 +75,16 @@ def checkpoint_record(data: bytes) -> None:
     decode_record(data)
 
 
+def entry_record(data: bytes) -> None:
+    """The record of an entry, of a checkpoint or a claim."""
+    decode_entry(data)
+
+
+def claim_text(data: bytes) -> None:
+    """The JSON of a claim, behind a header that is right."""
+    decode_entry(struct.pack(">HBBI", RECORD_VERSION, 0, CLAIM_KIND, len(data)) + data)
+
+
 TARGETS: list[Callable[[bytes], None]] = [
     change_set,
     plain_file,
@@ -82,6 +93,8 @@ TARGETS: list[Callable[[bytes], None]] = [
     forged_trailer,
     forged_index,
     checkpoint_record,
+    entry_record,
+    claim_text,
 ]
 
 

@@ -136,6 +136,15 @@ def test_forged_offsets_in_arrow_are_refused() -> None:
         read_batch(pa.py_buffer(message), TEXTS.schema)
 
 
+@pytest.mark.parametrize("length", [0, 1, 4, 2**30, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1])
+def test_a_message_with_a_forged_length_is_refused(length: int) -> None:
+    """Arrow takes the length 0 for the end of a stream, which is no error of Arrow's."""
+    message = TEXTS.to_batches()[0].serialize().to_pybytes()
+    forged = message[:4] + struct.pack("<I", length) + message[8:]
+    with pytest.raises((pa.ArrowException, OSError)):
+        read_batch(pa.py_buffer(forged), TEXTS.schema)
+
+
 def test_a_compressed_change_is_refused() -> None:
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     rows = pa.record_batch({"n": pa.array([0] * 1000)})

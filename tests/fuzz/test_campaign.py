@@ -91,7 +91,7 @@ def test_damaged_files_are_read_right_or_refused(capsys: pytest.CaptureFixture[s
     seed = int(os.environ.get("STATELOG_FUZZ_SEED") or int.from_bytes(os.urandom(4), "big") << 24)
     with capsys.disabled():
         print(f"\nseeds from {seed}", flush=True)
-    summary = campaign.run(SECONDS, seed)
+    summary = campaign.run_recorded(SECONDS, seed)
     campaign.write_summary(summary, campaign.KEPT / "summary.json")
     with capsys.disabled():
         print(summary.text())

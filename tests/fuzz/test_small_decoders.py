@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from statelog.checkpoint.history import read_entry
 from statelog.checkpoint.offset_log import newest_offsets, recorded_query_id
-from statelog.checkpoint.ownership import describe_claim
+from statelog.checkpoint.ownership import describe_newest_claim
 from statelog.checkpoint.repartition import refuse_unfinished_repartition
 from statelog.checkpoint.source_logs import files_upto
 from statelog.checkpoint.tags import TagKind, list_tags, read_tag
 from statelog.core.source_position import log_entry, parse_files, parse_offsets
 from statelog.errors import CorruptionError, StatelogError
+from statelog.format.checkpoint_record import CHECKPOINT_TAG, CLAIM_KIND, seal_record
 from statelog.format.segment import SegmentWriter
 from statelog.format.staged_streams import decode_streams
 from statelog.store import LocationPaths, open_store
@@ -89,11 +92,47 @@ def test_damage_names_the_object() -> None:
     assert (caught.value.path, caught.value.offset) == ("offsets/1", 3)
 
 
-def test_a_claim_of_any_content_is_described(tmp_path: Any) -> None:
+def claim_object(data: bytes) -> bytes:
+    """Return the object of a claim with any content, with the right checksums."""
+    section = {CHECKPOINT_TAG: seal_record(data, CLAIM_KIND)}
+    return b"".join(SegmentWriter(compress=False).finish(section))
+
+
+def claim_text(**changes: Any) -> bytes:
+    """Return the content of claim 3 with other fields."""
+    fields = {"number": 3, "owner": "o", "attempt": "a", "created_at_ms": 1, "next": 4}
+    return msgspec.json.encode(fields | changes)
+
+
+def test_a_claim_of_any_content_is_refused(tmp_path: Any) -> None:
     store, paths = open_store(tmp_path, fsync=False), LocationPaths()
-    for data in HOSTILE:
-        store.put(paths.owner(3), data)
-        assert describe_claim(store, paths, 3).startswith("owner/3")
+    path = paths.metadata(3)
+    hostile = [
+        claim_text(**changes)
+        for changes in (
+            {"number": 4, "next": 5},  # a copy under another number
+            {"next": 3}, {"next": 2**63}, {"newest": 3}, {"newest": -2}, {"fenced": -1},
+            {"fenced": 2**63}, {"number": "3"}, {"owner": None}, {"owner": 1}, {"newest": 1.5},
+        )
+    ]  # fmt: skip
+    for data in (*HOSTILE, *hostile):
+        store.put(path, claim_object(data))
+        with pytest.raises(CorruptionError, match="chk-3/_metadata") as caught:
+            read_entry(store, paths, 3)
+        assert caught.value.path == path
+        assert describe_newest_claim(store, paths).startswith("unknown (")
+
+
+@pytest.mark.parametrize(
+    "time", [1, -(2**62), 2**63, 10**400], ids=["1", "before", "after", "huge"]
+)
+def test_a_claim_of_any_time_is_described(time: int, tmp_path: Any) -> None:
+    store, paths = open_store(tmp_path, fsync=False), LocationPaths()
+    data = claim_text(created_at_ms=0).replace(b'"created_at_ms":0', b'"created_at_ms":%d' % time)
+    store.put(paths.metadata(3), claim_object(data))
+    said = describe_newest_claim(store, paths)
+    assert said.startswith("chk-3/_metadata, claimed by 'o'")
+    assert (" at 1970-01-01 " in said) == (time == 1)
 
 
 def test_a_tag_of_any_content_is_refused(tmp_path: Any) -> None:

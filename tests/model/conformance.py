@@ -13,24 +13,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.model.explorer import State
-from tests.model.sequence import Bounds
-from tests.model.two_numberings import (
-    FREE,
-    IDLE,
-    NO_CLAIM,
-    NO_TAG,
-    OWNER,
-    READY,
-    TwoNumberingsModel,
-)
+from tests.model.sequence import FREE, IDLE, NO_TAG, OWNER, Bounds, SequenceModel
 
 from statelog.errors import check
 
 _MANY = 10**9
 _NO_ANSWER = ".*no answer, under way"
 _SILENT = {
-    "claim": re.compile(f"list claims.*|{_NO_ANSWER}"),
-    "look": re.compile(f"skip id.*|decline.*|{_NO_ANSWER}"),
+    "listed": re.compile(r"claim \d+: is (taken|this driver's)|crash"),
+    "claim": re.compile(_NO_ANSWER),
+    "put": re.compile(_NO_ANSWER),
+    "reported": re.compile(r"commit \d+: read back, done"),
     "deleted": re.compile("list the tags.*"),
 }
 """Steps before an event that change no object, and of which the trace has nothing; by its kind."""
@@ -42,23 +35,19 @@ class Event:
     One event of a trace.
 
     Args:
-        kind: "claim" (a claim is stored), "restored", "look" (for the claim after the owner's), "put" (a
-            checkpoint is stored), "reported", "deleted".
+        kind: "listed" (the entries), "claim" (a claim is stored), "restored", "put" (a checkpoint is
+            stored), "reported", "deleted".
         owner: Whose request it was.
-        number: Epoch or checkpoint; of "restored" the checkpoint that the owner continues, -1 for none.
-        epoch: Of "restored" and "put": the epoch of the owner, counted from 0.
+        number: The entry; of "restored" the checkpoint that the owner continues, -1 for none.
         parent: Of "put": the checkpoint that it continues, -1 for none.
-        attempt: Of "put": counts the attempts of the owner under this id.
-        exists: Of "look" and "restored": whether the claim after the owner's exists.
+        attempt: Of "put": counts the attempts of the owner under this number.
     """
 
     kind: str
     owner: str
-    number: int
-    epoch: int = 0
+    number: int = -1
     parent: int = -1
     attempt: int = 0
-    exists: bool = False
 
 
 class Conformance:
@@ -66,19 +55,19 @@ class Conformance:
     Checks a trace, event by event.
 
     Args:
-        events: The trace; its highest numbers bound the model.
+        events: The trace; its highest number bounds the model.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._events = tuple(events)
-        highest = max((event.number for event in self._events), default=0)
-        size = highest + 3
-        self._claims = (NO_CLAIM,) * (size + 1)
+        size = max((event.number for event in self._events), default=0) + 3
         self._entries = (FREE,) * size
         bounds = Bounds(drivers=1, numbers=size, claims=_MANY, lost=_MANY, late=_MANY, tag=False)
-        self._model = TwoNumberingsModel(bounds)
+        self._model = SequenceModel(bounds)
         self._drivers: dict[str, frozenset[State]] = {}
         self._nonces: dict[str, int] = {}
+        self._late: dict[str, frozenset[int]] = {}
+        """Deletions that an owner had decided when it claimed again; they may come at any time."""
 
     def run(self) -> int:
         """
@@ -95,35 +84,35 @@ class Conformance:
 
     def _explained(self, event: Event) -> Iterator[State]:
         """Yield the drivers after an event; the store is brought to what the event says."""
-        if event.kind == "look":
-            is_claimed = self._claims[event.number] != NO_CLAIM
-            check(is_claimed == event.exists, f"{event} contradicts the claims of the trace")
         nonce = self._nonces.setdefault(event.owner, len(self._nonces))
+        if event.kind == "deleted" and event.number in self._late.get(event.owner, ()):
+            first, _, reported = self._entries[event.number]
+            self._replace(event.number, (first, (), reported))
+            yield from self._drivers[event.owner]
+            return
         pattern, stores = re.compile(_pattern(event)), set()
         for driver in self._closure(event, nonce):
-            if event.kind == "look":
-                yield driver  # a look of the clean-up, after which the driver goes on as before
-            if event.kind == "restored" and event.exists:
-                yield (IDLE,)  # overtaken while it read: it can look, and must not put anything
-                continue
-            if event.kind == "reported":
-                if driver[0] == OWNER and (driver[2], driver[4]) == (READY, event.number):
+            if event.kind == "listed":
+                yield driver  # a listing for another purpose
+            elif event.kind in ("restored", "reported"):
+                if driver[0] == OWNER and driver[3] == event.number:
                     yield driver
                 continue
-            for label, state in self._model.transitions(
-                self._state(_idle_for(event, driver), nonce)
-            ):
-                if pattern.fullmatch(label) and self._fits(event, state):
-                    stores.add(state[:2])
-                    yield _stage_of(driver, state[3][0]) if event.kind == "deleted" else state[3][0]
-        for claims, entries in stores:
-            self._claims, self._entries = claims, entries
+            for label, state in self._model.transitions(self._state(driver, nonce)):
+                if pattern.fullmatch(label) and self._fits(event, state, nonce):
+                    stores.add(state[0])
+                    yield state[2][0]
+        for entries in stores:
+            self._entries = entries
 
-    def _fits(self, event: Event, state: State) -> bool:
+    def _replace(self, number: int, entry: State) -> None:
+        self._entries = (*self._entries[:number], entry, *self._entries[number + 1 :])
+
+    def _fits(self, event: Event, state: State, nonce: int) -> bool:
         if event.kind != "put":
             return True
-        content = (event.epoch, event.attempt, event.parent)
-        return bool(state[1][event.number][1] == content)
+        content = (2, nonce, event.attempt, event.parent)
+        return bool(state[0][event.number][1] == content)
 
     def _closure(self, event: Event, nonce: int) -> set[State]:
         """Return what the driver may be after silent steps."""
@@ -137,42 +126,27 @@ class Conformance:
             reached.add(driver)
             if silent is None:
                 continue
-            for label, state in self._model.transitions(
-                self._state(_idle_for(event, driver), nonce)
-            ):
+            for label, state in self._model.transitions(self._state(driver, nonce)):
                 if silent.fullmatch(label):
-                    after = state[3][0]
-                    waiting.append(_stage_of(driver, after) if event.kind == "deleted" else after)
+                    if label == "crash" and driver[0] == OWNER:
+                        decided = self._late.get(event.owner, frozenset())
+                        self._late[event.owner] = decided.union(driver[6], driver[7])
+                    waiting.append(state[2][0])
         return reached
 
     def _state(self, driver: State, nonce: int) -> State:
-        return (self._claims, self._entries, (), (driver,), (NO_TAG, 0), (nonce, 0, 0))
-
-
-def _idle_for(event: Event, driver: State) -> State:
-    """Return the driver as its clean-up sees it, whose requests do not wait for a commit."""
-    if event.kind != "deleted" or driver[0] != OWNER:
-        return driver
-    return (*driver[:2], READY, *driver[3:])
-
-
-def _stage_of(driver: State, after: State) -> State:
-    """Return *after* in the stage in which *driver* was."""
-    return (*after[:2], *driver[2:3], *after[3:]) if driver[0] == after[0] == OWNER else after
+        return (self._entries, (), (driver,), (NO_TAG, 0), (nonce, 0, 0), "")
 
 
 def _pattern(event: Event) -> str:
     """Return an expression for the labels of the steps that an event may be."""
     match event.kind:
+        case "listed":
+            return r"list: .*|own from .*"
         case "claim":
             return f"claim {event.number}: done.*"
-        case "restored":
-            return f"own epoch {event.epoch}, restore {event.number}"
-        case "look":
-            outcome = "fenced" if event.exists else "(not fenced|committed)"
-            return rf"look (before|after) \d+: {outcome}"
         case "put":
-            return f"put {event.number}: done.*"
+            return f"commit {event.number}: done.*"
         case "deleted":
             return f"delete {event.number}"
     return ""

@@ -1,26 +1,27 @@
 """The coordinator takes only steps of the model: traces of the simulated owners are replayed."""
 
-import json
 import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests import evidence
 from tests.model.conformance import Conformance, Event
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.test_simulation import World, simulate
 
-from statelog.checkpoint import batched_clean_up, coordinator
+from statelog.checkpoint import batched_clean_up, ownership
 from statelog.errors import InvariantError
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, decode_record
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
+from statelog.format.claim_record import ClaimRecord, decode_entry
 from statelog.format.segment import parse_segment
-from statelog.store.paths import parse_checkpoint_metadata, parse_owner
+from statelog.store.paths import parse_checkpoint_metadata
 
 EVERY_DAY = 20
 
 
 class TracedStore(DictStore):
-    """Notes what happens to claims and checkpoints, in order."""
+    """Notes what happens to the entries, in order."""
 
     def __init__(self, world: "TracedWorld") -> None:
         super().__init__()
@@ -28,49 +29,31 @@ class TracedStore(DictStore):
 
     def _store(self, path: str, data: Any) -> None:
         super()._store(path, data)
-        epoch, number = parse_owner(path), parse_checkpoint_metadata(path)
-        if epoch is not None:
-            self._world.note("claim", epoch - 1, json.loads(self.objects[path][0])["owner_id"])
-        elif number is not None:
-            self._put(path, number)
-
-    def _put(self, path: str, number: int) -> None:
+        number = parse_checkpoint_metadata(path)
+        if number is None:
+            return
         trailer = parse_segment(memoryview(self.objects[path][0])).trailer
-        record = decode_record(trailer.sections[CHECKPOINT_TAG], where=path)
-        stored = record.checkpoint
+        entry = decode_entry(trailer.sections[CHECKPOINT_TAG], where=path)
+        if isinstance(entry, ClaimRecord):
+            self._world.note("claim", number, entry.owner_id)
+            return
+        stored = entry.checkpoint
         attempts = self._world.attempts.setdefault((stored.owner_id, number), [])
-        if record.attempt not in attempts:
-            attempts.append(record.attempt)
+        if entry.attempt not in attempts:
+            attempts.append(entry.attempt)
         self._world.note(
             "put",
             number,
             stored.owner_id,
-            epoch=stored.epoch - 1,
             parent=-1 if stored.parent_id is None else stored.parent_id,
-            attempt=attempts.index(record.attempt),
+            attempt=attempts.index(entry.attempt),
         )
 
-    def head(self, path: str) -> Any:
-        epoch = parse_owner(path)
-        if epoch is None:
-            return super().head(path)
-        # Whether the claim is there is decided by the request, before the world goes on.
-        exists: list[bool] = []
-
-        def look() -> Any:
-            exists.append(path in self.objects)
-            self._world.note("look", epoch - 1, exists=exists[0])
-            return self.objects_info(path)
-
-        return self._request("head", path, look)
-
-    def objects_info(self, path: str) -> Any:
-        self._read(path)
-        return path
-
     def list_folders(self, prefix: str = "") -> Any:
+        # What is there is decided by the request, before the world goes on.
         names = super().list_folders(prefix)
-        self._world.note_listing()
+        if self._world.actors and not self._world.quiet:
+            self._world.note("listed", -1)
         return names
 
     def delete(self, paths: Any) -> None:
@@ -92,36 +75,23 @@ class TracedWorld(World):
         store = TracedStore(self)
         store.on_request, store.while_in_flight = self.store.on_request, self.store.while_in_flight
         self.store = store
-        self.trace: list[Event | None] = []
-        self.listings: dict[str, int] = {}
+        self.trace: list[Event] = []
         self.attempts: dict[tuple[str, int], list[str]] = {}
 
     def note(self, kind: str, number: int, owner: str = "", **more: Any) -> None:
         self.trace.append(Event(kind, owner or self.actors[-1], number, **more))
 
-    def note_listing(self) -> None:
-        """Keep a place in the trace: a restore decides by the listing with which it begins."""
-        if self.actors and not self.quiet:
-            self.listings[self.actors[-1]] = len(self.trace)
-            self.trace.append(None)
-
     def restored(self, owner: str, epoch: int, found: Any) -> None:
-        number = -1 if found is None else found.checkpoint_id
-        is_overtaken = f"owner/{epoch + 1}" in self.store.objects
-        event = Event("restored", owner, number, epoch=epoch - 1, exists=is_overtaken)
-        self.trace[self.listings[owner]] = event
+        self.note("restored", -1 if found is None else found.checkpoint_id, owner)
 
     def reported(self, owner: str, checkpoint_id: int) -> None:
-        self.note("reported", checkpoint_id)
-
-    def events(self) -> list[Event]:
-        return [event for event in self.trace if event is not None]
+        self.note("reported", checkpoint_id, owner)
 
 
 def traced(seed: int) -> list[Event]:
     world = simulate(seed, batched=seed % 3 == 0, new_world=TracedWorld)
     assert isinstance(world, TracedWorld)
-    return world.events()
+    return world.trace
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +110,7 @@ def check_seeds(seeds: range) -> int:
         except InvariantError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         kinds |= {event.kind for event in events}
-    assert kinds == {"claim", "restored", "look", "put", "reported", "deleted"}
+    assert kinds == {"listed", "claim", "restored", "put", "reported", "deleted"}
     return checked
 
 
@@ -151,34 +121,52 @@ def test_the_trace_of_a_simulated_world_is_a_way_through_the_model() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_traces_of_many_worlds_are_ways_through_the_model() -> None:
-    seeds = int(os.environ.get("STATELOG_CONFORMANCE_SEEDS", "500"))
-    check_seeds(range(EVERY_DAY, EVERY_DAY + seeds))
+    count = int(os.environ.get("STATELOG_CONFORMANCE_SEEDS", "500"))
+    seeds = range(EVERY_DAY, EVERY_DAY + count)
+    with evidence.campaign("traces against the model", seeds=seeds, simulated=True) as record:
+        record.counts["events of traces"] += check_seeds(seeds)
+        record.runs = record.counts["conforming traces"] = count
 
 
-@pytest.mark.parametrize(
-    "left_out", ["the look before", "the look after", "the claim"], ids=lambda text: text
-)
+@pytest.mark.parametrize("left_out", ["claim", "the look after the claim", "put"])
 def test_a_trace_without_a_step_does_not_conform(left_out: str) -> None:
     events = traced(2)
     put = next(at for at, event in enumerate(events) if event.kind == "reported")
     kinds = [event.kind for event in events[: put + 1]]
-    assert kinds[-4:] == ["look", "put", "look", "reported"]
-    at = {"the look before": put - 3, "the look after": put - 1, "the claim": 0}[left_out]
+    assert kinds == ["listed", "claim", "listed", "restored", "put", "reported"]
+    at = {"claim": 1, "the look after the claim": 2, "put": 4}[left_out]
+    rest = events[:at] + events[at + 1 : put + 1]
     with pytest.raises(InvariantError, match="no step of the model"):
-        Conformance(events[:at] + events[at + 1 : put + 1]).run()
+        Conformance(rest).run()
 
 
-def test_a_trace_with_another_parent_or_outcome_does_not_conform() -> None:
+def test_a_trace_with_another_parent_or_number_does_not_conform() -> None:
     events = traced(2)
-    put = next(at for at, event in enumerate(events) if event.kind == "put")
-    look = next(at for at, event in enumerate(events) if event.kind == "look")
-    for at, wrong in ((put, {"parent": 7}), (put, {"epoch": 3}), (look, {"exists": True})):
+    for kind, wrong in (
+        ("put", {"parent": 7}),
+        ("put", {"number": 2}),
+        ("put", {"attempt": 1}),
+        ("claim", {"number": 1}),
+        ("restored", {"number": 3}),
+    ):
+        at = next(at for at, event in enumerate(events) if event.kind == kind)
         changed = [*events[:at], replace(events[at], **wrong), *events[at + 1 :]]
         with pytest.raises(InvariantError):
             Conformance(changed).run()
 
 
-def test_a_coordinator_that_does_not_look_does_not_conform(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "is_taken_over", lambda store, paths, epoch: False)
+def test_an_owner_that_deletes_a_claim_does_not_conform() -> None:
+    events = traced(2)
+    at = next(at for at, event in enumerate(events) if event.kind == "reported")
+    deletes = Event("deleted", events[at].owner, 0)
+    with pytest.raises(InvariantError, match="no step of the model"):
+        Conformance([*events[: at + 1], deletes]).run()
+
+
+def test_an_owner_that_does_not_look_does_not_conform(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(store: Any, paths: Any, claim: Any, known: Any) -> ownership.Place:
+        return ownership.Place(claim, (), ())
+
+    monkeypatch.setattr(ownership, "_place", place)
     with pytest.raises((InvariantError, AssertionError)):
         Conformance(traced(4)).run()

@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import evidence
 from tests.simulation.replay import command_of
 
 from statelog.core.change_log import (
     ChangeLog,
 )
+from statelog.testing.faulty_store import FaultKind, FaultyStore
 from statelog.testing.world import Outcome, World, main
 
 SEEDS = int(os.environ.get("STATELOG_SEEDS", "2000"))
+CAMPAIGN = int(os.environ.get("STATELOG_CAMPAIGN_SEEDS", "20000"))
 BLOCK = 100
 SOURCES = Path(__file__).parents[2] / "src"
 
@@ -64,8 +67,24 @@ def test_a_history_that_once_broke_holds(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_campaign_holds() -> None:
-    assert 0 == main(["--seed", "1000000", "--count", "20000", "--quiet"])
+def test_a_campaign_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = FaultyStore._fault
+
+    def counted(store: FaultyStore) -> FaultKind:
+        kind = draw(store)
+        if kind is not FaultKind.NONE:
+            record.store_faults[kind.value] += 1
+        return kind
+
+    monkeypatch.setattr(FaultyStore, "_fault", counted)
+    seeds = range(1_000_000, 1_000_000 + CAMPAIGN)
+    with evidence.campaign("simulated storage", seeds=seeds, simulated=True) as record:
+        for seed in seeds:
+            outcome = run(seed)
+            record.runs += 1
+            record.counts.update(persists=outcome.persists, steps=outcome.steps)
+            record.simulated_hours += outcome.virtual_ns / 3.6e12
+    assert record.store_faults
 
 
 def test_a_seed_is_one_history() -> None:

@@ -62,16 +62,6 @@ def replace(folder: Path, backup: Path) -> None:
     shutil.copytree(backup, folder)
 
 
-def claims(state: Path) -> int:
-    """Return how often the state location was claimed."""
-    return len(list((state / "owner").iterdir()))
-
-
-def committed(state: Path) -> list[str]:
-    """Return the checkpoints there are."""
-    return sorted(path.parent.name for path in state.glob("chk-*/_metadata"))
-
-
 def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
     """Return rows as sorted tuples."""
     return sorted(map(tuple, batch), key=repr)

@@ -70,7 +70,7 @@ def test_changes_of_a_batch_give_the_state_of_every_checkpoint(
             rows = read(spark, run.state, **options).collect()
             assert applied(rows, start) == wanted
             begun = -1 if after is None else after
-            assert {row.checkpoint_id for row in rows} <= set(range(begun + 1, upto + 1))
+            assert {row.checkpoint_id for row in rows} <= set(range(begun + 1, upto + 1)) & {*ids}
     with pytest.raises(PySparkException, match="endingCheckpoint is an option of"):
         options = {"view": "changes", "endingCheckpoint": 1}
         spark.readStream.format("statelog").options(**options).load(
@@ -152,7 +152,8 @@ def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
         run.source.add([(batch, 10)])
     run.run()
     ids = [one.checkpoint_id for one in summaries(run.state) if one.is_retained]
-    assert ids == [position, position + 1, position + 2, position + 3]
+    # The second run has taken a number for its claim.
+    assert ids == [position, position + 2, position + 3, position + 4]
     rows = [row for batch in follower.run() for row in batch]
     assert applied(rows, state) == state_at(spark, run.state, ids[-1])
     # Without the reader, more checkpoints than the bound: they are gone, and the error says so.

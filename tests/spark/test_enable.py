@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, GroupedData, Row
+from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
@@ -64,14 +65,17 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
         assert model.apply(rows) == run(stream.where("rows > 0"), tmp_path / "query")
     state = open_store(str(tmp_path / "states" / "totals"))
     newest = find_newest(state, LocationPaths()).newest
-    assert newest is not None and (1, 3) == (newest.checkpoint_id, newest.properties["tasks"])
+    assert newest is not None and (1, 3) == (
+        newest.properties["batch_id"],
+        newest.properties["tasks"],
+    )
     with pytest.raises(UsageError, match="Give the query a queryName"):
         totals(source).writeStream.format("noop").option(
             "checkpointLocation", str(tmp_path / "x")
         ).start()
     own = {"statelog.stateLocation": str(tmp_path / "own"), "statelog.delivery": "direct"}
     assert [(1, 5, 2), (2, 5, 1), (7, 0, 1)] == run(totals(source), tmp_path / "other", **own)[-3:]
-    assert (tmp_path / "own" / "chk-1" / "_metadata").exists()
+    assert committed(tmp_path / "own")
 
     batch = session.createDataFrame([(1, 2)], INPUT).groupBy("key")
     assert [(1, 2, 1)] == batch.transformWithState(Totals(), TOTALS, "Update", "None").collect()
@@ -94,7 +98,7 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
         .format("noop")
         .start()
     )
-    assert (tmp_path / "y" / "statelog" / "chk-0" / "_metadata").exists()
+    assert committed(tmp_path / "y" / "statelog")
     disable(session)
     disable(session)
     assert sparks_own is GroupedData.transformWithState

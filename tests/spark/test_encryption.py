@@ -58,7 +58,7 @@ def test_an_encrypted_location_is_used_like_any_other(
             model.apply(rows) for rows in BATCHES[2 * run_number : 2 * run_number + 2]
         ]
     state = str(job.state)
-    assert {"chk-3", "dstl", "taskowned"} <= {path.name for path in job.state.iterdir()}
+    assert {"chk-5", "dstl", "taskowned"} <= {path.name for path in job.state.iterdir()}
     assert not [name for name, content in stored(job.state).items() if b"customer-" in content]
 
     with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
@@ -71,7 +71,7 @@ def test_an_encrypted_location_is_used_like_any_other(
     monkeypatch.setenv("STATELOG_ENCRYPTION", f"file:{keys}")
     command("verify", state)
     command("checkpoints", state)
-    command("cat", f"{state}/chk-3/_metadata")
+    command("cat", f"{state}/chk-5/_metadata")
     command("get", state, "total", "customer-0007")
     command("tag", state, "before")
     fork = str(tmp_path / "fork")

@@ -160,7 +160,7 @@ class Wider(Totals):
         ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
         ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
         ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),
-        ({"restoreFrom": "empty"}, "restoreFrom='empty' was asked for, but .* holds checkpoint 0"),
+        ({"restoreFrom": "empty"}, "restoreFrom='empty' was asked for, but .* holds checkpoint 1"),
         ({"restoreFrom": 17}, "checkpoint 17 does not exist"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -249,16 +249,17 @@ def test_a_second_run_of_a_query_fences_the_first_and_nothing_is_mixed(
         keyed_frame(grouping_of(spark.createDataFrame(rows, INPUT).groupBy("key")), 128).frame
         for rows in batches
     ]
-    zombie, second = (MicroBatchEngine(query, job.collect) for _ in range(2))
-    zombie(frames[0], 0)
+    fenced, second = (MicroBatchEngine(query, job.collect) for _ in range(2))
+    fenced(frames[0], 0)
     second.open()
     second(frames[0], 0)
     with pytest.raises(
-        FencedError, match=r"epoch 2 of .* is claimed \(owner/2, of 'query-.*\), this is epoch 1"
+        FencedError,
+        match=r"another owner has the location: chk-2/_metadata, claimed by 'query-.*' at ",
     ):
-        zombie(frames[1], 1)
+        fenced(frames[1], 1)
     with pytest.raises(FencedError):
-        zombie(frames[1], 1)
+        fenced(frames[1], 1)
     second(frames[1], 1)
     second(frames[2], 2)
     expected = [model.apply(rows) for rows in batches]

@@ -26,7 +26,7 @@ def test_the_stream_runs_and_commits(spark, tmp_path, capsys):
     query = scope["query"]
     try:
         deadline = 60
-        while deadline and not (tmp_path / "job/statelog/chk-1/_metadata").exists():
+        while deadline and not (tmp_path / "job/statelog/chk-2/_metadata").exists():
             query.awaitTermination(1)
             deadline -= 1
     finally:

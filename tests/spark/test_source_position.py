@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from tests.entries import claims, committed
 from tests.spark import processors
 from tests.spark.checkpoint_files import (
     AnySize,
     AnySizeInTime,
-    claims,
-    committed,
     cut_short,
     forget_newest_batch,
     in_order,
@@ -219,8 +218,7 @@ def test_the_position_names_files_of_every_entry_and_of_compact_ones(
         assert (tmp_path / "query" / "sources" / "0" / "5.compact").exists()
         # An entry of the source's log that no micro-batch came of: the next batch covers two.
         forget_newest_batch(tmp_path / "query")
-        remove(job.state / "chk-6", 0)
-        shutil.rmtree(job.state / "chk-6")
+        shutil.rmtree(job.state / f"chk-{committed(job.state)[-1]}")
         job.source.add([(9, 9)])
         job.run()
         (log,) = record_of(job).source_logs or []
@@ -284,7 +282,7 @@ def test_going_back_in_the_state_alone_skips_what_the_source_has_given(
         job.run()
     job.take()
     job.source.add(BATCHES[3])
-    job.run(restoreFrom=1)
+    job.run(restoreFrom=committed(job.state)[-2])
     model.apply(BATCHES[0])
     model.apply(BATCHES[1])
     assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
@@ -298,12 +296,12 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
         job.source.add(rows)
         job.run()
     job.source.add(BATCHES[2])
-    before = claims(job.state)
+    before, there = claims(job.state), committed(job.state)[-1]
     for changes, message in (
         ({"restoreFrom": 17}, "checkpoint 17 does not exist"),
-        ({"restoreFrom": 1, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
+        ({"restoreFrom": there, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
         (
-            {"restoreFrom": 1, "timeMode": "ProcessingTime", "operatorId": "x"},
+            {"restoreFrom": there, "timeMode": "ProcessingTime", "operatorId": "x"},
             "belongs to operator",
         ),
     ):

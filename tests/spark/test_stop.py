@@ -28,7 +28,7 @@ class Slow(StatefulProcessor):
 
 
 def test_a_stop_in_mid_batch_ends_the_query_without_an_error(spark, tmp_path, capfd):
-    begun = tmp_path / "job" / "statelog" / "chk-0" / "_metadata"
+    begun = tmp_path / "job" / "statelog" / "chk-1" / "_metadata"
     events = spark.readStream.format("rate").option("rowsPerSecond", 200).load()
     out = transform_with_state(
         events.selectExpr("value AS key").groupBy("key"), Slow(), "key long", tasks=2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.entries import objects
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
@@ -167,19 +168,19 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
     def look(frame: Any, batch_id: int) -> None:
         job.collect(frame, batch_id)
 
-    objects: list[int] = []
+    made: list[int] = []
     sizes: list[int] = []
 
     def count(progress: Any) -> None:
         job.progress.append(progress)
-        now = {str(p) for p in job.state.rglob("*") if p.is_file() and "owner" not in p.parts}
-        objects.append(len(now - seen[-1]))
-        sizes.append(sum(Path(path).stat().st_size for path in now - seen[-1]))
+        now = objects(job.state)
+        made.append(len(now - seen[-1]))
+        sizes.append(sum((job.state / name).stat().st_size for name in now - seen[-1]))
         seen.append(now)
 
     job.run(look, delivery=delivery, inlineBytes=inline_bytes, tasks=2, onProgress=count)
     first, second = job.progress
-    assert (0, 0, 2, 3, 2, 2) == (
+    assert (0, 1, 2, 3, 2, 2) == (
         first.batch_id,
         first.checkpoint_id,
         first.tasks,
@@ -189,16 +190,16 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
     )
     assert (1, 1, 1, 1) == (second.batch_id, second.rows, second.keys, second.output_rows)
     assert (0, 2) == (first.state_entries, second.state_entries)
-    assert objects == [first.objects, second.objects]
+    assert made == [first.objects, second.objects]
     assert sizes == [first.object_bytes, second.object_bytes]
     if inline_bytes:
-        assert [1, 1] == objects
+        assert [1, 1] == made
     assert first.log_bytes < second.log_bytes
     assert not first.replayed
     parts = {name: ms for name, ms in first.milliseconds.items() if name != "total"}
     assert sum(parts.values()) == pytest.approx(first.milliseconds["total"])
     assert json.loads(json.dumps(second.to_json()))["rows"] == 1
-    assert "batch 1 checkpoint 1: rows=1 late=0 keys=1 out=1" in str(second)
+    assert "batch 1 checkpoint 2: rows=1 late=0 keys=1 out=1" in str(second)
 
 
 RETRY = """

@@ -18,6 +18,7 @@ from pyspark.errors import (
 )
 from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
@@ -125,7 +126,7 @@ def test_the_checkpoint_is_found_as_spark_finds_it(
         finished(writer_of().format("noop").start())
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
-    assert (tmp_path / "all" / "mine" / "statelog" / "chk-0" / "_metadata").exists()
+    assert committed(tmp_path / "all" / "mine" / "statelog")
     assert 2 == len(list((tmp_path / "all").iterdir()))
 
 
@@ -151,7 +152,7 @@ def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
 
     def look(frame: Any, batch_id: int) -> None:
         seen.extend(checkpoint_of(query) for query in spark.streams.active)
-        assert (seen[-1] / "statelog" / "chk-0" / "_metadata").exists()
+        assert committed(seen[-1] / "statelog")
         assert 3 == frame.count()
 
     spark.conf.set("spark.statelog.stateLocation", str(tmp_path / "base"))  # for lasting queries

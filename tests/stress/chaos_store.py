@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from statelog.errors import StoreError
@@ -38,6 +39,7 @@ class ChaosStore:
         self.plan = plan
         self.refused: set[str] = set()
         self.faults = 0
+        self.faults_by_kind: Counter[str] = Counter()
         self.puts = 0
         self._harm_deletes = harm_deletes
         self._hang_s = hang_s
@@ -95,7 +97,9 @@ class ChaosStore:
     def _fault(self) -> FaultKind:
         with self._lock:
             fault = self.plan.draw(self._rng)
-            self.faults += fault.kind is not FaultKind.NONE
+            if fault.kind is not FaultKind.NONE:
+                self.faults += 1
+                self.faults_by_kind[fault.kind.value] += 1
         time.sleep(fault.latency_ns / 1e9)
         return fault.kind
 

@@ -5,12 +5,14 @@ Interrupt anywhere, in a process of its own: a short form, and a long one with t
 minutes and another seed.  What fails prints how to replay it.
 """
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests import evidence
 
 LONG_S = float(os.environ.get("STATELOG_STRESS_SECONDS", "600"))
 SEED = int(os.environ.get("STATELOG_INTERRUPT_SEED", "1"))
@@ -41,6 +43,10 @@ def test_three_seconds_of_interrupts_lose_and_block_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(LONG_S + 300)
 def test_long_interrupts_lose_and_block_nothing() -> None:
-    told = campaign(LONG_S, SEED)
-    assert "'interrupted appends kept'" in told
-    assert "'not kept'" in told
+    with evidence.campaign("signals into calls", seeds=[SEED]) as record:
+        told = campaign(LONG_S, SEED)
+        assert "'interrupted appends kept'" in told
+        assert "'not kept'" in told
+        rounds, _, counts = told.partition(" rounds: ")
+        record.runs = int(rounds)
+        record.counts.update(ast.literal_eval(counts))

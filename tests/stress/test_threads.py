@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import evidence
 from tests.stress.chaos_store import ChaosStore
 from tests.stress.turmoil import CheckpointSide, Producer
 
@@ -58,7 +59,14 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20) 
         time.sleep(0.02)
 
 
-def turmoil(location: str, seconds: float, *, harm_deletes: bool, seed: int) -> Counter[str]:
+def turmoil(
+    location: str,
+    seconds: float,
+    *,
+    harm_deletes: bool,
+    seed: int,
+    record: evidence.Record | None = None,
+) -> Counter[str]:
     store = ChaosStore(open_store(location, fsync=False), seed, PLAN, harm_deletes=harm_deletes)
     storage = sl.FsStateChangelogStorage(store, options=OPTIONS, job_id="job")
     side = CheckpointSide(store, storage.registry)
@@ -80,6 +88,8 @@ def turmoil(location: str, seconds: float, *, harm_deletes: bool, seed: int) -> 
     check_memory(samples, seconds)
     counts = sum((producer.counts for producer in producers), Counter[str]())
     counts.update(puts=store.puts, faults=store.faults)
+    if record is not None:
+        record.store_faults.update(store.faults_by_kind)
     sys.stdout.write(f"{location.split(':')[0]}, {seconds:g} s: {dict(counts)}\n")
     return counts
 
@@ -148,5 +158,9 @@ def test_five_seconds_of_turmoil_lose_and_leave_nothing() -> None:
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_long_turmoil_leaves_memory_flat(kind: str, tmp_path: Path) -> None:
     location = "memory://stress-long" if kind == "memory" else str(tmp_path)
-    counts = turmoil(location, LONG_S, harm_deletes=kind == "local", seed=2)
-    assert counts["acknowledged"] > 10 * LONG_S
+    with evidence.campaign("threads under faults", kind, seeds=[2]) as record:
+        harm_deletes = kind == "local"
+        counts = turmoil(location, LONG_S, harm_deletes=harm_deletes, seed=2, record=record)
+        assert counts["acknowledged"] > 10 * LONG_S
+        record.runs = 1
+        record.counts["persists"] += counts["acknowledged"]

@@ -86,6 +86,49 @@ def record(source: Source) -> str:
     return "\n".join([table(heads, lines), "", f"{said} {_from('record', command, document)}"])
 
 
+_ENCRYPTED = {
+    "staged": "micro-batch, staged, ms",
+    "direct": "micro-batch, direct, ms",
+    "restart": "restart, s",
+}
+
+
+def encryption(source: Source) -> str:
+    """Return what encryption costs, and how far the rounds of the same way are apart."""
+    document = source.document("encryption")
+    seconds = document["restart_s"]
+    rounds = len(seconds["plain"])
+    cases = {**document["batch_ms"], "restart": seconds}
+    rows = []
+    for name, ways in cases.items():
+        plain, encrypted = (_round_medians(ways[way], rounds) for way in ("plain", "encrypted"))
+        pairs = [one / other for one, other in zip(encrypted, plain, strict=True)]
+        rows.append(
+            [
+                _ENCRYPTED[name],
+                *(
+                    f"{number(statistics.median(ways[way]))} ({number(min(each))} to {number(max(each))})"
+                    for way, each in (("plain", plain), ("encrypted", encrypted))
+                ),
+                f"{document['ratios'][name]:.3f} ({min(pairs):.3f} to {max(pairs):.3f})",
+            ]
+        )
+    batches = len(document["batch_ms"]["staged"]["plain"]) // rounds
+    said = (
+        f"{rounds} rounds, in each {batches} micro-batches of {document['events']:,} events and one "
+        f"restart with {document['keys'] / 1e6:g} million keys; in brackets the lowest and the highest round."
+    )
+    heads = ["", "plain (rounds)", "encrypted (rounds)", "encrypted to plain (rounds)"]
+    origin = _from("encryption", "bench/encryption.py", document)
+    return "\n".join([table(heads, rows), "", f"{said} {origin}"])
+
+
+def _round_medians(values: list[float], rounds: int) -> list[float]:
+    """Return the median of each round; the values are in the order of the rounds."""
+    size = len(values) // rounds
+    return [statistics.median(values[at : at + size]) for at in range(0, size * rounds, size)]
+
+
 def connect(source: Source) -> str:
     """Return small micro-batches in a classic session and on Connect."""
     document = source.document("connect")
@@ -229,6 +272,7 @@ def flink_job(source: Source) -> str:
 BLOCKS: dict[str, Block] = {
     "read-state": read_state,
     "record": record,
+    "encryption": encryption,
     "connect": connect,
     "restart-tws": partial(restart, "restart-tws", "bench/restart.py --spark tws --rounds 2"),
     "restart": partial(restart, "restart", "bench/restart.py --rounds 3"),

@@ -3,6 +3,9 @@ Edits from Parquet files, as `statelog export` and batch computations write them
 
 A file has the rows of one variable, in the columns of `StateReader` (`key.customer`, `value.total`) or
 nested, as Spark has them (`key`, `value`).  A folder of files is read as one, without what Spark hides.
+
+The caller names the files.  A file in the location is still input: its symbolic links are those of who
+writes there, and would bring other files of the caller into the state.  They are not followed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from statelog.state.kinds.columns import EXPIRES_FIELD
 from statelog.state.kinds.list import POSITION_COLUMN
 from statelog.state.kinds.timer import FIRES_COLUMN
 from statelog.state.reader import StateReader
+from statelog.store.local_disk import check_named_file
 
 _STRUCTS: Final = ("key", "value", "user_key")
 _OPTIONAL: Final = ("key_group", EXPIRES_FIELD)
@@ -40,12 +44,13 @@ def states_in_file(
 
     Raises:
         UsageError: There is no such file or variable, or the file has other columns or types, or several
-            values of one key.
+            values of one key, or a link of the location leads to it.
 
     Blocks: On the disk; the file is read into memory.
     """
     schema = reader.arrow_schema(variable)
     descriptor = reader.schema.states[reader.schema.state_id(variable)]
+    check_named_file(reader.store.url, path)
     table = _rows(path, schema, f"the file of state {variable!r}, {os.fspath(path)},")
     if POSITION_COLUMN in table.column_names:
         table = table.sort_by(POSITION_COLUMN)
@@ -81,13 +86,15 @@ def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]
     Return the keys in a file; its other columns are ignored.
 
     Raises:
-        UsageError: There is no such file, or it has other key columns.
+        UsageError: There is no such file, or it has other key columns, or a link of the location leads
+            to it.
 
     Blocks: On the disk.
     """
     schema = pa.schema(
         [pa.field(f"key.{part.name}", part.type) for part in reader.schema.key_schema]
     )
+    check_named_file(reader.store.url, path)
     return _keys(_rows(path, schema, f"the file of keys, {os.fspath(path)},", only=True), path)
 
 

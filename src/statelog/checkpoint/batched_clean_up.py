@@ -2,8 +2,9 @@
 Clean-up of an owner in batches: many commits, one listing of the tags, and few requests to delete.
 
 A checkpoint that a commit subsumed waits in the ledger.  The tags are listed after that commit, however
-much later, so a tag that counts is seen: it was put before the commit.  Between two micro-batches only
-results are taken; the requests run in a thread.  What waits is bounded: a full batch waits for the
+much later, so a tag that counts is seen: it was put before the commit.  A deletion needs no look at the
+claims: it names what a reported commit has subsumed, which no later owner restores.  Between two
+micro-batches only results are taken; the requests run in a thread.  What waits is bounded: a full batch waits for the
 requests of the batch before it.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, give_up
+from statelog.checkpoint.clean_up import CleanUpReport, delete_objects
 from statelog.checkpoint.restore import kept_checkpoint
 from statelog.checkpoint.tags import read_pins
 from statelog.core.checkpoint_events import (
@@ -28,27 +29,13 @@ from statelog.core.checkpoint_ledger import CheckpointLedger
 from statelog.core.pins import Pin
 from statelog.errors import StoreError
 from statelog.runtime.background import in_background
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, ask_at_once
 
 BATCH_COMMITS: Final = 20
 """A batch begins when this many checkpoints wait; twice as many wait at most."""
 BATCH_INTERVAL_MS: Final = 60_000
 """A batch begins with the first commit after this time, with fewer checkpoints too."""
 _NS_PER_MS: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """
-    How the owner is asked for its place.
-
-    Args:
-        is_taken_over: Returns whether a newer claim exists; one request, in any thread.
-        check: Raises `FencedError` if a newer claim exists.
-    """
-
-    is_taken_over: Callable[[], bool]
-    check: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +62,6 @@ class BatchedCleanUp:
     Args:
         store: The store of the location.
         paths: The location in the store.
-        claimed: Asks whether the owner was fenced.
         clock_ms: Milliseconds of any clock; decides when a batch begins, nothing else.
         start: Runs requests in another thread.
 
@@ -87,66 +73,46 @@ class BatchedCleanUp:
         store: ObjectStore,
         paths: LocationPaths,
         *,
-        claimed: Claimed,
         clock_ms: Callable[[], int],
         start: _Start = _in_thread,
     ) -> None:
-        self._store, self._paths, self._claimed = store, paths, claimed
+        self._store, self._paths = store, paths
         self._clock_ms, self._start = clock_ms, start
         self._running: Future[_Result] | None = None
         self._waits_since_ms: int | None = None
-        self._abandoned: tuple[int, ...] = ()
         self._leftovers: tuple[int, ...] = ()
 
-    @property
-    def abandoned(self) -> tuple[int, ...]:
-        """Newer checkpoints that the next commit gives up, ascending."""
-        return self._abandoned
-
-    def begin(self, abandoned: tuple[int, ...] = (), leftovers: tuple[int, ...] = ()) -> None:
+    def begin(self, leftovers: tuple[int, ...] = ()) -> None:
         """
         Begin after a restore, which has replaced what the ledger knew.
 
         Args:
-            abandoned: Newer checkpoints that the next commit gives up, ascending.
             leftovers: Older checkpoints that are neither retained nor needed.
         """
         self._running = None  # its results belong to the history before
         self._waits_since_ms = None
-        self._abandoned, self._leftovers = abandoned, leftovers
+        self._leftovers = leftovers
 
     def now(self, ledger: CheckpointLedger) -> CleanUpReport:
         """
         Delete everything that is unneeded; list nothing but the tags.
 
         Raises:
-            FencedError: Another owner has taken over the location.
-            StoreError: The claims or the tags could not be read; nothing was deleted.
+            StoreError: The tags could not be read; nothing was deleted.
 
         Blocks: On the store.
         """
         self._finish(ledger)
         report, pins = CleanUpReport(), None
-        held: tuple[RetainedCheckpoint, ...] = ()
         leftovers = self._read_leftovers()
-        if ledger.subsumed or self._abandoned or leftovers:
+        if ledger.subsumed or leftovers:
             # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
             pins = read_pins(self._store, self._paths)
-        if self._abandoned:
-            latest = ledger.latest
-            if latest is None or latest.checkpoint_id < self._abandoned[-1]:
-                return report  # what is given up with the next commit may be pinned until then
-            self._claimed.check()
-            report, held, self._abandoned = give_up(
-                self._store, self._paths, self._abandoned, pins or ()
-            )
         self._leftovers = ()
         self._waits_since_ms = None
-        requested = CleanUpRequested(pins, held, leftovers)
+        requested = CleanUpRequested(pins, leftovers)
         for action in ledger.handle(requested, self._now_ns()):
             if isinstance(action, DeleteObjects):
-                # A new owner may have restored a checkpoint that this one calls garbage.
-                self._claimed.check()
                 done = delete_objects(self._store, action.paths)
                 ledger.handle(Deleted(done.deleted), self._now_ns())
                 report = report.merged(done)
@@ -158,13 +124,9 @@ class BatchedCleanUp:
 
         Raises:
             StoreError: A request of the batch failed.  Its objects are deleted with a later one.
-            FencedError: Another owner has taken over; noticed only where checkpoints are given up.
 
-        Blocks: On the store, if a full batch waits, or if a restore has given up checkpoints.
+        Blocks: On the store, if a full batch waits.
         """
-        if self._abandoned:
-            self.now(ledger)
-            return
         while self._running is not None:
             is_full = len(ledger.subsumed) >= 2 * BATCH_COMMITS
             if not self._running.done() and not is_full:
@@ -188,8 +150,10 @@ class BatchedCleanUp:
         return _Listed(subsumed, read_pins(self._store, self._paths), leftovers)
 
     def _read_leftovers(self) -> tuple[RetainedCheckpoint, ...]:
-        read = (kept_checkpoint(self._store, self._paths, each) for each in self._leftovers)
-        return tuple(each for each in read if each is not None)
+        reads = [
+            partial(kept_checkpoint, self._store, self._paths, each) for each in self._leftovers
+        ]
+        return tuple(one for one in ask_at_once(self._store, reads) if one is not None)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
         running, self._running = self._running, None
@@ -200,16 +164,12 @@ class BatchedCleanUp:
                 raise StoreError(result.reason)
         elif result is not None:
             self._leftovers = ()
-            requested = CleanUpRequested(
-                result.pins, (), result.leftovers, subsumed=result.subsumed
-            )
+            requested = CleanUpRequested(result.pins, result.leftovers, subsumed=result.subsumed)
             for action in ledger.handle(requested, self._now_ns()):
                 if isinstance(action, DeleteObjects):
                     self._running = self._start(partial(self._deleted, action.paths))
 
     def _deleted(self, paths: tuple[str, ...]) -> CleanUpReport:
-        if self._claimed.is_taken_over():
-            return CleanUpReport()  # the next commit of this owner is rejected
         return delete_objects(self._store, paths)
 
     def _finish(self, ledger: CheckpointLedger) -> None:

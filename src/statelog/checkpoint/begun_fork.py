@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.history import present_ids, read_checkpoint
+from statelog.checkpoint.history import Entry, present_ids, read_checkpoint, read_entry
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
 from statelog.errors import (
     CorruptionError,
@@ -28,6 +28,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     UsageError,
 )
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, Json
 from statelog.store import LocationPaths, LocationStore, ObjectStore
 from statelog.store.location_store import is_fork_id, parse_parent_path
@@ -102,12 +103,25 @@ def begun_fork(
 
     Blocks: On both stores.
     """
-    ids = present_ids(new, _PATHS)
-    if ids:
+    entries = _entries(new)
+    ids = [one for one, entry in entries.items() if not isinstance(entry, ClaimRecord)]
+    if ids or any(not is_claim_of_fork(entry) for entry in entries.values()):
         finished = _finished(new, parent, ids[0]) if len(ids) == 1 else None
         if finished is None or checkpoint_id not in (None, finished.checkpoint_id):
             raise in_use(new)
         return finished
+    begun = _referred(new, parent, checkpoint_id)
+    # The claim of a fork says which number is the next one, so that only this fork can go on here.
+    owners = {entry.owner_id for entry in entries.values() if isinstance(entry, ClaimRecord)}
+    if owners and (begun is None or owners != {owner_of(begun.fork_id)}):
+        raise in_use(new)
+    return begun
+
+
+def _referred(
+    new: LocationStore, parent: LocationStore, checkpoint_id: int | None
+) -> BegunFork | None:
+    """Return the fork whose reference is in *new*, where no checkpoint was committed yet."""
     tags = {tag.name: tag for tag in list_tags(parent, _PATHS) if tag.kind is TagKind.FORK}
     begun = None
     for info in list(new.list(_PATHS.parents)):
@@ -139,6 +153,34 @@ def query_id_of(fork_id: str) -> str:
     """Return the id of the new query, the same when the call is repeated."""
     digits = hashlib.sha256(fork_id.encode()).hexdigest()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
+
+
+def _entries(new: LocationStore) -> dict[int, Entry | None]:
+    """Return the entries of a location by their numbers; None for one that cannot be read."""
+    found: dict[int, Entry | None] = {}
+    for number in present_ids(new, _PATHS):
+        try:
+            found[number] = read_entry(new, _PATHS, number)
+        except ObjectNotFoundError:
+            continue
+        except (CorruptionError, IncompatibleFormatError):
+            found[number] = None
+    return found
+
+
+def is_claim_of_fork(entry: Entry | None) -> bool:
+    """Return whether an entry is the claim of a fork, after which its checkpoint follows."""
+    return isinstance(entry, ClaimRecord) and entry.owner_id.startswith(_OWNER)
+
+
+def is_own_claim(new: LocationStore, owner: str) -> bool:
+    """
+    Return whether the only entry of a location is the claim of this fork.
+
+    Blocks: On the store.
+    """
+    claims = [one for one in _entries(new).values() if isinstance(one, ClaimRecord)]
+    return [one.owner_id for one in claims] == [owner]
 
 
 def in_use(new: ObjectStore) -> UsageError:

@@ -14,13 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
+from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.fork_release import ParentRelease, release_parent
-from statelog.checkpoint.history import find_newest, present_ids, read_checkpoint
-from statelog.checkpoint.ownership import newest_epoch
-from statelog.checkpoint.restore import kept_checkpoint
+from statelog.checkpoint.history import find_newest, may_be_claim, present_ids, read_checkpoint
 from statelog.checkpoint.tags import retained_ids
-from statelog.core.checkpoint_events import RetainedCheckpoint
-from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
 from statelog.store import LocationPaths, LocationStore, ObjectInfo, ObjectStore
 from statelog.store.location_store import is_fork_id, parent_path
@@ -114,39 +111,6 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     return _report(waiting, deleted, reason if failed else "")
 
 
-def give_up(
-    store: ObjectStore, paths: LocationPaths, checkpoint_ids: Sequence[int], pins: Iterable[Pin]
-) -> tuple[CleanUpReport, tuple[RetainedCheckpoint, ...], tuple[int, ...]]:
-    """
-    Delete the metadata of checkpoints that a restore gave up, newest first, but pinned ones.
-
-    Args:
-        store: The store of the location.
-        paths: The location in the store.
-        checkpoint_ids: The checkpoints, ascending.
-        pins: The pins of the location.
-
-    Returns:
-        The report, the pinned checkpoints, and those that could not be deleted.
-
-    Raises:
-        StoreError: A pinned checkpoint could not be read; nothing was deleted.
-
-    Blocks: On the store.
-    """
-    ids = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
-    found = (kept_checkpoint(store, paths, one) for one in sorted(ids))
-    held = tuple(one for one in found if one is not None)
-    if any(one.objects is None for one in held):  # it cannot be read, so its needs are unknown
-        return CleanUpReport(), held, ()
-    # The metadata of a checkpoint may hold change sets that a later one needs.
-    needed = {path for one in held for path in one.objects or ()}
-    named = {paths.metadata(one): one for one in reversed(checkpoint_ids) if one not in ids}
-    report = delete_objects(store, [path for path in named if path not in needed])
-    remaining = sorted(named[path] for path in report.failed)
-    return report, held, tuple(remaining)
-
-
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
     """Yield *paths* in order, in parts of one kind: either all metadata, or none."""
     for _, run in groupby(paths, key=lambda path: parse_checkpoint_metadata(path) is not None):
@@ -198,13 +162,11 @@ def collect_garbage(
         reason = f"{store.url} holds neither a checkpoint nor a claim of statelog"
         return CleanUpReport(unknown=len(listed), reason=reason, dry_run=dry_run)
     ours = [info for info in listed if is_ours(paths, info.path)]
-    # The name of a zombie above the newest checkpoint must not be used again: it is kept, until the
-    # query has passed it and deletes it.
     newest = max(filter(None, map(parse_checkpoint_metadata, marked)), default=0)
     orphans = [
         info
         for info in ours
-        if info.path not in marked and (parse_checkpoint_metadata(info.path) or 0) <= newest
+        if info.path not in marked and not is_kept_entry(store, paths, info.path, newest)
     ]
     failed = paths.failed_recordings + "/"
     ages = {True: max(failed_recording_age, min_age), False: min_age}
@@ -246,7 +208,7 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
     ids = present_ids(store, paths)
     newest = find_newest(store, paths, ids=ids).newest
     if newest is None:
-        return frozenset() if newest_epoch(store, paths) else None
+        return frozenset() if ids or newest_epoch(store, paths) else None
     marked: set[str] = set()
     for checkpoint_id in retained_ids(store, paths, newest, ids):
         path = paths.metadata(checkpoint_id)
@@ -263,6 +225,23 @@ def reachable_objects(store: ObjectStore, paths: LocationPaths) -> frozenset[str
         marked.add(path)
         marked.update(checkpoint.referenced_paths())
     return frozenset(marked)
+
+
+def is_kept_entry(store: ObjectStore, paths: LocationPaths, path: str, newest: int) -> bool:
+    """
+    Return whether an object that no retained checkpoint needs is an entry that has to stay.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        path: Name of the object.
+        newest: The newest checkpoint.  A number above it may be that of a claim, or of a late commit of
+            statelog 0.2.
+
+    Blocks: On the store, for an entry.
+    """
+    number = parse_checkpoint_metadata(path)
+    return number is not None and (number > newest or may_be_claim(store, paths, number))
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:

@@ -11,10 +11,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from statelog.checkpoint.history import read_checkpoint
+from statelog.checkpoint.history import Entry, read_entry
+from statelog.checkpoint.ownership import describe_claim
 from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.format.checkpoint_metadata import CheckpointRecord, MetadataFile, write_metadata
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint, Json
 from statelog.store import LocationPaths, ObjectStore
 from statelog.store.conditional_put import put_or_find
@@ -27,7 +29,7 @@ class CommitAuthor:
 
     Args:
         owner_id: Name of the owner.
-        epoch: Epoch of its claim, >= 1.
+        epoch: Number of its claim, >= 0.
         max_parallelism: Number of key groups of the job.
         created_at_ms: Milliseconds since 1970 (UTC).
     """
@@ -41,7 +43,7 @@ class CommitAuthor:
 @dataclass(frozen=True, slots=True)
 class CommitConflict:
     """
-    The object of a commit exists, and another owner wrote it.
+    The number of a commit is taken, by another owner.
 
     Args:
         reason: What was found.
@@ -113,19 +115,24 @@ def put_commit(
             store,
             path,
             prepared.buffers,
-            lambda: read_checkpoint(store, paths, own.checkpoint_id).record,
+            lambda: read_entry(store, paths, own.checkpoint_id),
             pause,
         )
     except (CorruptionError, IncompatibleFormatError) as unreadable:
         reason = f"{path} exists and this owner did not write it: {unreadable}"
         return CommitConflict(reason, unreadable)
-    if found is None:
+    return None if found is None else _conflict(found, prepared.record, paths)
+
+
+def _conflict(found: Entry, own: CheckpointRecord, paths: LocationPaths) -> CommitConflict | None:
+    """Return the conflict of a commit with the entry under its number; None if it is the same."""
+    if isinstance(found, ClaimRecord):
+        return CommitConflict(f"another owner has the location: {describe_claim(found, paths)}")
+    if found.record.attempt == own.attempt and found.checkpoint.owner_id == own.checkpoint.owner_id:
         return None
-    other, attempt = found.checkpoint, prepared.record.attempt
-    if (other.owner_id, other.epoch, found.attempt) == (own.owner_id, own.epoch, attempt):
-        return None
+    other, mine = found.checkpoint, own.checkpoint
     return CommitConflict(
-        f"checkpoint {own.checkpoint_id} was committed by {other.owner_id!r} in epoch "
-        f"{other.epoch} (attempt {found.attempt}), not by {own.owner_id!r} in epoch {own.epoch} "
-        f"(attempt {attempt})"
+        f"checkpoint {mine.checkpoint_id} was committed by {other.owner_id!r} in epoch "
+        f"{other.epoch} (attempt {found.record.attempt}), not by {mine.owner_id!r} in epoch "
+        f"{mine.epoch} (attempt {own.attempt})"
     )

@@ -3,6 +3,8 @@ The coordinator: all tasks acknowledge, and one object commits the checkpoint.
 
 A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded.  Every step before
 it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
+Claims and checkpoints are numbered together: an owner that lost the location finds the claim of the next
+one under the number of its next checkpoint.
 Source: Flink, CheckpointCoordinator; fencing by claims is our own (Flink has leader election).
 """
 
@@ -11,20 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from statelog.checkpoint.batched_clean_up import BatchedCleanUp, Claimed
+from statelog.checkpoint.batched_clean_up import BatchedCleanUp
 from statelog.checkpoint.clean_up import CleanUpReport
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.history import (
-    KnownCheckpoints,
+    KnownEntries,
     StoredCheckpoint,
     load_checkpoint,
     load_section,
 )
-from statelog.checkpoint.ownership import claim_epoch, describe_claim, is_taken_over
+from statelog.checkpoint.ownership import Place, claim_place
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import (
     check_key_groups,
-    check_unused,
     find_restore_point,
     objects_of,
 )
@@ -40,7 +41,8 @@ from statelog.core.checkpoint_events import (
     WriteMetadata,
 )
 from statelog.core.checkpoint_ledger import CheckpointLedger
-from statelog.errors import FencedError, UsageError
+from statelog.core.pins import Pin
+from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.format.checkpoint_metadata import MetadataFile
 from statelog.model import CompletedCheckpoint, Json, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
@@ -88,13 +90,16 @@ class CheckpointCoordinator:
         self._owner_id, self._max_parallelism = owner_id, max_parallelism
         self._options, self._clock_ms = options, clock_ms
         self._ledger = self._new_ledger()
-        self._epoch: int | None = None
+        self._place: Place | None = None
+        self._known: KnownEntries = {}
+        self._pins: tuple[Pin, ...] | None = None
         self._restored = False
-        claimed = Claimed(self._is_taken_over, self._check_ownership)
-        self._clean_ups = BatchedCleanUp(store, paths, claimed=claimed, clock_ms=clock_ms)
+        self._clean_ups = BatchedCleanUp(store, paths, clock_ms=clock_ms)
         self._next_id = 0
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
+        self._was_put = False
+        """Whether a put of `_prepared` was begun, so that its outcome may be unknown."""
         self._restored_from: StoredCheckpoint | None = None
         """Kept until the first `trigger`: its sections may be asked for, to deliver them again."""
 
@@ -112,7 +117,7 @@ class CheckpointCoordinator:
 
     @property
     def next_checkpoint_id(self) -> int:
-        """The lowest id that `trigger` accepts: above all others, so that no name is reused."""
+        """The id that `trigger` accepts: the next number of the sequence."""
         return self._next_id
 
     @property
@@ -122,39 +127,50 @@ class CheckpointCoordinator:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of this owner's claim; None before `claim`."""
-        return self._epoch
+        """The number of this owner's claim; None before `claim`."""
+        return None if self._place is None else self._place.claim.number
 
-    def claim(self) -> int:
+    def claim(self, *, known: KnownEntries | None = None) -> int:
         """
         Take over the location; every earlier owner then fails with `FencedError`.
 
         Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 
+        Args:
+            known: Entries that the caller has read of this location; not read again.
+
         Returns:
-            The epoch of the claim, >= 1.
+            The number of the claim, >= 0: the epoch of this owner.
 
         Raises:
             StoreError: The store failed; the claim may be repeated.  Or the store ignores the
                 condition of put-if-absent (`reason` "put_if_absent"), so no commit is possible.
-            CheckpointError: Other owners keep claiming the location (`reason` "contended").
+            CheckpointError: Other owners keep claiming the location (`reason` "contended"), or a driver
+                of statelog 0.2 wrote to it after it was taken over ("two_editions").
+            IncompatibleFormatError: A newer statelog wrote the newest entry.
 
-        Blocks: On the store (a listing, a put; before the first a probe).   Thread: the driver's.
+        Blocks: On the store: four round trips (two listings, the newest entry, a put; first a probe).
+        Thread: the driver's.
         """
-        verify_put_if_absent(self._store, self._paths, self._pause)
-        self._epoch = claim_epoch(
-            self._store, self._paths, self._owner_id, self._clock_ms, self._pause
+        self._known = dict(known or {})
+        self._place = claim_place(
+            self._store,
+            self._paths,
+            self._owner_id,
+            self._clock_ms,
+            self._pause,
+            known=self._known,
+            verify=lambda: verify_put_if_absent(self._store, self._paths, self._pause),
         )
+        self._pins = self._place.pins
         self._ledger = self._new_ledger()
         self._clean_ups.begin()
         self._restored = False
         self._restored_from = None
-        self._prepared = None
-        return self._epoch
+        self._forget_prepared()
+        return self._place.claim.number
 
-    def restore(
-        self, checkpoint_id: int | None = None, *, known: KnownCheckpoints | None = None
-    ) -> CompletedCheckpoint | None:
+    def restore(self, checkpoint_id: int | None = None) -> CompletedCheckpoint | None:
         """
         Find the checkpoint to continue from.
 
@@ -163,7 +179,6 @@ class CheckpointCoordinator:
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
-            known: Checkpoints that the caller has read of this location; not read again.
 
         Returns:
             The checkpoint, read whole and verified; None if the location has none.
@@ -174,19 +189,33 @@ class CheckpointCoordinator:
                 "objects_missing": the id cannot be restored.  "max_parallelism": the job began
                 with another number of key groups.
             IncompatibleFormatError: A newer statelog wrote it.
+            FencedError: Another owner has claimed the location since, and has committed.
 
         Blocks: On the store.   Thread: the driver's.
         """
-        point = find_restore_point(self._store, self._paths, checkpoint_id, known=known)
+        place = self._place
+        point = find_restore_point(
+            self._store,
+            self._paths,
+            checkpoint_id,
+            known=self._known,
+            listed=None if place is None else place.ids,
+            pins=self._pins,
+        )
         found = point.checkpoint
         if found is not None:
+            if place is not None and found.checkpoint_id > place.claim.number:
+                self._fence(
+                    f"checkpoint {found.checkpoint_id} of {self._store.url} was committed by "
+                    f"{found.owner_id!r} after claim {place.claim.number} of this owner"
+                )
             check_key_groups(self._store.url, found, self._max_parallelism)
-        restored = Restored(found, point.retained, point.pins)
+        restored = Restored(found, point.retained, point.pins, point.given_up)
         self._ledger.handle(restored, self._now_ns())
-        self._clean_ups.begin(point.abandoned, point.leftovers)
-        newest = -1 if found is None else found.checkpoint_id
-        self._next_id = max(newest, *point.abandoned, -1) + 1
-        self._prepared = None
+        self._clean_ups.begin(point.leftovers)
+        self._next_id = 0 if place is None else place.claim.next_number
+        self._known, self._pins = {}, None
+        self._forget_prepared()
         self._restored = True
         self._restored_from = point.stored
         return found
@@ -196,25 +225,32 @@ class CheckpointCoordinator:
         Begin a checkpoint, or begin the one under way again.
 
         Args:
-            checkpoint_id: `next_checkpoint_id` or higher.
+            checkpoint_id: `next_checkpoint_id`.
             ranges: Key groups of each task that will acknowledge; disjoint.
 
         Raises:
-            CheckpointError: `reason` "not_newer", "in_progress" or "committing".
+            CheckpointError: `reason` "not_next", "in_progress" or "committing".
             UsageError: The ranges overlap, or `claim` and `restore` were not called before.
             FencedError: Another owner has taken over the location.
 
         Thread: the driver's.
         """
-        if self._epoch is None or not self._restored:
+        if self._place is None or not self._restored:
             raise UsageError(
-                "call claim() and then restore() before the first checkpoint: the location may "
-                "have another owner and older checkpoints"
+                "call claim() and then restore() before the first checkpoint, and after one that was "
+                "declined with an unknown outcome: the location may have another owner and other "
+                "checkpoints"
             )
-        if self._clean_ups.abandoned:
-            check_unused(checkpoint_id, self._next_id)
+        is_first = self._ledger.pending_id is None and not self._ledger.is_fenced
+        if is_first and checkpoint_id != self._next_id:
+            raise CheckpointError(
+                f"checkpoint {checkpoint_id} cannot begin: the next number of {self._store.url} is "
+                f"{self._next_id}. No number is left out and none is used again",
+                checkpoint_id=checkpoint_id,
+                reason="not_next",
+            )
         self._ledger.handle(Triggered(checkpoint_id, tuple(ranges)), self._now_ns())
-        self._prepared = None
+        self._forget_prepared()
         self._restored_from = None
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
@@ -233,6 +269,9 @@ class CheckpointCoordinator:
         """
         Give up the checkpoint under way; garbage collection deletes its uploads.
 
+        If its object may have been put, the owner must call `claim` and `restore` again before the next
+        checkpoint: the object may exist, or may still arrive.
+
         Raises:
             CheckpointError: It is not under way.
             FencedError: Another owner has taken over.
@@ -240,7 +279,9 @@ class CheckpointCoordinator:
         Thread: the driver's.
         """
         self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
-        self._prepared = None
+        if self._was_put:
+            self._place, self._restored = None, False
+        self._forget_prepared()
 
     def complete(
         self,
@@ -270,12 +311,11 @@ class CheckpointCoordinator:
             StoreError: The store failed; call again.
             UsageError: A property is not JSON, or a tag is reserved.
 
-        Blocks: On the store (two reads of the claims, one put).   Thread: the driver's.
+        Blocks: On the store (one put).   Thread: the driver's.
         """
         (plan,) = self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns())
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
-        self._check_ownership(f"; checkpoint {checkpoint_id} was not committed")
         if self._prepared is None:
             self._prepared = prepare_commit(
                 plan,
@@ -287,17 +327,15 @@ class CheckpointCoordinator:
             )
         prepared = self._prepared
         fail_point("before-commit")
+        self._was_put = True
         conflict = put_commit(self._store, self._paths, prepared, self._pause)
         if conflict is not None:
             self._fence(conflict.reason, conflict.cause)
         fail_point("after-commit")
-        # An owner that claimed during the put may have restored without this checkpoint.
-        doubt = f"; checkpoint {checkpoint_id} was put, but the new owner may not know of it"
-        self._check_ownership(doubt)
         checkpoint = prepared.record.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._next_id = checkpoint_id + 1
-        self._prepared = None
+        self._forget_prepared()
         previous = self._ledger.latest
         committed = Committed(checkpoint, objects_of(self._paths, checkpoint))
         self._ledger.handle(committed, self._now_ns())
@@ -306,25 +344,16 @@ class CheckpointCoordinator:
         return checkpoint
 
     def _author(self) -> CommitAuthor:
-        epoch, now_ms = self._epoch or 0, self._clock_ms()
+        epoch, now_ms = self.epoch or 0, self._clock_ms()
         return CommitAuthor(self._owner_id, epoch, self._max_parallelism, now_ms)
 
-    def _is_taken_over(self) -> bool:
-        return is_taken_over(self._store, self._paths, self._epoch or 0)
-
-    def _check_ownership(self, doubt: str = "") -> None:
-        epoch = self._epoch or 0
-        if self._is_taken_over():
-            claim = describe_claim(self._store, self._paths, epoch + 1)
-            self._fence(
-                f"epoch {epoch + 1} of {self._store.url} is claimed ({claim}), this is epoch "
-                f"{epoch}{doubt}"
-            )
+    def _forget_prepared(self) -> None:
+        self._prepared, self._was_put = None, False
 
     def _fence(self, reason: str, cause: Exception | None = None) -> NoReturn:
         message = f"{self._owner_id!r} is fenced: {reason}. Stop; a restart continues the job"
         self._ledger.handle(Fenced(message), self._now_ns())
-        self._prepared = None
+        self._forget_prepared()
         raise FencedError(message) from cause
 
     def checkpoints(self) -> list[int]:
@@ -368,10 +397,10 @@ class CheckpointCoordinator:
         An object that cannot be deleted is in the report, and the next call tries again.
 
         Raises:
-            FencedError: Another owner has taken over the location.
-            StoreError: The claims or the tags could not be read; nothing was deleted.
+            FencedError: A commit of this owner was rejected before.
+            StoreError: The tags could not be read; nothing was deleted.
 
-        Blocks: On the store, one request for each object and two more, if there are any.   Thread: the driver's.
+        Blocks: On the store, a listing and the requests to delete, if there is anything.   Thread: the driver's.
         """
         return self._clean_ups.now(self._ledger)
 

@@ -2,14 +2,15 @@
 Copy a location to another store: verified, resumable, while a query goes on in the source.
 
 Each object is read, verified by its own checksums, put under the same name, and read back.  A second
-call puts only what is missing.  Metadata objects are put last, and before them the claim of the
-source, so that checkpoints of a later owner of the copy have a later epoch.
+call puts only what is missing.  Metadata objects are put last, under the numbers that they have in the
+source.  A claim of the copy says which numbers are left out before them, so that a query which starts in
+the copy meanwhile wants the same number, and one of both is refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final
@@ -26,11 +27,14 @@ from statelog.checkpoint.copy_plan import (
     parents_of,
     plan_copy,
 )
-from statelog.checkpoint.history import present_ids
-from statelog.checkpoint.ownership import newest_epoch
+from statelog.checkpoint.first_edition import newest_epoch
+from statelog.checkpoint.history import exists, may_be_claim, present_ids, read_entry
+from statelog.checkpoint.ownership import describe_claim, find_top, new_owner_id, put_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
+from statelog.format.claim_record import ClaimRecord
 from statelog.runtime.clock import pause as pause_thread
+from statelog.runtime.clock import wall_clock_seconds
 from statelog.store import (
     LocationPaths,
     ObjectStore,
@@ -38,11 +42,13 @@ from statelog.store import (
     open_location,
     read_verified,
 )
-from statelog.store.paths import is_audit_end
+from statelog.store.paths import is_audit_end, parse_checkpoint_metadata
 
 _ATTEMPTS: Final = 3
 _PLANS: Final = 5
 _PAUSE_S: Final = 0.2
+_OWNER: Final = "copy-"
+"""Begins the name of the owner in claims of copies."""
 _BYTES_IN_FLIGHT: Final = 256 * 1024 * 1024
 """Objects are begun while those under way have fewer bytes; one of any size is allowed."""
 
@@ -224,15 +230,16 @@ class _Copy:
         self._present = {info.path: info.size_bytes for info in target.list()}
 
     def objects(self) -> None:
-        """Copy all objects, then the claim, then the metadata, the newest first."""
+        """Copy all objects, then the metadata: the newest first, where numbers are left out before it."""
         parallelism = self._work.parallelism
         for is_end in (False, True):  # the end of an audit line follows its begin
             part = [each for each in self._plan.objects if is_audit_end(each.path) is is_end]
             self._in_parallel(part, parallelism)
-        _copy_claim(self._source, self._target)
-        # Alone, so that what is there is the newest checkpoint whatever follows it.
-        self._in_parallel(self._plan.metadata[:1], 1)
-        self._in_parallel(self._plan.metadata[1:], parallelism)
+        by_number = {parse_checkpoint_metadata(one.path): one for one in self._plan.metadata}
+        for number in _numbers_to_newest(self._target, self._plan.checkpoints[-1]):
+            if number in by_number:
+                self._in_parallel([by_number.pop(number)], 1)
+        self._in_parallel([*by_number.values()], parallelism)
 
     def _in_parallel(self, objects: Sequence[CopiedObject], parallelism: int) -> None:
         waiting = list(reversed(objects))
@@ -313,9 +320,15 @@ class _Copy:
     def _put(self, one: CopiedObject, *, is_there: bool) -> None:
         content = self._content(one)
         wanted, size = checksum([content]), len(content)
+        number = parse_checkpoint_metadata(one.path)
         if is_there:  # what an interrupted call left, or a checkpoint with another record
+            if number is not None:
+                _check_claim(self._target, number)
             self._target.delete([one.path])
-        self._target.put(one.path, content)
+        if number is None:
+            self._target.put(one.path, content)
+        else:
+            self._target.put_if_absent(one.path, content)
         del content
 
         def compare(found: memoryview) -> None:
@@ -352,48 +365,84 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     if found != mark:
         target.delete([paths.copied_from])
         target.put(paths.copied_from, mark)
-    _check_claims(source, target)
+    _check_claims(target)
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
     """Check that no checkpoint of the copy is newer than those of the plan."""
-    newer = [one for one in present_ids(target, LocationPaths()) if one > plan.checkpoints[-1]]
-    if newer:
+    paths = LocationPaths()
+    newest = find_top(target, paths, present_ids(target, paths)).newest
+    if newest is not None and newest > plan.checkpoints[-1]:
         raise UsageError(
-            f"{target.url} holds checkpoint {newer[-1]}, which is newer than checkpoint "
+            f"{target.url} holds checkpoint {newest}, which is newer than checkpoint "
             f"{plan.checkpoints[-1]}; copy the newer one, or give an empty location"
         )
 
 
-def _check_claims(source: ObjectStore, target: ObjectStore) -> None:
-    """Check that no owner has written to the copy."""
+def _check_claims(target: ObjectStore) -> None:
+    """Check that no owner has written to the copy; delete the rest of an interrupted claim of a copy."""
     paths = LocationPaths()
-    epoch = newest_epoch(target, paths)
-    if not epoch:
-        return
-    found = bytes(target.get(paths.owner(epoch)))
+    for number in present_ids(target, paths):
+        if _check_claim(target, number) and may_be_claim(target, paths, number):
+            target.delete([paths.metadata(number)])
+
+
+def _check_claim(target: ObjectStore, number: int) -> bool:
+    """Check that an entry of the copy is no claim of an owner; return whether it is damaged."""
     try:
-        own = bytes(source.get(paths.owner(epoch)))
+        entry = read_entry(target, LocationPaths(), number)
     except ObjectNotFoundError:
-        own = b""
-    if _is_part(found, own):
-        target.delete([paths.owner(epoch)])
-        return
-    if found != own:
+        return False
+    except CorruptionError:
+        return True  # what an interrupted call left; it is put again
+    if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
         raise UsageError(
-            f"{target.url} has been claimed by a query since it was copied (epoch {epoch}), so nothing "
-            "is copied over its state; give an empty location"
+            f"{target.url} has been claimed by a query since it was copied "
+            f"({describe_claim(entry, LocationPaths())}), so nothing is copied over its state; give an "
+            "empty location"
+        )
+    return False
+
+
+def _numbers_to_newest(target: ObjectStore, newest: int) -> Iterator[int]:
+    """
+    Yield the numbers to put in this order, so that each is the next one of the copy.
+
+    Ends with *newest*.  Where the next number is that of no checkpoint of the source, the caller puts
+    nothing, and a claim leaves out all numbers before *newest*.
+    """
+    paths = LocationPaths()
+    number = find_top(target, paths, present_ids(target, paths)).next_number
+    while number < newest:
+        yield number
+        if not exists(target, paths.metadata(number)):
+            _leave_out(target, number, newest)
+            break
+        number += 1
+    yield newest
+
+
+def _leave_out(target: ObjectStore, number: int, newest: int) -> None:
+    top = find_top(target, LocationPaths(), present_ids(target, LocationPaths()))
+    claim = ClaimRecord(
+        number=number,
+        owner_id=new_owner_id(_OWNER.removesuffix("-")),
+        attempt=os.urandom(8).hex(),
+        created_at_ms=int(wall_clock_seconds() * 1000),
+        newest=top.newest,
+        next_number=newest,
+    )
+    if not put_claim(target, LocationPaths(), claim):
+        if _check_claim(target, number):
+            path = LocationPaths().metadata(number)
+            raise StoreError(
+                f"the put of {path} in {target.url} was cut off; call again", path=path
+            )
+        raise UsageError(
+            f"{target.url} was claimed by another owner at the same time; give an empty location"
         )
 
 
 def _is_part(found: bytes, whole: bytes) -> bool:
     """Return whether an interrupted put left only the beginning of an object."""
     return len(found) < len(whole) and whole.startswith(found)
-
-
-def _copy_claim(source: ObjectStore, target: ObjectStore) -> None:
-    """Put the newest claim of the source, so that later owners of the copy have later epochs."""
-    paths = LocationPaths()
-    epoch = newest_epoch(source, paths)
-    if epoch and epoch > newest_epoch(target, paths):
-        target.put(paths.owner(epoch), source.get(paths.owner(epoch)))

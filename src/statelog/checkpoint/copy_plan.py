@@ -27,6 +27,7 @@ from statelog.checkpoint.tags import TagKind, list_tags
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
 from statelog.format.buffers import Buffer, joined
 from statelog.format.checkpoint_metadata import CheckpointRecord, rewrite_metadata
+from statelog.format.checkpoint_record import RECORD_VERSION
 from statelog.format.segment import parse_whole_file
 from statelog.model import CompletedCheckpoint, FileStateHandle, StreamStateHandle
 from statelog.model.checkpoint import OBJECTS_PROPERTY
@@ -147,7 +148,8 @@ def plan_copy(
     needed = needed_objects(paths, [one.checkpoint for one in stored.values()], sizes)
     # An older checkpoint of the source names others that are deleted by now.
     for checkpoint_id, one in stored.items():
-        record = own_record(one.record)
+        # A copy of a location of statelog 0.2 is one of this edition.
+        record = replace(own_record(one.record), version=RECORD_VERSION)
         if checkpoint_id == last.checkpoint_id and not set(record.checkpoint.retained) <= set(kept):
             trimmed = replace(record.checkpoint, retained=retained)
             record = replace(record, checkpoint=trimmed)

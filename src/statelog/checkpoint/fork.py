@@ -26,6 +26,7 @@ from statelog.checkpoint.begun_fork import (
     begun_fork,
     first_properties,
     in_use,
+    is_own_claim,
     owner_of,
     query_id_of,
 )
@@ -33,7 +34,7 @@ from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
 from statelog.checkpoint.copy_plan import needed_objects, own_record
 from statelog.checkpoint.fork_release import release_parent
 from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
-from statelog.checkpoint.ownership import claim_epoch
+from statelog.checkpoint.ownership import put_claim
 from statelog.checkpoint.position_files import position_files, write_query
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
@@ -41,6 +42,7 @@ from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
 from statelog.core.checkpoint_events import WriteMetadata
 from statelog.errors import FencedError, UsageError
 from statelog.format.checkpoint_metadata import RESERVED_TAGS, CheckpointRecord
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import (
     ChangelogStateHandle,
     CompletedCheckpoint,
@@ -57,6 +59,8 @@ from statelog.store.location_store import parent_path
 from statelog.store.parents import ParentReference
 
 _PATHS: Final = LocationPaths()
+_CLAIM: Final = 0
+"""The number of the claim of a fork: its location is empty."""
 _RECORDED: Final = {
     field.name for kind in (BatchRecord, OperatorRecord) for field in msgspec.structs.fields(kind)
 }
@@ -325,9 +329,14 @@ def _commit(
     new: LocationStore,
     clock_ms: Callable[[], int],
 ) -> None:
-    """Put the first checkpoint of the new location."""
+    """
+    Put the first checkpoint of the new location, under the number that it has in the parent.
+
+    The claim before it says that the numbers up to there are left out, so that a query which starts here
+    meanwhile wants the same number.
+    """
     owner = owner_of(fork_id)
-    epoch = claim_epoch(new, _PATHS, owner, clock_ms)
+    _leave_out(new, owner, checkpoint.checkpoint_id, clock_ms)
     plan = WriteMetadata(
         checkpoint.checkpoint_id,
         None,
@@ -337,7 +346,7 @@ def _commit(
     )
     prepared = prepare_commit(
         plan,
-        CommitAuthor(owner, epoch, checkpoint.max_parallelism, checkpoint.created_at_ms),
+        CommitAuthor(owner, _CLAIM, checkpoint.max_parallelism, checkpoint.created_at_ms),
         _PATHS.metadata(checkpoint.checkpoint_id),
         properties=checkpoint.properties,
         sections={tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS},
@@ -349,6 +358,25 @@ def _commit(
         raise FencedError(
             f"{new.url} was forked into by another call at the same time: {conflict.reason}"
         ) from conflict.cause
+
+
+def _leave_out(
+    new: LocationStore, owner: str, checkpoint_id: int, clock_ms: Callable[[], int]
+) -> None:
+    """Put the claim after which *checkpoint_id* is the next number, unless an earlier call did."""
+    if checkpoint_id == _CLAIM:
+        return  # it is the next number of an empty location
+    claim = ClaimRecord(
+        number=_CLAIM,
+        owner_id=owner,
+        attempt=os.urandom(8).hex(),
+        created_at_ms=clock_ms(),
+        newest=None,
+        next_number=checkpoint_id,
+    )
+    if is_own_claim(new, owner) or put_claim(new, _PATHS, claim):
+        return
+    raise FencedError(f"{new.url} was claimed by another owner at the same time")
 
 
 def _own_record(record: BatchRecord, fork_id: str, query: NewQuery | None) -> BatchRecord:

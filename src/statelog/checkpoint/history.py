@@ -1,24 +1,33 @@
 """
-Read checkpoints back: which exist, which one is the newest, and their records.
+Read the entries of a location back: which exist, and which checkpoint is the newest.
 
-A checkpoint exists if its `_metadata` does.  The newest is the one to continue from, unless it is a
-*zombie*: committed late by a fenced owner, while the history continued without it.  Between a zombie
-and its parent there is another checkpoint, of a later claim.
+Checkpoints and claims are entries of one sequence, `chk-<number>/_metadata`.  The highest entry is the
+newest checkpoint, or a claim, which names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
-from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord, decode_record
+from statelog.checkpoint.first_edition import is_zombie
+from statelog.errors import (
+    CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
+    ObjectNotFoundError,
+)
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord
+from statelog.format.checkpoint_record import FIRST_VERSION
+from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord, decode_entry
 from statelog.format.segment import parse_segment
 from statelog.format.trailer import FOOTER, Trailer, read_trailer
 from statelog.model import CompletedCheckpoint
-from statelog.store import LocationPaths, ObjectStore, read_verified
+from statelog.store import LocationPaths, ObjectStore, ask_at_once, read_verified
 from statelog.store.paths import parse_checkpoint_folder
+from statelog.store.tail import read_tail
 
 _TAIL_SIZE: Final = 64 * 1024
 
@@ -43,9 +52,16 @@ class StoredCheckpoint:
         """The checkpoint itself."""
         return self.record.checkpoint
 
+    @property
+    def is_of_first_edition(self) -> bool:
+        """Whether statelog 0.2 committed it."""
+        return self.record.version == FIRST_VERSION
 
-KnownCheckpoints: TypeAlias = dict[int, StoredCheckpoint]
-"""Checkpoints that were read whole, by id; a caller that asks several times reads each once."""
+
+Entry: TypeAlias = StoredCheckpoint | ClaimRecord
+
+KnownEntries: TypeAlias = dict[int, Entry]
+"""Entries that were read whole, by number; a caller that asks several times reads each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +71,11 @@ class History:
 
     Args:
         stored: The checkpoint to continue from as the store has it, or None if there is none.
-        zombies: Checkpoints with higher ids that are not part of its history.
+        top: The highest entry, or None if there is none.
     """
 
     stored: StoredCheckpoint | None
-    zombies: tuple[int, ...] = ()
+    top: Entry | None = None
 
     @property
     def newest(self) -> CompletedCheckpoint | None:
@@ -68,41 +84,53 @@ class History:
 
 
 def present_ids(store: ObjectStore, paths: LocationPaths) -> list[int]:
-    """Return the ids of all checkpoint folders, ascending; one may have no metadata."""
+    """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
     ids = (parse_checkpoint_folder(name) for name in store.list_folders(paths.root))
     return sorted(one for one in ids if one is not None)
 
 
-def read_checkpoint(
-    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, *, whole: bool = False
-) -> StoredCheckpoint:
+def read_entry(
+    store: ObjectStore, paths: LocationPaths, number: int, *, whole: bool = False
+) -> Entry:
     """
-    Read one checkpoint, verified.
+    Read one entry, verified.
 
     Args:
         store: The store of the location.
         paths: The location in the store.
-        checkpoint_id: Its id.
+        number: Its number.
         whole: Also read and verify the change sets inside; otherwise only the trailer is read.
 
     Raises:
-        ObjectNotFoundError: There is no such checkpoint.
+        ObjectNotFoundError: There is no such entry.
         CorruptionError: Its metadata is damaged.
         IncompatibleFormatError: A newer statelog wrote it.
         StoreError: The store failed.
 
     Blocks: On the store.
     """
-    path = paths.metadata(checkpoint_id)
+    path = paths.metadata(number)
 
-    def parsed(data: memoryview) -> StoredCheckpoint:
-        return _stored(parse_segment(data, where=path).trailer, path, len(data), checkpoint_id)
+    def parsed(data: memoryview) -> Entry:
+        return _entry(parse_segment(data, where=path).trailer, path, len(data), number)
 
-    def from_tail() -> StoredCheckpoint:
-        size = store.head(path).size_bytes
-        return _stored(_read_tail(store, path, size), path, size, checkpoint_id)
+    def from_tail() -> Entry:
+        trailer, size = _read_trailer(store, path)
+        return _entry(trailer, path, size, number)
 
     return read_verified(store, path, parsed, first=None if whole else from_tail)
+
+
+def read_checkpoint(
+    store: ObjectStore, paths: LocationPaths, checkpoint_id: int, *, whole: bool = False
+) -> StoredCheckpoint:
+    """
+    Read one checkpoint, verified; arguments, errors and `Blocks:` are those of `read_entry`.
+
+    Raises:
+        ObjectNotFoundError: There is no such checkpoint: nothing has the number, or a claim has it.
+    """
+    return _no_claim(read_entry(store, paths, checkpoint_id, whole=whole), paths)
 
 
 def fetch_checkpoint(
@@ -116,61 +144,81 @@ def fetch_checkpoint(
     """
     path = paths.metadata(checkpoint_id)
 
-    def parsed(data: memoryview) -> StoredCheckpoint:
-        return _stored(read_trailer(data, where=path), path, len(data), checkpoint_id)
+    def parsed(data: memoryview) -> Entry:
+        return _entry(read_trailer(data, where=path), path, len(data), checkpoint_id)
 
-    return read_verified(store, path, parsed)
+    return _no_claim(read_verified(store, path, parsed), paths)
 
 
-def _stored(trailer: Trailer | None, path: str, size: int, checkpoint_id: int) -> StoredCheckpoint:
-    """Return the checkpoint in a trailer, or raise `CorruptionError`."""
+def _no_claim(entry: Entry, paths: LocationPaths) -> StoredCheckpoint:
+    if isinstance(entry, ClaimRecord):
+        path = paths.metadata(entry.number)
+        raise ObjectNotFoundError(
+            f"{path} is a claim, of {entry.owner_id!r}, no checkpoint", path=path
+        )
+    return entry
+
+
+def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
+    """Return the entry in a trailer, or raise `CorruptionError`."""
     if trailer is None or CHECKPOINT_TAG not in trailer.sections:
         raise CorruptionError(
             f"damaged checkpoint metadata {path}: its {size} bytes contain no checkpoint record "
             "(the object was truncated, or is not a checkpoint)",
             path=path,
         )
-    record = decode_record(trailer.sections[CHECKPOINT_TAG], where=path)
-    if record.checkpoint.checkpoint_id != checkpoint_id:
+    record = decode_entry(trailer.sections[CHECKPOINT_TAG], where=path)
+    if isinstance(record, ClaimRecord):
+        entry: Entry = record
+        what, found = "the claim", record.number
+    else:
+        entry = StoredCheckpoint(record, trailer.sections, size)
+        what, found = "checkpoint", record.checkpoint.checkpoint_id
+    if found != number:
         raise CorruptionError(
-            f"{path} contains checkpoint {record.checkpoint.checkpoint_id}; the object was moved "
-            "or copied",
-            path=path,
+            f"{path} contains {what} {found}; the object was moved or copied", path=path
         )
-    return StoredCheckpoint(record, trailer.sections, size)
+    return entry
+
+
+def read_whole_entry(
+    store: ObjectStore, paths: LocationPaths, number: int, known: KnownEntries | None = None
+) -> Entry:
+    """
+    Read one entry with the change sets inside, unless it is *known*; raises as `read_entry`.
+
+    Args:
+        store: Where it is stored.
+        paths: The location in the store.
+        number: Its number.
+        known: What was read before, and gets what is read now; entries never change.
+
+    Blocks: On the store.
+    """
+    known = {} if known is None else known
+    if number not in known:
+        known[number] = read_entry(store, paths, number, whole=True)
+    return known[number]
 
 
 def read_whole(
     store: ObjectStore,
     paths: LocationPaths,
     checkpoint_id: int,
-    known: KnownCheckpoints | None = None,
+    known: KnownEntries | None = None,
 ) -> StoredCheckpoint:
-    """
-    Read one checkpoint with the change sets inside, unless it is *known*; raises as `read_checkpoint`.
-
-    Args:
-        store: Where it is stored.
-        paths: The location in the store.
-        checkpoint_id: Its id.
-        known: What was read before, and gets what is read now; checkpoints never change.
-
-    Blocks: On the store.
-    """
-    known = {} if known is None else known
-    if checkpoint_id not in known:
-        known[checkpoint_id] = read_checkpoint(store, paths, checkpoint_id, whole=True)
-    return known[checkpoint_id]
+    """Read one checkpoint as `read_whole_entry` does; raises as `read_checkpoint`."""
+    return _no_claim(read_whole_entry(store, paths, checkpoint_id, known), paths)
 
 
-def _read_tail(store: ObjectStore, path: str, size: int) -> Trailer | None:
-    start = max(0, size - _TAIL_SIZE)
-    tail = store.get_range(path, start, size - start)
+def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
+    """Return the trailer of an object, and the size of the whole."""
+    tail, size = read_tail(store, path, _TAIL_SIZE)
     if len(tail) >= FOOTER.size:
         needed = FOOTER.size + FOOTER.unpack(tail[-FOOTER.size :])[0]
         if len(tail) < needed <= size:
             tail = store.get_range(path, size - needed, needed)
-    return read_trailer(tail, where=path)
+    return read_trailer(tail, where=path), size
 
 
 def find_newest(
@@ -178,7 +226,7 @@ def find_newest(
     paths: LocationPaths,
     *,
     ids: list[int] | None = None,
-    known: KnownCheckpoints | None = None,
+    known: KnownEntries | None = None,
 ) -> History:
     """
     Find the checkpoint to continue from.
@@ -187,44 +235,125 @@ def find_newest(
         store: The store of the location.
         paths: The location in the store.
         ids: Result of `present_ids`, if known.
-        known: As for `read_whole`.
+        known: As for `read_whole_entry`.
 
     Raises:
         CheckpointError: The newest one is damaged (`reason` "damaged"); the error names the newest
-            older one that can be restored (`usable_id`).
+            older one that can be restored (`usable_id`).  Or a driver of statelog 0.2 has written to
+            the location since it was taken over ("two_editions").
         IncompatibleFormatError: A newer statelog wrote the newest one.
 
     Blocks: On the store.
     """
     ids = present_ids(store, paths) if ids is None else ids
-    zombies: list[int] = []
-    for position in reversed(range(len(ids))):
+    while True:
+        top, ids = read_top(store, paths, ids, known)
+        if top is None:
+            return History(None)
+        number = ids[-1]
         try:
-            stored = read_whole(store, paths, ids[position], known)
+            if isinstance(top, CorruptionError):
+                raise top
+            if isinstance(top, StoredCheckpoint):
+                if not top.is_of_first_edition:
+                    return History(top, top)
+                return History(_newest_of_first_edition(store, paths, ids, known), top)
+            if top.newest is None:
+                return History(None, top)
+            number = top.newest
+            return History(read_whole(store, paths, number, known), top)
+        except ObjectNotFoundError as error:
+            listed = present_ids(store, paths)
+            if listed[-1:] == ids[-1:]:  # nothing came after the claim, so the checkpoint is lost
+                older = [one for one in ids if one < number]
+                raise _damaged(store, paths, number, older, error) from error
+            ids = listed
+        except CorruptionError as error:
+            older = [one for one in ids if one < number]
+            raise _damaged(store, paths, number, older, error) from error
+
+
+def read_top(
+    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None
+) -> tuple[Entry | CorruptionError | None, list[int]]:
+    """
+    Read the highest entry.
+
+    An owner may have deleted every entry of a listing before one was read; then there are newer ones.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        ids: Result of `present_ids`.
+        known: As for `read_whole_entry`.
+
+    Returns:
+        The entry, or why it is damaged; None without one.  And the listing that it ends.
+
+    Blocks: On the store.
+    """
+    missing: set[int] = set()
+    while ids:
+        try:
+            return read_whole_entry(store, paths, ids[-1], known), ids
+        except CorruptionError as error:
+            return error, ids
+        except ObjectNotFoundError:
+            missing.add(ids[-1])  # a folder on local disk may stay without a metadata object
+            ids = [one for one in present_ids(store, paths) if one not in missing]
+    return None, ids
+
+
+def _newest_of_first_edition(
+    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None
+) -> StoredCheckpoint | None:
+    """Return the newest checkpoint of a location of statelog 0.2; the highest one may be a zombie."""
+    reads = [partial(_quietly, store, paths, one) for one in ids]
+    entries = [one for one in ask_at_once(store, reads) if one is not None]
+    checkpoints = [one for one in entries if isinstance(one, StoredCheckpoint)]
+    if any(not one.is_of_first_edition for one in checkpoints) or len(checkpoints) < len(entries):
+        late = checkpoints[-1].checkpoint
+        raise CheckpointError(
+            f"checkpoint {late.checkpoint_id} of {store.url} was committed by {late.owner_id!r}, a driver "
+            "of statelog 0.2, after the location was taken over by this edition. It is not part of the "
+            f"history. Stop that driver, and delete {paths.metadata(late.checkpoint_id)}; then start "
+            "again",
+            reason="two_editions",
+            checkpoint_id=late.checkpoint_id,
+            path=paths.metadata(late.checkpoint_id),
+        )
+    for one in reversed(ids):
+        try:
+            candidate = read_whole(store, paths, one, known)
         except ObjectNotFoundError:
             continue
-        except CorruptionError as error:
-            raise _damaged(store, paths, ids[position], ids[:position], error) from error
-        if not _is_zombie(store, paths, stored.checkpoint, ids[:position]):
-            return History(stored, tuple(reversed(zombies)))
-        zombies.append(ids[position])
-    return History(None, tuple(reversed(zombies)))
+        if not is_zombie(candidate.checkpoint, [other.checkpoint for other in checkpoints]):
+            return candidate
+    return None
 
 
-def _is_zombie(
-    store: ObjectStore, paths: LocationPaths, newest: CompletedCheckpoint, older: list[int]
-) -> bool:
-    parent = -1 if newest.parent_id is None else newest.parent_id
-    for checkpoint_id in older:
-        if checkpoint_id <= parent:
-            continue
-        try:
-            other = read_checkpoint(store, paths, checkpoint_id).checkpoint
-        except (ObjectNotFoundError, CorruptionError):
-            continue
-        if other.epoch > newest.epoch:
-            return True
-    return False
+def _quietly(store: ObjectStore, paths: LocationPaths, number: int) -> Entry | None:
+    """Return an entry; None if it does not exist, or cannot be read."""
+    try:
+        return read_entry(store, paths, number)
+    except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+        return None
+
+
+def may_be_claim(store: ObjectStore, paths: LocationPaths, number: int) -> bool:
+    """
+    Return whether an entry is a claim, or a damaged one that is small enough to be one.
+
+    Blocks: On the store.
+    """
+    try:
+        return isinstance(read_entry(store, paths, number), ClaimRecord)
+    except ObjectNotFoundError:
+        return False
+    except IncompatibleFormatError:
+        return True
+    except CorruptionError:
+        return store.head(paths.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
 
 
 def missing_objects(
@@ -253,7 +382,7 @@ def _damaged(
     paths: LocationPaths,
     checkpoint_id: int,
     older: list[int],
-    error: CorruptionError,
+    error: CorruptionError | ObjectNotFoundError,
 ) -> CheckpointError:
     usable = _newest_usable(store, paths, older)
     advice = (

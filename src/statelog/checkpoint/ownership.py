@@ -1,9 +1,9 @@
 """
-Who may write: claims of a location, numbered by epoch.
+Who may write: claims, which are entries of the sequence of checkpoints.
 
-A claim is the object `owner/<epoch>`, created by put-if-absent, so that one of several owners wins
-each number; it is never deleted.  The owner of epoch e is fenced as soon as `owner/<e + 1>` exists.
-Checking that is one request to the store, without a clock and without a lease.
+A new owner puts its claim under the first free number, so that the owner before it finds the claim at
+exactly the number that it wants.  A claim is never deleted.  There is no clock and no lease.  The proof is
+in docs/contributing/protocol.md.
 """
 
 from __future__ import annotations
@@ -12,30 +12,115 @@ import datetime as dt
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
+from statelog.checkpoint.first_edition import fence_drivers
+from statelog.checkpoint.history import (
+    Entry,
+    KnownEntries,
+    exists,
+    find_newest,
+    present_ids,
+    read_entry,
+    read_top,
+    read_whole_entry,
+)
+from statelog.checkpoint.tags import read_pins
+from statelog.core.pins import Pin
 from statelog.errors import (
     CheckpointError,
+    CorruptionError,
+    IncompatibleFormatError,
     ObjectNotFoundError,
     StatelogError,
-    StoreError,
 )
-from statelog.format.bounds import decode_json
+from statelog.format.claim_record import ClaimRecord, encode_claim
 from statelog.runtime.clock import pause as pause_thread
-from statelog.store import LocationPaths, ObjectStore
+from statelog.store import LocationPaths, ObjectStore, ask_both
 from statelog.store.conditional_put import put_or_find
-from statelog.store.paths import parse_owner
 
 _ATTEMPTS: Final = 1000
 
 
-def newest_epoch(store: ObjectStore, paths: LocationPaths) -> int:
-    """Return the newest claimed epoch, 0 if there is none."""
-    epochs = (parse_owner(info.path) for info in store.list(paths.owners))
-    return max((epoch for epoch in epochs if epoch is not None), default=0)
+@dataclass(frozen=True, slots=True)
+class Top:
+    """
+    The end of the sequence.
+
+    Args:
+        number: The highest entry, -1 if there is none.
+        newest: The newest checkpoint; None if there is none.  It may be damaged.
+        next_number: The first free number.
+        is_taken_over: Whether drivers of statelog 0.2 cannot write here any more.
+    """
+
+    number: int = -1
+    newest: int | None = None
+    next_number: int = 0
+    is_taken_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """
+    The place of an owner.
+
+    Args:
+        claim: Its claim.
+        ids: The numbers of the entries, ascending, listed after the claim, which is the last one.
+        pins: The pins of the location, read after the claim.
+    """
+
+    claim: ClaimRecord
+    ids: tuple[int, ...]
+    pins: tuple[Pin, ...]
+
+
+def find_top(
+    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None = None
+) -> Top:
+    """
+    Return the end of the sequence; a damaged newest checkpoint is no error.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        ids: Result of `present_ids`.
+        known: As for `read_whole_entry`.
+
+    Raises:
+        CheckpointError: Two editions write to the location (`reason` "two_editions").
+        IncompatibleFormatError: A newer statelog wrote the highest entry.
+        StoreError: The store failed.
+
+    Blocks: On the store.
+    """
+    top, ids = read_top(store, paths, ids, known)
+    if top is None:
+        return Top()
+    number = ids[-1]
+    if isinstance(top, CorruptionError):
+        return Top(number, number, number + 1)
+    if isinstance(top, ClaimRecord):
+        return Top(number, top.newest, top.next_number, is_taken_over=True)
+    if not top.is_of_first_edition:
+        return Top(number, number, number + 1, is_taken_over=True)
+    return Top(number, _newest_of_first_edition(store, paths, ids, known), number + 1)
+
+
+def _newest_of_first_edition(
+    store: ObjectStore, paths: LocationPaths, ids: list[int], known: KnownEntries | None
+) -> int | None:
+    try:
+        newest = find_newest(store, paths, ids=ids, known=known).newest
+    except CheckpointError as error:
+        damaged = error.facts.get("checkpoint_id")
+        if error.reason != "damaged" or not isinstance(damaged, int):
+            raise
+        return damaged
+    return None if newest is None else newest.checkpoint_id
 
 
 def new_owner_id(kind: str) -> str:
@@ -49,58 +134,46 @@ def new_owner_id(kind: str) -> str:
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}"
 
 
-class _Claim(msgspec.Struct):
-    """What is read of a claim; for messages alone."""
-
-    owner_id: str = ""
-    created_at_ms: int = 0
-
-
-_claim_decoder: Final = msgspec.json.Decoder(_Claim)
-
-
-def describe_claim(store: ObjectStore, paths: LocationPaths, epoch: int) -> str:
-    """
-    Return a claim as text for a message: its object, and its owner and time where they can be read.
-
-    Raises nothing: the message that needs it reports another fault.
-
-    Blocks: On the store.
-    """
-    path = paths.owner(epoch)
+def describe_claim(claim: ClaimRecord, paths: LocationPaths) -> str:
+    """Return a claim as text for a message: its object, its owner and its time."""
+    path = paths.metadata(claim.number)
     try:
-        claim = decode_json(store.get(path), _claim_decoder)
         moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
-    except (StatelogError, msgspec.MsgspecError, ValueError, OverflowError, OSError):
-        return path
-    return f"{path}, of {claim.owner_id!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):  # no calendar has the time; the claim counts
+        return f"{path}, claimed by {claim.owner_id!r}"
+    return f"{path}, claimed by {claim.owner_id!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:
     """
     Return the newest claim as text for a message; see `describe_claim`.
 
-    Blocks: On the store (a listing, a get).
+    Raises nothing: the message that needs it reports another fault.
+
+    Blocks: On the store (a listing, and the newest entries).
     """
     try:
-        epoch = newest_epoch(store, paths)
-        return describe_claim(store, paths, epoch) if epoch else "missing"
-    except StoreError as error:
+        for number in reversed(present_ids(store, paths)):
+            entry = read_entry(store, paths, number)
+            if isinstance(entry, ClaimRecord):
+                return describe_claim(entry, paths)
+    except StatelogError as error:
         return f"unknown ({error})"
+    return "missing"
 
 
-def claim_epoch(
+def claim_place(
     store: ObjectStore,
     paths: LocationPaths,
     owner_id: str,
     clock_ms: Callable[[], int],
     pause: Callable[[float], None] = pause_thread,
-) -> int:
+    *,
+    known: KnownEntries | None = None,
+    verify: Callable[[], None] = lambda: None,
+) -> Place:
     """
-    Take over the location and return the epoch of the claim.
-
-    No epoch is skipped: an owner reads only the epoch after its own, so a number without a claim
-    would not fence the owner before it.
+    Take over the location.
 
     Args:
         store: The store of the location.
@@ -108,25 +181,43 @@ def claim_epoch(
         owner_id: Name of the owner, for information.
         clock_ms: Milliseconds since 1970, for information.
         pause: Waits so many seconds if the store answers "exists" and returns no claim.
+        known: As for `read_whole_entry`; gets the claim, and the newest checkpoint if it can be read.
+        verify: Called before the first put, at the same time as other requests; raises if the location
+            must not be claimed.
 
     Raises:
-        StoreError: The store failed, or answers that a claim exists and returns none.
-        CheckpointError: Other owners claimed the location first, a thousand times in a row.
+        StoreError: The store failed, or answers that an entry exists and returns none.
+        CheckpointError: Other owners claimed the location first, a thousand times in a row (`reason`
+            "contended").  Or two editions write to it ("two_editions").
+        IncompatibleFormatError: A newer statelog wrote the highest entry.
 
-    Blocks: On the store.
+    Blocks: On the store: four round trips (a listing, the highest entry, the put, a listing).
     """
-    nonce = os.urandom(16).hex()
-    body = msgspec.json.encode(
-        {"version": 1, "owner_id": owner_id, "attempt": nonce, "created_at_ms": clock_ms()}
-    )
-    epoch = newest_epoch(store, paths)
+    known = {} if known is None else known
+    attempt, fenced = os.urandom(8).hex(), -1
+    listed, _ = ask_both(store, lambda: present_ids(store, paths), verify)
     for _ in range(_ATTEMPTS):
-        epoch += 1
-        path = paths.owner(epoch)
-        # A lost answer looks like a conflict or a fault; the content of the claim names its owner.
-        found = put_or_find(store, path, body, partial(store.get, path), pause)
-        if found is None or found == body:
-            return epoch
+        top = find_top(store, paths, listed, known)
+        if not top.is_taken_over and fenced < 0:
+            fenced = fence_drivers(store, paths, owner_id, clock_ms, pause)
+            if fenced:  # one of them may have committed before
+                listed = present_ids(store, paths)
+                continue
+        claim = ClaimRecord(
+            number=top.next_number,
+            owner_id=owner_id,
+            attempt=attempt,
+            created_at_ms=clock_ms(),
+            newest=top.newest,
+            next_number=top.next_number + 1,
+            fenced=max(0, fenced),
+        )
+        if put_claim(store, paths, claim, pause):
+            known[claim.number] = claim
+            place = _place(store, paths, claim, known)
+            if place is not None:
+                return place
+        listed = present_ids(store, paths)
     raise CheckpointError(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
         "is the job started more than once?",
@@ -134,15 +225,65 @@ def claim_epoch(
     )
 
 
-def is_taken_over(store: ObjectStore, paths: LocationPaths, epoch: int) -> bool:
+def _place(
+    store: ObjectStore, paths: LocationPaths, claim: ClaimRecord, known: KnownEntries
+) -> Place | None:
     """
-    Return whether a newer claim than *epoch* exists.
+    Return the place of a claim; None if its number was not the first free one.
+
+    Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.
+    """
+    (ids, pins), _ = ask_both(
+        store,
+        lambda: ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths)),
+        lambda: _read_newest(store, paths, claim, known),
+    )
+    above = [one for one in ids if one > claim.number]
+    if any(exists(store, paths.metadata(one)) for one in above):
+        return None
+    return Place(claim, tuple(one for one in ids if one <= claim.number), pins)
+
+
+def _read_newest(
+    store: ObjectStore, paths: LocationPaths, claim: ClaimRecord, known: KnownEntries
+) -> None:
+    """Read the checkpoint that a restore will need; what is wrong with it, the restore reports."""
+    if claim.newest is not None:
+        with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+            read_whole_entry(store, paths, claim.newest, known)
+
+
+def put_claim(
+    store: ObjectStore,
+    paths: LocationPaths,
+    claim: ClaimRecord,
+    pause: Callable[[float], None] = pause_thread,
+) -> bool:
+    """
+    Put a claim under a number that was free.
+
+    Args:
+        store: The store of the location.
+        paths: The location in the store.
+        claim: The claim.
+        pause: Waits so many seconds if the store answers "exists" and returns no entry.
+
+    Returns:
+        Whether it has its number; False if another entry has it.
 
     Raises:
-        StoreError: The store failed, so the answer is unknown.
+        StoreError: The store failed.
+
+    Blocks: On the store.
     """
-    try:
-        store.head(paths.owner(epoch + 1))
-    except ObjectNotFoundError:
-        return False
-    return True
+
+    def found() -> Entry | None:
+        try:
+            return read_entry(store, paths, claim.number)
+        except (CorruptionError, IncompatibleFormatError):
+            return None  # the entry of another
+
+    path, taken = paths.metadata(claim.number), object()
+    answer = put_or_find(store, path, encode_claim(claim), lambda: found() or taken, pause)
+    # A lost answer looks like a conflict or a fault; the content of the claim names its owner.
+    return answer is None or (isinstance(answer, ClaimRecord) and answer.attempt == claim.attempt)

@@ -8,12 +8,11 @@ What can be removed without loss, and why:
 * *staged*: a file that a write on local disk left behind when it was killed; listings omit it, and
   the name it was written for was never given to it.
 * *clean-up*: metadata of a checkpoint below the newest one that no retained checkpoint needs; its
-  owner died before it had deleted it.  Ids only grow, so the name is not used again.
+  owner died before it had deleted it.  No number is used again.
 * *orphan*: a log file, snapshot or output that no retained checkpoint refers to, older than the
   longest time from an upload to its commit: an unfinished checkpoint left it.
 
-Kept are claims, unknown names, and zombies above the newest checkpoint: their names are not free, and
-the query deletes them once its commits have passed them.  While a retained checkpoint cannot be read,
+Kept are claims, unknown names, and entries above the newest checkpoint.  While a retained checkpoint cannot be read,
 its needs are unknown, so that only temporary and staged files are removed.
 
 A damaged newest checkpoint is never dropped by that.  `give_up_after` is the one repair with a loss: it
@@ -30,7 +29,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from statelog.checkpoint.audited import audited
-from statelog.checkpoint.clean_up import CleanUpReport, delete_objects, is_ours, reachable_objects
+from statelog.checkpoint.clean_up import (
+    CleanUpReport,
+    delete_objects,
+    is_kept_entry,
+    is_ours,
+    reachable_objects,
+)
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, present_ids
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
@@ -136,7 +141,6 @@ def plan_repair(
     try:
         newest = find_newest(store, paths)
         newest_id = newest.newest.checkpoint_id if newest.newest is not None else -1
-        problems += [_kept_zombie(one) for one in newest.zombies]
         marked = reachable_objects(store, paths)
     except CheckpointError as error:
         problems.append(f"{error}. Objects of the log are kept: their use is unknown")
@@ -144,7 +148,7 @@ def plan_repair(
         usable = known if isinstance(known, int) else None
     found: list[tuple[str, ObjectInfo]] = []
     for info in listed:
-        kind = _kind(paths, info, marked, newest_id)
+        kind = _kind(store, paths, info, marked, newest_id)
         if kind is not None:
             found.append((kind, info))
     found += [(STAGED, info) for info in _staged_files(store, paths)]
@@ -172,7 +176,11 @@ def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
 
 
 def _kind(
-    paths: LocationPaths, info: ObjectInfo, marked: frozenset[str] | None, newest_id: int
+    store: ObjectStore,
+    paths: LocationPaths,
+    info: ObjectInfo,
+    marked: frozenset[str] | None,
+    newest_id: int,
 ) -> str | None:
     """Return what kind of left-over an object is; None for one that is kept."""
     if not is_ours(paths, info.path):
@@ -181,18 +189,9 @@ def _kind(
         return TEMPORARY
     if marked is None or info.path in marked:
         return None
-    checkpoint_id = parse_checkpoint_metadata(info.path)
-    if checkpoint_id is None:
+    if parse_checkpoint_metadata(info.path) is None:
         return ORPHAN
-    return CLEAN_UP if checkpoint_id < newest_id else None
-
-
-def _kept_zombie(checkpoint_id: int) -> str:
-    return (
-        f"checkpoint {checkpoint_id} was committed by a run that had lost the location, and is not "
-        "part of its history. It is kept, because its number must not be used again; the query "
-        "deletes it after its next commit"
-    )
+    return None if is_kept_entry(store, paths, info.path, newest_id) else CLEAN_UP
 
 
 def _staged_files(store: ObjectStore, paths: LocationPaths) -> Iterator[ObjectInfo]:

@@ -7,14 +7,16 @@ checkpoints reached may still be stored, if their owner died before the clean-up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from statelog.checkpoint.history import (
-    KnownCheckpoints,
+    KnownEntries,
     StoredCheckpoint,
     find_newest,
+    may_be_claim,
     missing_objects,
     present_ids,
     read_checkpoint,
@@ -29,10 +31,13 @@ from statelog.errors import (
     IncompatibleFormatError,
     ObjectNotFoundError,
 )
+from statelog.format.claim_record import ClaimRecord
 from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
 
 _LISTINGS: Final = 3
+_NAMED: Final = 10
+"""Entries looked at to name the newest checkpoints in an error; claims are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +48,16 @@ class RestorePoint:
     Args:
         stored: The checkpoint to continue from; None for a location without any.
         retained: It and the older ones that can be restored, ascending.
-        leftovers: Ids of older checkpoints that are neither retained nor needed by a retained one; their
-            owner ended before the clean-up.
-        abandoned: Ids of newer checkpoints that are given up with the first commit, ascending.
+        leftovers: Entries that are neither retained nor needed by a retained one: checkpoints whose owner
+            ended before the clean-up, and claims.
+        given_up: Newer checkpoints that are given up with the first commit, ascending.
         pins: The pins of the location.
     """
 
     stored: StoredCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
     leftovers: tuple[int, ...] = ()
-    abandoned: tuple[int, ...] = ()
+    given_up: tuple[RetainedCheckpoint, ...] = ()
     pins: tuple[Pin, ...] = ()
 
     @property
@@ -66,7 +71,9 @@ def find_restore_point(
     paths: LocationPaths,
     checkpoint_id: int | None = None,
     *,
-    known: KnownCheckpoints | None = None,
+    known: KnownEntries | None = None,
+    listed: Sequence[int] | None = None,
+    pins: tuple[Pin, ...] | None = None,
 ) -> RestorePoint:
     """
     Find the checkpoint to continue from: the newest one, or the given one.
@@ -75,7 +82,9 @@ def find_restore_point(
         store: Where the location is.
         paths: The location in the store.
         checkpoint_id: None for the newest one, or the id of one.
-        known: Checkpoints read before, see `read_whole`.
+        known: Entries read before, see `read_whole_entry`.
+        listed: The numbers of the entries, ascending; None to list them.
+        pins: The pins of the location; None to read them.
 
     Raises:
         CheckpointError: It is damaged, does not exist, or can no longer be restored (`reason`).
@@ -83,19 +92,26 @@ def find_restore_point(
 
     Blocks: On the store.
     """
-    ids, pins = ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths))
+    find_ids = partial(present_ids, store, paths) if listed is None else partial(list[int], listed)
+    find_pins = partial(read_pins, store, paths) if pins is None else partial(tuple[Pin, ...], pins)
+    ids, pinning = ask_both(store, find_ids, find_pins)
     known = {} if known is None else known
+    newer: list[int] = []
     if checkpoint_id is None:
-        history = find_newest(store, paths, ids=ids, known=known)
-        stored, abandoned = history.stored, history.zombies
-        if stored is None:
-            return RestorePoint(None, abandoned=abandoned)
-        kept = stored.checkpoint.retained
+        newest = find_newest(store, paths, ids=ids, known=known).stored
+        if newest is None:
+            return RestorePoint(None, pins=pinning)
+        stored, kept = newest, newest.checkpoint.retained
     else:
         stored, kept = _asked_for(store, paths, checkpoint_id, ids, known)
-        abandoned = tuple(one for one in ids if one > checkpoint_id)
+        newer = [
+            one
+            for one in ids
+            if one > checkpoint_id and not isinstance(known.get(one), ClaimRecord)
+        ]
     found = stored.checkpoint
-    pinned_ids = pinned(pins, ids, ids[-1])
+    latest = max(one for one in ids if not isinstance(known.get(one), ClaimRecord))
+    pinned_ids = pinned(pinning, ids, latest)
     own = RetainedCheckpoint(found.checkpoint_id, objects_of(paths, found))
     wanted = sorted({*kept, *(one for one in pinned_ids if one < found.checkpoint_id)})
     reads = [
@@ -103,7 +119,35 @@ def find_restore_point(
     ]
     older = ask_at_once(store, reads)
     retained = (*(one for one in older if one is not None), own)
-    return RestorePoint(stored, retained, _leftovers(paths, ids, retained), abandoned, pins)
+    gives_up = [partial(_given_up, store, paths, one, known, one in pinned_ids) for one in newer]
+    given_up = tuple(one for one in ask_at_once(store, gives_up) if one is not None)
+    settled = {one.checkpoint_id for one in given_up}
+    settled |= {number for number, one in known.items() if isinstance(one, ClaimRecord)}
+    unsettled = [one for one in ids if one not in settled]
+    return RestorePoint(stored, retained, _leftovers(paths, unsettled, retained), given_up, pinning)
+
+
+def _given_up(
+    store: ObjectStore,
+    paths: LocationPaths,
+    checkpoint_id: int,
+    known: KnownEntries,
+    is_pinned: bool,
+) -> RetainedCheckpoint | None:
+    """
+    Return the ledger's view of a newer checkpoint that a restore gives up; None if there is none.
+
+    Of one that cannot be read, and that no pin holds, only the metadata is deleted.
+    """
+    stored = known.get(checkpoint_id)
+    if isinstance(stored, StoredCheckpoint):
+        return RetainedCheckpoint(checkpoint_id, objects_of(paths, stored.checkpoint))
+    found = kept_checkpoint(store, paths, checkpoint_id)
+    if found is None or found.objects is not None or is_pinned:
+        return found
+    if may_be_claim(store, paths, checkpoint_id):
+        return None
+    return RetainedCheckpoint(checkpoint_id, (paths.metadata(checkpoint_id),))
 
 
 def objects_of(paths: LocationPaths, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
@@ -126,22 +170,6 @@ def check_key_groups(url: str, found: CompletedCheckpoint, max_parallelism: int)
             "between key groups. Use the number the job began with",
             reason="max_parallelism",
             checkpoint_id=found.checkpoint_id,
-        )
-
-
-def check_unused(checkpoint_id: int, next_id: int) -> None:
-    """
-    Check that a checkpoint given up has not had this id.
-
-    Raises:
-        CheckpointError: It is below *next_id* (`reason` "not_newer").
-    """
-    if 0 <= checkpoint_id < next_id:
-        raise CheckpointError(
-            f"checkpoint {checkpoint_id} cannot begin: ids up to {next_id - 1} were used before "
-            f"and are not reused; use {next_id} or higher",
-            reason="not_newer",
-            checkpoint_id=checkpoint_id,
         )
 
 
@@ -202,14 +230,16 @@ def _asked_for(
     paths: LocationPaths,
     checkpoint_id: int,
     ids: list[int],
-    known: KnownCheckpoints,
+    known: KnownEntries,
 ) -> tuple[StoredCheckpoint, tuple[int, ...]]:
     """Return the given checkpoint if it can be restored, and what it retains."""
     path = paths.metadata(checkpoint_id)
     try:
         stored = read_whole(store, paths, checkpoint_id, known)
     except ObjectNotFoundError as error:
-        present = ", ".join(map(str, ids[-10:])) or "none"
+        reads = [partial(kept_checkpoint, store, paths, one) for one in ids[-_NAMED:]]
+        found_ids = [one.checkpoint_id for one in ask_at_once(store, reads) if one is not None]
+        present = ", ".join(map(str, found_ids)) or "none"
         raise CheckpointError(
             f"checkpoint {checkpoint_id} does not exist in {store.url} (newest: {present})",
             reason="not_found",
@@ -286,9 +316,8 @@ def kept_checkpoint(
 
 
 def _leftovers(
-    paths: LocationPaths, ids: list[int], retained: tuple[RetainedCheckpoint, ...]
+    paths: LocationPaths, ids: Sequence[int], retained: Sequence[RetainedCheckpoint]
 ) -> tuple[int, ...]:
-    """Return the present checkpoints that are older than the newest and that no retained one needs."""
+    """Return the entries of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
     needed = {path for each in retained for path in each.objects or ()}
-    newest = retained[-1].checkpoint_id
-    return tuple(each for each in ids if each < newest and paths.metadata(each) not in needed)
+    return tuple(each for each in ids if paths.metadata(each) not in needed)

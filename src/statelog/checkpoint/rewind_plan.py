@@ -14,6 +14,7 @@ from statelog.checkpoint.batch_record import BatchRecord, check_source_folders
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
 from statelog.checkpoint.offset_log import OFFSETS, number_of
+from statelog.checkpoint.ownership import find_top
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
 from statelog.checkpoint.restore import find_restore_point
 from statelog.checkpoint.source_logs import entries_digest
@@ -157,7 +158,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
     return RewindPlan(
         batch_id=batch_id,
         checkpoint_id=summary.checkpoint_id,
-        newest_id=max(present_ids(state, LocationPaths())),
+        newest_id=_newest_id(state, summary.checkpoint_id),
         newest_batch_id=max(query.numbers(OFFSETS)),
         commits=tuple(commits),
         offsets=tuple(query.files_above(OFFSETS, batch_id)),
@@ -165,6 +166,13 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
         input_files=len(listed),
         missing_files=tuple(sorted(path for path in listed if _is_gone(path))),
     )
+
+
+def _newest_id(state: ObjectStore, checkpoint_id: int) -> int:
+    """Return the newest checkpoint, which may be damaged."""
+    paths = LocationPaths()
+    newest = find_top(state, paths, present_ids(state, paths)).newest
+    return checkpoint_id if newest is None else newest
 
 
 def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, _Record]]:

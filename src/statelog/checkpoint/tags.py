@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from statelog.arguments import text, whole_number
-from statelog.checkpoint.history import find_newest, present_ids
+from statelog.checkpoint.history import find_newest, may_be_claim, present_ids
 from statelog.core.pins import Pin, pinned
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.format.bounds import decode_json, decode_msgpack
@@ -151,14 +151,28 @@ def retained_ids(
         store: The store of the location.
         paths: The location in the store.
         newest: The newest checkpoint.
-        ids: The checkpoints whose folder exists.
+        ids: The numbers of the entries.
 
     Raises:
         StoreError: The store failed.
 
-    Blocks: On the store, one listing.
+    Blocks: On the store, one listing, and a read of each entry that only a pin of a reader holds.
     """
-    return retained_among(read_pins(store, paths), newest, ids)
+    return _retained(store, paths, read_pins(store, paths), newest, ids)
+
+
+def _retained(
+    store: ObjectStore,
+    paths: LocationPaths,
+    pins: Sequence[Pin],
+    newest: CompletedCheckpoint,
+    ids: Sequence[int],
+) -> tuple[int, ...]:
+    kept = retained_among(pins, newest, ids)
+    # A reader pins all numbers from its position on, those of claims too.
+    return tuple(
+        one for one in kept if one in newest.retained or not may_be_claim(store, paths, one)
+    )
 
 
 def retained_among(
@@ -350,11 +364,12 @@ def _check_free(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
 def _check_retained(store: ObjectStore, paths: LocationPaths, tag: Tag) -> None:
     ids = present_ids(store, paths)
     newest = find_newest(store, paths, ids=ids).newest
-    others = [one.pin for one in list_tags(store, paths) if one.path != tag.path]
-    latest = -1 if newest is None else newest.checkpoint_id
-    retained = () if newest is None else newest.retained
-    if tag.checkpoint_id in retained or tag.checkpoint_id in pinned(others, ids, latest):
-        return
+    retained: tuple[int, ...] = ()
+    if newest is not None:
+        others = [one.pin for one in list_tags(store, paths) if one.path != tag.path]
+        retained = newest.retained
+        if tag.checkpoint_id in _retained(store, paths, others, newest, ids):
+            return
     shown = ", ".join(map(str, retained)) or "none"
     exists = tag.checkpoint_id in ids
     what = "is no longer retained" if exists else "does not exist"

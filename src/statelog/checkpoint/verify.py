@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from statelog.checkpoint.history import present_ids, read_checkpoint
+from statelog.checkpoint.history import exists, present_ids, read_checkpoint, read_entry
 from statelog.checkpoint.state_stream import read_materialized, read_stream
 from statelog.checkpoint.tags import retained_ids
 from statelog.errors import (
@@ -25,6 +25,7 @@ from statelog.errors import (
 )
 from statelog.format.arrow_data import open_parquet
 from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.claim_record import ClaimRecord
 from statelog.format.recording_file import verified_body
 from statelog.format.segment import parse_segment, verify_set
 from statelog.format.trailer import check_mark, damaged
@@ -273,8 +274,11 @@ def _checkpoints(
 ) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
     """Yield the retained checkpoints, newest first; None for one that cannot be read."""
     wanted: set[int] | None = None
-    unreadable = 0
     ids = present_ids(store, paths)
+    lost = _lost_newest(store, paths, ids)
+    unreadable = len(lost)
+    for checkpoint_id in lost:
+        yield _gone(paths, checkpoint_id), None
     for checkpoint_id in reversed(ids):
         if wanted is not None and checkpoint_id not in wanted:
             continue
@@ -297,9 +301,27 @@ def _checkpoints(
         wanted.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
     for checkpoint_id in sorted(wanted or ()):
-        path = paths.metadata(checkpoint_id)
-        gone = ObjectNotFoundError(f"retained checkpoint {checkpoint_id} does not exist")
-        yield _failed(path, "checkpoint", gone, (checkpoint_id,)), None
+        if checkpoint_id not in lost:
+            yield _gone(paths, checkpoint_id), None
+
+
+def _lost_newest(store: ObjectStore, paths: LocationPaths, ids: list[int]) -> list[int]:
+    """Return the newest checkpoint that a claim above it names, if it does not exist."""
+    try:
+        top = read_entry(store, paths, ids[-1]) if ids else None
+    except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
+        return []  # reported when it is read as a checkpoint
+    if not isinstance(top, ClaimRecord) or top.newest is None:
+        return []
+    if exists(store, paths.metadata(top.newest)):
+        return []
+    # After another commit a query may have deleted it meanwhile.
+    return [top.newest] if present_ids(store, paths)[-1:] == ids[-1:] else []
+
+
+def _gone(paths: LocationPaths, checkpoint_id: int) -> VerifiedObject:
+    gone = ObjectNotFoundError(f"retained checkpoint {checkpoint_id} does not exist")
+    return _failed(paths.metadata(checkpoint_id), "checkpoint", gone, (checkpoint_id,))
 
 
 def _verify_changelog(store: ObjectStore, path: str, need: _Need) -> int:

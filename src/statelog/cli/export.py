@@ -20,6 +20,7 @@ from statelog.errors import StatelogError, StoreError, UsageError
 from statelog.redaction import redacted
 from statelog.state.reader import StateReader
 from statelog.state.reader.chain import as_of_ms
+from statelog.store.local_disk import check_named_file
 
 _SUFFIX = ".parquet"
 
@@ -56,6 +57,7 @@ def export(
         known = [one.name for one in reader.variables()]
         names = list(dict.fromkeys(state)) if state else known
         schemas = {name: reader.arrow_schema(name) for name in names}  # refuses unknown names
+        check_named_file(reader.store.url, out)
         files = _files(out, names)
         facts = {
             "statelog.location": redacted(location),

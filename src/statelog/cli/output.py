@@ -9,11 +9,13 @@ that a line break in a stored name makes no line.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Span, Text
 
+from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import present_ids
-from statelog.checkpoint.ownership import newest_epoch
 from statelog.errors import UsageError
 from statelog.plain_text import one_line, plain_json
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
+from statelog.store.local_disk import check_named_file, write_object
 from statelog.store.location import local_path, normalize_url
 from statelog.store.paths import split_object
 
@@ -134,7 +137,7 @@ def open_location(location: str) -> ObjectStore:
     if not present_ids(store, paths) and not newest_epoch(store, paths):
         raise UsageError(
             f"{location} is not a state location: it contains neither a checkpoint "
-            "(chk-<id>/_metadata) nor a claim (owner/<epoch>)"
+            "nor a claim (chk-<number>/_metadata)"
         )
     return store
 
@@ -170,6 +173,33 @@ def open_existing(location: str, shown: str = "") -> ObjectStore:
     """
     # The client would create the directory, and a misspelt location would appear empty.
     return open_existing_store(location, shown=shown)
+
+
+def write_text(file: Path, text: str, location: str) -> None:
+    """
+    Write a file whole, or leave what is there.
+
+    Args:
+        file: It may be in the location, where others may have made links: they are not followed.
+        text: Its content.
+        location: URL of the location that the text is about.
+
+    Raises:
+        UsageError: It cannot be written, or it is a link, a folder or a device.
+
+    Blocks: On the disk.
+    """
+    check_named_file(location, file)
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise UsageError(
+            f"cannot write {file}: it is a symbolic link, a folder or a device; give the name of a file"
+        )
+    try:
+        if not file.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        write_object(str(file.parent), file.name, text.encode("utf-8"), fsync=False)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def parse_duration(text: str) -> dt.timedelta:

@@ -21,6 +21,7 @@ from statelog.cli.output import (
     plural,
     print_error,
     print_json,
+    write_text,
 )
 from statelog.cli.replay_show import show_recordings, show_step, step_json
 from statelog.errors import CorruptionError, UsageError
@@ -116,7 +117,7 @@ def replay(
         else:
             show_step(one)
     if write_test is not None:
-        _write(write_test, replayed, found, expect, as_json=as_json)
+        _write(write_test, replayed, found, expect, location=store.url, as_json=as_json)
     bad = [one for one in replayed if one.differences or one.error is not None]
     if not as_json:
         _summary(replayed, f"{found.module}:{found.name}")
@@ -208,16 +209,14 @@ def _write(
     found: FoundProcessor,
     expect: Expected,
     *,
+    location: str,
     as_json: bool,
 ) -> None:
     from statelog.spark.testing.write_test import file_text, steps_to_write
 
     chosen = steps_to_write(steps)
     text = file_text(chosen, found, file, expects_today=expect is Expected.TODAY)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error}") from error
+    write_text(file, text, location)
     if not as_json:
         which = "that differ or fail" if len(chosen) < len(steps) else "recorded"
         sys.stdout.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from statelog.cli.output import (
     print_json,
     progress,
     size_text,
+    write_text,
 )
 from statelog.errors import UsageError
 from statelog.report import PRICES, Figures, Prices, ReportPlan, Speeds, collect, page
@@ -81,7 +81,7 @@ def report(
     if as_json:
         print_json(figures.to_json())
     else:
-        _write(output, page(figures))
+        write_text(output, page(figures), store.url)
         _print(figures, output)
     raise typer.Exit(EXIT_FINDING if figures.is_damaged else EXIT_OK)
 
@@ -94,17 +94,6 @@ def _prices(location: str, name: str | None) -> Prices:
     if name not in PRICES:
         raise UsageError(f"--prices must be one of {', '.join(PRICES)}, not {name!r}")
     return PRICES[name]
-
-
-def _write(output: Path, text: str) -> None:
-    """Write the page whole, or leave what was there."""
-    hidden = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        hidden.write_text(text, encoding="utf-8")
-        hidden.replace(output)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 def _print(figures: Figures, output: Path) -> None:

@@ -177,8 +177,8 @@ def _print_plan(plan: RewindPlan, as_json: bool, applied: int | None) -> None:
     if plan.changes_state:
         given_up = "were given up" if done else "would be given up"
         shown.print(
-            f"State: checkpoint {plan.checkpoint_id} (after batch {plan.batch_id}); checkpoints "
-            f"{plan.checkpoint_id + 1} to {plan.newest_id} {given_up}.",
+            f"State: checkpoint {plan.checkpoint_id} (after batch {plan.batch_id}); later checkpoints, "
+            f"up to {plan.newest_id}, {given_up}.",
             soft_wrap=True,
         )
     else:

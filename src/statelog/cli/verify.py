@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.ownership import find_top
 from statelog.checkpoint.verify import SoundCheckpoints, verify_location
 from statelog.cli.output import (
     EXIT_FINDING,
@@ -88,7 +89,8 @@ def verify(
 
 def _is_older(at_least: int, *, as_json: bool, location: str) -> bool:
     """Report whether the newest checkpoint is older than one that is known to exist."""
-    newest = max(present_ids(open_location(location), LocationPaths()), default=None)
+    store, paths = open_location(location), LocationPaths()
+    newest = find_top(store, paths, present_ids(store, paths)).newest
     if newest is not None and newest >= at_least:
         return False
     problem = (

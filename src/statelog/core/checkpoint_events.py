@@ -45,11 +45,13 @@ class Restored:
         latest: The checkpoint to continue from; None for an empty location.
         retained: Retained checkpoints, ascending, *latest* last.
         pins: The pins of the location.
+        given_up: Newer checkpoints that the first commit subsumes, ascending.
     """
 
     latest: CompletedCheckpoint | None
     retained: tuple[RetainedCheckpoint, ...] = ()
     pins: tuple[Pin, ...] = ()
+    given_up: tuple[RetainedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,11 @@ class CleanUpRequested:
     Args:
         pins: The pins of the location, read after the commits that subsumed *subsumed*; None if they
             were not read, which is allowed while no checkpoint was subsumed since.
-        held: Checkpoints that a restore gave up, older than the latest one by now, and pinned.
         leftovers: Checkpoints of earlier owners that are no longer retained.
         subsumed: The checkpoints that are settled by these pins; None for all.
     """
 
     pins: tuple[Pin, ...] | None = None
-    held: tuple[RetainedCheckpoint, ...] = ()
     leftovers: tuple[RetainedCheckpoint, ...] = ()
     subsumed: tuple[int, ...] | None = None
 

@@ -79,6 +79,7 @@ class CheckpointLedger:
         self._latest: CompletedCheckpoint | None = None
         self._retained: dict[int, tuple[str, ...] | None] = {}
         self._subsumed: dict[int, tuple[str, ...] | None] = {}
+        self._given_up: tuple[RetainedCheckpoint, ...] = ()
         self._pins: tuple[Pin, ...] = ()
         self._references: dict[str, int] = {}
         self._garbage: dict[str, None] = {}
@@ -100,6 +101,11 @@ class CheckpointLedger:
     def subsumed(self) -> tuple[int, ...]:
         """Checkpoints no longer retained, which the next clean-up settles."""
         return tuple(self._subsumed)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another owner has the location, so that only `Restored` is accepted."""
+        return self._fenced is not None
 
     @property
     def pending_id(self) -> int | None:
@@ -156,6 +162,7 @@ class CheckpointLedger:
         self._retained.clear()
         self._subsumed.clear()
         self._pins = event.pins
+        self._given_up = event.given_up
         for checkpoint in event.retained:
             self._refer(checkpoint)
             self._retained[checkpoint.checkpoint_id] = checkpoint.objects
@@ -301,6 +308,10 @@ class CheckpointLedger:
         for checkpoint_id in list(self._retained):
             if checkpoint_id not in event.checkpoint.retained:
                 self._subsumed[checkpoint_id] = self._retained.pop(checkpoint_id)
+        for checkpoint in self._given_up:
+            self._refer(checkpoint)
+            self._subsumed[checkpoint.checkpoint_id] = checkpoint.objects
+        self._given_up = ()
 
     def _refer(self, checkpoint: RetainedCheckpoint) -> None:
         for path in checkpoint.objects or ():
@@ -328,9 +339,6 @@ class CheckpointLedger:
             check(not self._subsumed, "a clean-up after a commit needs the pins of the location")
             return
         self._pins = event.pins
-        for checkpoint in event.held:
-            self._refer(checkpoint)
-            self._retained[checkpoint.checkpoint_id] = checkpoint.objects
         settled = tuple(self._subsumed) if event.subsumed is None else event.subsumed
         held = pinned(event.pins, settled, latest)
         for checkpoint_id in settled:

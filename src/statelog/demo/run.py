@@ -20,8 +20,8 @@ from typing import Protocol
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import find_newest, present_ids
-from statelog.checkpoint.ownership import newest_epoch
 from statelog.demo.check import Verdict
 from statelog.demo.connect_server import batch_workers
 from statelog.demo.data import lay_out, write_orders

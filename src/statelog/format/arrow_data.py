@@ -30,7 +30,7 @@ _COMPRESSION: Final = 3
 _DICTIONARY_DATA: Final = 1
 _BUFFER_SIZE: Final = 16
 _UNCOMPRESSED: Final = -1
-_START: Final = struct.Struct("<I4xI")
+_START: Final = struct.Struct("<III")
 _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX: Final = 8
 """The mark of a message, and the length of its metadata."""
@@ -156,14 +156,14 @@ def _check(declared: int, rows: int, stored: int) -> None:
 
 def _plain_rows(data: memoryview) -> int:
     """Return the rows of one message with an uncompressed record batch; for each change of a log."""
-    mark, root = _START.unpack_from(data)
-    if mark != _CONTINUATION:
+    mark, length, root = _START.unpack_from(data)
+    if mark != _CONTINUATION or not 0 < length <= len(data) - _PREFIX:  # 0 is the end of a stream
         raise pa.ArrowInvalid("it does not begin as a message")
     batch = _table(data, _PREFIX + root, _HEADER)
     if not batch or _field(data, batch, _COMPRESSION):
         raise pa.ArrowInvalid("a message has no record batch, or a compressed one")
-    length = _field(data, batch, _LENGTH)
-    return _I64.unpack_from(data, length)[0] if length else 0
+    count = _field(data, batch, _LENGTH)
+    return _I64.unpack_from(data, count)[0] if count else 0
 
 
 def _declared(message: pa.ipc.Message) -> tuple[int, int]:

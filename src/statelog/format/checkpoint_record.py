@@ -3,10 +3,13 @@ The checkpoint record: the section `CKPT` of a `_metadata` object.
 
 ::
 
-    section "CKPT" := version:u16  codec:u8  zero:u8  record_length:u32  record
+    section "CKPT" := version:u16  codec:u8  kind:u8  record_length:u32  record
     codec          := 0 none | 1 zstd
+    kind           := 0 checkpoint | 1 claim (format/claim_record.py), since version 2
     record         := JSON, `record_length` bytes of it once uncompressed
 
+Versions 1 and 2 of a checkpoint have the same fields.  The version says by which protocol it was
+committed, and keeps statelog 0.2 out of a location of the later one.
 The record is laid out in columns with a table of files, because hundreds of log handles repeat
 the same few names and numbers.  The format is documented in docs/reference/formats/checkpoint_metadata.md.
 Source: Flink, MetadataV6Serializer, for the content.  The bytes are our own.
@@ -53,8 +56,13 @@ from statelog.model import (
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.model.object_path import checked_path
 
-RECORD_VERSION: Final = 1
+FIRST_VERSION: Final = 1
+"""Checkpoints and claims have two numberings (statelog 0.2)."""
+RECORD_VERSION: Final = 2
+"""Checkpoints and claims are entries of one sequence."""
 CHECKPOINT_TAG: Final = b"CKPT"
+_CHECKPOINT_KIND: Final = 0
+CLAIM_KIND: Final = 1
 _HEADER: Final = struct.Struct(">HBBI")
 _CODEC_NONE: Final = 0
 _CODEC_ZSTD: Final = 1
@@ -71,10 +79,28 @@ class CheckpointRecord:
         checkpoint: The checkpoint.
         attempt: Random name of the attempt that wrote it; distinguishes a lost answer from a lost
             race.
+        version: `FIRST_VERSION` for one of statelog 0.2.
     """
 
     checkpoint: CompletedCheckpoint
     attempt: str
+    version: int = RECORD_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRecord:
+    """
+    The body of a section `CKPT`, uncompressed.
+
+    Args:
+        version: Its version.
+        kind: 0 for a checkpoint, `CLAIM_KIND` for a claim.
+        raw: The record in JSON.
+    """
+
+    version: int
+    kind: int
+    raw: Buffer
 
 
 class _Files(msgspec.Struct, omit_defaults=True):
@@ -206,10 +232,15 @@ def encode_record(record: CheckpointRecord) -> bytes:
             checkpoint_id=checkpoint.checkpoint_id,
         ) from error
     _check_bounds(checkpoint, raw)
+    return seal_record(raw, _CHECKPOINT_KIND, record.version)
+
+
+def seal_record(raw: bytes, kind: int, version: int = RECORD_VERSION) -> bytes:
+    """Return the body of the section for a record in JSON."""
     body = compress_zstd(raw, _ZSTD_LEVEL)
     if body is None:
-        return _HEADER.pack(RECORD_VERSION, _CODEC_NONE, 0, len(raw)) + raw
-    return _HEADER.pack(RECORD_VERSION, _CODEC_ZSTD, 0, len(raw)) + body
+        return _HEADER.pack(version, _CODEC_NONE, kind, len(raw)) + raw
+    return _HEADER.pack(version, _CODEC_ZSTD, kind, len(raw)) + body
 
 
 def _check_bounds(checkpoint: CompletedCheckpoint, raw: bytes) -> None:
@@ -261,39 +292,65 @@ def _log_columns(handles: Sequence[ChangelogStateHandle], table: _FileTable) -> 
     return log
 
 
-def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
+def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
     """
-    Read the body of the section `CKPT`.
+    Return the body of the section `CKPT`, uncompressed.
 
     Raises:
         IncompatibleFormatError: A newer statelog wrote it.
-        CorruptionError: It is damaged, or names an object outside of the store.
+        CorruptionError: It is damaged.
     """
     view = memoryview(body)
     if len(view) < _HEADER.size:
-        raise _damaged(where, f"the record has {len(view)} bytes")
-    version, codec, _, length = _HEADER.unpack_from(view)
-    if version > RECORD_VERSION or codec not in (_CODEC_NONE, _CODEC_ZSTD):
+        raise damaged_record(where, f"the record has {len(view)} bytes")
+    version, codec, kind, length = _HEADER.unpack_from(view)
+    if (
+        version > RECORD_VERSION
+        or codec not in (_CODEC_NONE, _CODEC_ZSTD)
+        or (version > FIRST_VERSION and kind not in (_CHECKPOINT_KIND, CLAIM_KIND))
+    ):
         raise IncompatibleFormatError(
-            f"checkpoint metadata {where} has version {version} (codec {codec}); this statelog "
-            f"reads up to version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
+            f"checkpoint metadata {where} has version {version} (codec {codec}, kind {kind}); this "
+            f"statelog reads up to version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
             path=where,
         )
     if length > min(RECORD_BYTES_MAX, largest_expansion(len(view))):
-        raise _damaged(where, f"the record claims {length} bytes, of {len(view)} stored ones")
-    try:
-        raw: Buffer = view[_HEADER.size :]
-        if codec == _CODEC_ZSTD:
+        raise damaged_record(where, f"the record claims {length} bytes, of {len(view)} stored ones")
+    raw: Buffer = view[_HEADER.size :]
+    if codec == _CODEC_ZSTD:
+        try:
             raw = decompress_zstd(raw, length)
-        if len(raw) != length:
-            raise _damaged(where, f"the record has {len(raw)} bytes instead of {length}")
-        record = decode_json(raw, _decoder)
+        except (ValueError, OSError) as error:
+            raise damaged_record(where, f"the record cannot be read ({error})") from error
+    if len(raw) != length:
+        raise damaged_record(where, f"the record has {len(raw)} bytes instead of {length}")
+    return OpenedRecord(version, kind if version > FIRST_VERSION else _CHECKPOINT_KIND, raw)
+
+
+def decode_record(body: Buffer, *, where: str = "") -> CheckpointRecord:
+    """
+    Read the body of the section `CKPT` of a checkpoint.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote it.
+        CorruptionError: It is damaged, is a claim, or names an object outside of the store.
+    """
+    opened = open_record(body, where=where)
+    if opened.kind != _CHECKPOINT_KIND:
+        raise damaged_record(where, "the record is a claim")
+    return checkpoint_of(opened, where=where)
+
+
+def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CheckpointRecord:
+    """Return the checkpoint of an opened record; raises `CorruptionError` as `decode_record`."""
+    try:
+        record = decode_json(opened.raw, _decoder)
         check_depth(record.properties, where)
         _check_names(record, where)
         _check_numbers(record, where)
-        return _build(record)
+        return CheckpointRecord(_checkpoint(record), record.attempt, opened.version)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
-        raise _damaged(where, f"the record cannot be read ({error})") from error
+        raise damaged_record(where, f"the record cannot be read ({error})") from error
 
 
 def _check_names(record: _Record, where: str) -> None:
@@ -306,7 +363,7 @@ def _check_names(record: _Record, where: str) -> None:
         for name in (*names, *(listed if isinstance(listed, list) else ())):
             checked_path(name)  # those listed are deleted with the checkpoint
     except CorruptionError as error:
-        raise _damaged(where, str(error)) from error
+        raise damaged_record(where, str(error)) from error
 
 
 def _check_numbers(record: _Record, where: str) -> None:
@@ -314,23 +371,23 @@ def _check_numbers(record: _Record, where: str) -> None:
     log, snapshots = record.log, record.snapshots
     ids = (record.id, record.parent or 0, *record.retained, *snapshots.checkpoint, *log.checkpoint)
     if min(ids) < 0:
-        raise _damaged(where, "the id of a checkpoint is below 0")
+        raise damaged_record(where, "the id of a checkpoint is below 0")
     if max(ids) > ID_MAX:
-        raise _damaged(where, f"the id of a checkpoint is {max(ids)}, above {ID_MAX}")
+        raise damaged_record(where, f"the id of a checkpoint is {max(ids)}, above {ID_MAX}")
     if len(record.retained) > RETAINED_MAX:
-        raise _damaged(where, f"{len(record.retained)} checkpoints are retained")
+        raise damaged_record(where, f"{len(record.retained)} checkpoints are retained")
     if not 1 <= record.max_parallelism <= MAX_PARALLELISM_LIMIT:
-        raise _damaged(where, f"it has {record.max_parallelism} key groups")
+        raise damaged_record(where, f"it has {record.max_parallelism} key groups")
     if max((*log.end, *snapshots.end), default=0) >= record.max_parallelism:
-        raise _damaged(where, f"a range exceeds its {record.max_parallelism} key groups")
+        raise damaged_record(where, f"a range exceeds its {record.max_parallelism} key groups")
     if min(log.entries, default=0) < 0:
-        raise _damaged(where, "a log handle has a negative number of entries")
+        raise damaged_record(where, "a log handle has a negative number of entries")
 
 
-def _build(record: _Record) -> CheckpointRecord:
+def _checkpoint(record: _Record) -> CompletedCheckpoint:
     files = _handles(record.files)
     snapshots = record.snapshots
-    checkpoint = CompletedCheckpoint(
+    return CompletedCheckpoint(
         checkpoint_id=record.id,
         parent_id=record.parent,
         created_at_ms=record.created_at_ms,
@@ -347,7 +404,6 @@ def _build(record: _Record) -> CheckpointRecord:
         retained=tuple(record.retained),
         properties=record.properties,
     )
-    return CheckpointRecord(checkpoint, record.attempt)
 
 
 def _handles(files: _Files) -> list[StreamStateHandle]:
@@ -392,5 +448,6 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
     return handles
 
 
-def _damaged(where: str, reason: str) -> CorruptionError:
+def damaged_record(where: str, reason: str) -> CorruptionError:
+    """Return the error for a damaged record."""
     return CorruptionError(f"damaged checkpoint metadata {where}: {reason}", path=where)

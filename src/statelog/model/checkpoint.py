@@ -107,7 +107,7 @@ class CompletedCheckpoint:
         checkpoint_id: Its number, >= 0.
         parent_id: The checkpoint it continues; None for the first.
         created_at_ms: When it was built, milliseconds since 1970 (UTC).
-        epoch: Claim under which it was committed, >= 1.
+        epoch: Number of the claim under which it was committed, >= 0.
         owner_id: The owner that committed it.
         max_parallelism: Number of key groups of the job.
         materialized: Snapshots, ascending by checkpoint.

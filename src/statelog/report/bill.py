@@ -1,9 +1,9 @@
 """
 The bill of an object store: requests and storage of a month at stated prices.
 
-Counted is what each micro-batch does by design: the puts of its objects and of the commit, the
-listing of the tags, and the checks of the claims.  Not counted is what depends on chance: reads of workers that lost their cache,
-restarts, transfers to another region, and requests that the client repeats.
+Counted is what each micro-batch does by design: the puts of its objects and of the commit, and its
+share of the listing of the tags.  Not counted is what depends on chance: reads of workers that lost
+their cache, restarts, transfers to another region, and requests that the client repeats.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from statelog.checkpoint.batched_clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
+
 _MONTH_S: Final = 30 * 24 * 3600
 _GB: Final = 1_000_000_000
-GETS_PER_BATCH: Final = 3
-"""Checks of the claims: before and after the commit, and before the clean-up."""
-LISTS_PER_BATCH: Final = 1
-"""The listing of the tags, after the commit; stores charge it as a put."""
+GETS_PER_BATCH: Final = 0
+"""A commit is one put; nothing is read or checked."""
+LISTS_PER_BATCH: Final = 1 / BATCH_COMMITS
+"""The listing of the tags of a batch of the clean-up; stores charge it as a put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +150,18 @@ def bill_of(
         prices: The stated prices.
     """
     batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
-    dollars = None
+    lists_per_batch, dollars = LISTS_PER_BATCH, None
+    if seconds_per_batch:  # a clean-up waits for a full batch, or for this time
+        share = seconds_per_batch * 1000 / BATCH_INTERVAL_MS
+        lists_per_batch = min(1.0, max(LISTS_PER_BATCH, share))
     if batches is not None:
-        puts, gets = batches * (puts_per_batch + LISTS_PER_BATCH), batches * GETS_PER_BATCH
+        puts, gets = batches * (puts_per_batch + lists_per_batch), batches * GETS_PER_BATCH
         dollars = (puts * prices.puts_per_1000 + gets * prices.gets_per_1000) / 1000
     return Bill(
         batches_per_month=batches,
         seconds_per_batch=seconds_per_batch,
         puts_per_batch=puts_per_batch,
-        lists_per_batch=LISTS_PER_BATCH,
+        lists_per_batch=lists_per_batch,
         gets_per_batch=GETS_PER_BATCH,
         stored_bytes=stored_bytes,
         prices=prices,

@@ -12,11 +12,11 @@ from statelog.report.sections import section
 
 _KINDS = {"snapshots": "Snapshots", "log": "Log files", "commits": "Commits, with log in them"}
 _STORED = {
-    "commits": "Commits",
+    "commits": "Commits and claims",
     "log": "Log files",
     "snapshots": "Snapshots",
     "output": "Staged output",
-    "claims": "Claims and tags",
+    "claims": "Tags, and claims of statelog 0.2",
     "other": "Other",
 }
 
@@ -123,9 +123,9 @@ def bill_section(figures: Figures, bill: Bill) -> Html:
                 tag(
                     "p",
                     {"class": "note"},
-                    f"{texts.count(bill.puts_per_batch)} puts, {bill.lists_per_batch:.0f} listing, "
-                    f"which costs as much as a put, and {bill.gets_per_batch:.0f} checks of the claims "
-                    "for each micro-batch. Deletions cost nothing at these stores. Not "
+                    f"{texts.count(bill.puts_per_batch)} puts and {bill.lists_per_batch:.2f} listings, "
+                    "which cost as much as puts, for each micro-batch. No gets: a commit reads "
+                    "nothing. Deletions cost nothing at these stores. Not "
                     "counted: reads of workers that lost their cache, restarts, transfers out of the "
                     "region, and repeated requests. After a backlog was processed the rate is higher "
                     "than it will be: set the seconds.",

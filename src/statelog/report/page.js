@@ -91,7 +91,9 @@
   watch(document.getElementById("prices"), () => {
     const bill = figures.bill;
     const batches = (30 * 24 * 3600) / field("seconds");
-    const requests = (batches * ((bill.puts_per_batch + bill.lists_per_batch) * field("puts") + bill.gets_per_batch * field("gets"))) / 1000;
+    // As bill.py: a clean-up lists once for 20 micro-batches, or once in 60 seconds.
+    const lists = Math.min(1, Math.max(1 / 20, field("seconds") / 60));
+    const requests = (batches * ((bill.puts_per_batch + lists) * field("puts") + bill.gets_per_batch * field("gets"))) / 1000;
     const storage = (bill.stored_bytes / 1e9) * field("storage");
     document.getElementById("bill-total").textContent = money(requests + storage);
     document.getElementById("bill-parts").textContent = `Requests ${money(requests)}, storage ${money(storage)}.`;

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 T = TypeVar("T")
-CALLS_MAX: Final = 64
+CALLS_MAX: Final = 256
 """Calls that run at once; further ones wait."""
 _START_S: Final = 5.0
 

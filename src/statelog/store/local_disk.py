@@ -16,9 +16,10 @@ from typing import Final
 
 import obstore.exceptions as obstore_errors
 
-from statelog.errors import StoreError
+from statelog.errors import StoreError, UsageError
 from statelog.format.buffers import Buffers, pieces_of
 from statelog.store.explain import is_missing_bucket
+from statelog.store.location import local_path
 
 _PLAIN_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[\w.=+@,-]+(?:/|$))+", re.ASCII)
 _STAGED_BITS: Final = 32
@@ -50,7 +51,7 @@ def leads_out(root: str, path: str) -> bool:
         if is_link:
             inside = os.path.realpath(root)
             target = os.path.realpath(f"{root}/{path}")
-            return os.path.commonpath([inside, target]) != inside
+            return not _is_in(target, inside)
     return False
 
 
@@ -69,6 +70,57 @@ def check_links(root: str, path: str, url: str) -> None:
             url=url,
             operation="open",
         )
+
+
+def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
+    """
+    Check that no symbolic link of a location leads to a file that a caller names, or to files below it.
+
+    A caller may name a file in a location, whose links are made by those who write there.  A path that
+    leads to the file past the location, or out of it by `..`, is the caller's own word.
+
+    Args:
+        location: Normalized URL of the location; there is nothing to check if it is not on local disk.
+        path: A file or a folder of this machine; it may be absent.
+
+    Raises:
+        UsageError: A link leads out of the location.
+
+    Blocks: On the disk; a folder in the location is walked.
+    """
+    root = local_path(location)
+    if root is None:
+        return
+    named = os.fspath(path)
+    is_inside = _is_in(os.path.realpath(named), os.path.realpath(root))
+    below = (
+        os.path.join(folder, name)
+        for folder, folders, files in (os.walk(named) if is_inside else ())
+        for name in (*folders, *files)
+    )
+    for each in (named, *below):
+        link = _link_out(root, each)
+        if link is not None:
+            raise UsageError(
+                f"{named}: {link} is a symbolic link that leads out of the location, which is not "
+                "followed: name the file or folder that you mean"
+            )
+
+
+def _link_out(root: str, path: str) -> str | None:
+    """Return the first link on the way to a file that is in the directory *root* and leads out of it."""
+    inside = os.path.realpath(root)
+    at = "" if os.path.isabs(path) else os.getcwd()
+    for part in path.split("/"):
+        folder = os.path.realpath(at or "/")
+        at = os.path.join(folder, part)
+        if part != ".." and _is_in(folder, inside) and not _is_in(os.path.realpath(at), inside):
+            return at
+    return None
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return os.path.commonpath([folder, path]) == folder
 
 
 def has_outer_folder(root: str, prefix: str) -> bool:

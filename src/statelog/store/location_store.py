@@ -41,6 +41,7 @@ from statelog.store.parents import (
     named_parents,
 )
 from statelog.store.paths import LocationPaths
+from statelog.store.tail import read_tail
 from statelog.store.verified import get_again
 
 __all__ = [
@@ -293,6 +294,11 @@ class LocationStore:
         """Return *length* bytes from *start*; fewer only where the object ends."""
         store, name = self._route(path)
         return store.get_range(name, start, length)
+
+    def get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
+        """Return the last *length* bytes and the size of an object; see `read_tail`."""
+        store, name = self._route(path)
+        return read_tail(store, name, length)
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""

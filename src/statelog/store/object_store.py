@@ -265,6 +265,25 @@ class ObstoreStore:
                     return memoryview(b"")
                 raise
 
+    def get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
+        """Return the last *length* bytes and the size of an object; see `read_tail`."""
+        return self._send(lambda: self._get_tail(path, length))
+
+    def _get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
+        with self._explained("get-range", path) as client:
+            self._check_links(path)
+            try:
+                found = obstore.get(client, path, options={"range": {"suffix": length}})
+                return memoryview(found.bytes()), found.meta["size"]
+            except obstore_errors.BaseError as error:
+                # Azure has no such range, and a server may refuse one of an empty object.
+                if "range" not in str(error).lower() and "support" not in str(error).lower():
+                    raise
+                size = obstore.head(client, path)["size"]
+                start = max(0, size - length)
+                part = obstore.get_range(client, path, start=start, end=size) if size else b""
+                return memoryview(part), size
+
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""
         return self._send(lambda: self._head(path))

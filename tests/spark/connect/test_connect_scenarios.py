@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.entries import committed
 from tests.spark.connect.jobs import Deliveries
 from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource
 from tests.spark.test_spark_scenarios import EVERYTHING, INPUT, Everything, WithTimers
@@ -49,7 +50,7 @@ def on_both(
                 .start()
             )
             assert query.awaitTermination(TIMEOUT_SECONDS)
-            assert ours == (location / "statelog" / "chk-0" / "_metadata").exists()
+            assert ours == bool(committed(location / "statelog"))
             results.append(sink.batches())
     finally:
         disable(session)

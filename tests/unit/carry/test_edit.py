@@ -105,7 +105,8 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
         assert report.counts.deleted == len(keys - after)
     if report.counts.changed:
         newest = find_newest(history.store, PATHS).newest
-        assert newest.checkpoint_id == report.checkpoint_id == base.checkpoint_id + 1
+        # The edit claims the number after the checkpoint, and commits the next one.
+        assert newest.checkpoint_id == report.checkpoint_id == base.checkpoint_id + 2
         record, was = BatchRecord.of(newest), BatchRecord.of(base)
         assert (record.batch_id, record.query_id, record.position) == (
             was.batch_id,

@@ -52,11 +52,11 @@ def test_the_changes_are_those_of_one_handle_after_another(count, window_bytes, 
         assert [changes_in(batches) for batches in read_logs(source, parts)] == expected
 
 
-def test_250_handles_take_four_round_trips(monkeypatch):
+def test_250_handles_take_one_round_trip(monkeypatch):
     far = FaultyStore()
     parts = [(log_in_file(far, ALL, [[(1, b"x")]], number), ALL) for number in range(250)]
     store = RoundTrips(far, monkeypatch)
-    assert store.count(lambda: [list(batches) for batches in read_logs(store, parts)]) == 4
+    assert store.count(lambda: [list(batches) for batches in read_logs(store, parts)]) == 1
 
 
 def test_handles_of_one_file_share_its_request(monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
+from statelog.checkpoint.history import may_be_claim, present_ids
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
@@ -140,6 +141,12 @@ def small_checkpoint(one: CheckpointCoordinator, checkpoint_id: int, **more: obj
     changes = [(k, f"{checkpoint_id}/{k}".encode()) for k in (0, 3, 7)]
     snapshot = TaskStateSnapshot(key_groups, log_inline(key_groups, [changes]))
     return run_checkpoint(one, checkpoint_id, [snapshot], **more)
+
+
+def checkpoint_ids(store: ObjectStore) -> list[int]:
+    """Return the entries that are checkpoints, ascending; the other ones are claims."""
+    paths = LocationPaths()
+    return [one for one in present_ids(store, paths) if not may_be_claim(store, paths, one)]
 
 
 def memory_url() -> str:

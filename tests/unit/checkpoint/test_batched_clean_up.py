@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
+from tests.unit.checkpoint.helpers import checkpoint_ids, small_checkpoint, started
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.batched_clean_up import BATCH_COMMITS, BATCH_INTERVAL_MS
-from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, put_tag
 from statelog.errors import StoreError
 from statelog.store import LocationPaths
@@ -87,8 +86,8 @@ def without_log(one: CheckpointCoordinator, commits: int) -> None:
         one.clean_up_when_due()
 
 
-def test_a_steady_micro_batch_makes_three_requests_and_none_for_clean_up() -> None:
-    """Two looks at the claims and the put; the requests of a batch run in another thread."""
+def test_a_steady_micro_batch_makes_one_request() -> None:
+    """The put; the requests of a clean-up run in another thread."""
     store = DictStore()
     one = started(store, retained=2)
     background = batched(one)
@@ -96,7 +95,7 @@ def test_a_steady_micro_batch_makes_three_requests_and_none_for_clean_up() -> No
     for _ in range(BATCH_COMMITS + 2):
         store.requests.clear()
         without_log(one, 1)
-        assert store.requests == {"head": 2, "put_if_absent": 1}
+        assert store.requests == {"put_if_absent": 1}
     assert len(background.waiting) == 1, "the batch began"
 
 
@@ -107,11 +106,11 @@ def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed() -> None:
     store.requests.clear()
     without_log(one, BATCH_COMMITS + 1)
     assert store.requests["list"] == 0
-    assert present_ids(store, PATHS) == list(range(BATCH_COMMITS + 1))
+    assert checkpoint_ids(store) == list(range(1, BATCH_COMMITS + 2))
     without_log(one, 3)
     assert store.requests["list"] == 1
     assert store.requests["delete"] == BATCH_COMMITS
-    assert present_ids(store, PATHS) == list(range(BATCH_COMMITS, BATCH_COMMITS + 4))
+    assert checkpoint_ids(store) == list(range(BATCH_COMMITS + 1, BATCH_COMMITS + 5))
 
 
 def test_a_batch_begins_after_a_minute_too() -> None:
@@ -119,10 +118,10 @@ def test_a_batch_begins_after_a_minute_too() -> None:
     one = started(store, retained=1)
     batched(one)
     without_log(one, 3)
-    assert present_ids(store, PATHS) == [0, 1, 2]
+    assert checkpoint_ids(store) == [1, 2, 3]
     one._clock_ms.now_ms += BATCH_INTERVAL_MS
     without_log(one, 3)
-    assert present_ids(store, PATHS) == [3, 4, 5]
+    assert checkpoint_ids(store) == [4, 5, 6]
 
 
 def test_what_waits_is_bounded() -> None:
@@ -133,7 +132,7 @@ def test_what_waits_is_bounded() -> None:
     background.is_held = True
     for _ in range(20 * BATCH_COMMITS):
         without_log(one, 1)
-        assert len(present_ids(store, PATHS)) <= 4 * BATCH_COMMITS + 1
+        assert len(checkpoint_ids(store)) <= 4 * BATCH_COMMITS + 1
         one._ledger.check_invariants()
 
 
@@ -143,7 +142,7 @@ def test_the_end_deletes_what_waits() -> None:
     batched(one)
     without_log(one, 7)
     one.clean_up()
-    assert present_ids(store, PATHS) == [5, 6]
+    assert checkpoint_ids(store) == [6, 7]
 
 
 def test_the_end_waits_for_the_batch_under_way() -> None:
@@ -154,7 +153,7 @@ def test_the_end_waits_for_the_batch_under_way() -> None:
     without_log(one, BATCH_COMMITS + 5)
     assert background.waiting
     one.clean_up()
-    assert present_ids(store, PATHS) == [BATCH_COMMITS + 4]
+    assert checkpoint_ids(store) == [BATCH_COMMITS + 5]
     assert background.waiting == []
 
 
@@ -172,13 +171,13 @@ def test_a_tag_that_is_put_before_the_commit_is_honoured(before: str) -> None:
     without_log(one, 2)
     background.is_held = False
     one.clean_up()
-    assert tagged in present_ids(store, PATHS)
+    assert tagged in checkpoint_ids(store)
     assert one.checkpoints() == [tagged, one.next_checkpoint_id - 1]
     delete_tag(store, mark)
     for _ in range(2):  # the first one lists the tags, and the commit after it retains fewer
         without_log(one, 1)
         one.clean_up()
-    assert present_ids(store, PATHS) == [one.next_checkpoint_id - 1]
+    assert checkpoint_ids(store) == [one.next_checkpoint_id - 1]
 
 
 def test_pins_settle_only_what_was_subsumed_before_they_were_listed() -> None:
@@ -196,9 +195,9 @@ def test_pins_settle_only_what_was_subsumed_before_they_were_listed() -> None:
     listing.set_result(listed)
     background.is_held = False
     without_log(one, 3)
-    assert tagged in present_ids(store, PATHS)
+    assert tagged in checkpoint_ids(store)
     one.clean_up()
-    assert present_ids(store, PATHS) == [tagged, one.next_checkpoint_id - 1]
+    assert checkpoint_ids(store) == [tagged, one.next_checkpoint_id - 1]
 
 
 def test_a_batch_that_fails_is_repeated_with_a_later_one() -> None:
@@ -220,36 +219,40 @@ def test_a_batch_that_fails_is_repeated_with_a_later_one() -> None:
         one.clean_up_when_due()
     store.on_request = lambda operation, path: None
     without_log(one, 3)
-    assert len(present_ids(store, PATHS)) <= 4
+    assert len(checkpoint_ids(store)) <= 4
     one.clean_up()
-    assert present_ids(store, PATHS) == [one.next_checkpoint_id - 1]
+    assert checkpoint_ids(store) == [one.next_checkpoint_id - 1]
 
 
-def test_a_fenced_owner_deletes_nothing() -> None:
+def test_a_fenced_owner_deletes_only_what_its_own_commits_subsumed() -> None:
+    """Its batch may run late: the next owner restores what the last commit retained."""
     store = DictStore()
     one = started(store, retained=1)
     background = batched(one)
     background.is_held = True
     without_log(one, BATCH_COMMITS + 1)
-    coordinator(store, "b").claim()
+    heir = started(store, "b", retained=1)
     background.run()
     one.clean_up_when_due()
     background.run()
-    assert store.deleted == []
+    assert checkpoint_ids(store) == [BATCH_COMMITS + 1]
+    without_log(heir, 1)
+    assert heir.latest is not None and heir.latest.parent_id == BATCH_COMMITS + 1
+    assert PATHS.metadata(heir.epoch or 0) in store.objects
 
 
 def test_the_next_owner_deletes_what_waited_at_the_death_of_the_one_before() -> None:
     store = DictStore()
     without_log(started(store, retained=2), 9)
-    assert present_ids(store, PATHS) == list(range(9))
+    assert checkpoint_ids(store) == list(range(1, 10))
     heir = started(store, "b", retained=2)
     batched(heir)
     store.requests.clear()
     without_log(heir, 3)
-    assert present_ids(store, PATHS) == [8, 9, 10, 11]
+    assert checkpoint_ids(store) == [9, 11, 12, 13]
     assert store.requests["list"] == 1
     heir.clean_up()
-    assert present_ids(store, PATHS) == [10, 11]
+    assert checkpoint_ids(store) == [12, 13]
 
 
 def test_what_retained_checkpoints_need_of_older_ones_is_no_leftover() -> None:
@@ -261,4 +264,4 @@ def test_what_retained_checkpoints_need_of_older_ones_is_no_leftover() -> None:
     batched(heir)
     run(heir, 3)
     heir.clean_up()
-    assert needed(heir) == set(present_ids(store, PATHS)) == set(range(7))
+    assert needed(heir) == set(checkpoint_ids(store)) == {1, 2, 3, 4, 6, 7, 8}

@@ -19,7 +19,7 @@ from statelog.store import LocationPaths
 
 ALL = KeyGroupRange(0, 7)
 HOUR = dt.timedelta(hours=1)
-ORPHANS = ["chk-99/x", "dstl/o", "output/o", "shared/o", "taskowned/o", "tmp/o"]
+ORPHANS = ["chk-100/x", "dstl/o", "output/o", "shared/o", "taskowned/o", "tmp/o"]
 
 
 def swept(store, *, min_age=HOUR, dry_run=False, hours=2, paths=None):
@@ -34,12 +34,12 @@ def filled() -> DictStore:
     store = DictStore()
     one = started(store, retained=2)
     store.put("taskowned/s", b"state")
-    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"a")]]))])
-    snapshot = MaterializedHandle(ALL, 0, FileStateHandle("taskowned/s", 5))
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"a")]]))])
+    snapshot = MaterializedHandle(ALL, 1, FileStateHandle("taskowned/s", 5))
     run_checkpoint(
-        one, 1, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
+        one, 2, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
     )
-    small_checkpoint(one, 2)
+    small_checkpoint(one, 3)
     for path in (*ORPHANS, "README", "other/file", "owner/9x"):
         store.put(path, b"12345")
     return store
@@ -48,11 +48,11 @@ def filled() -> DictStore:
 def test_orphans_go_and_all_else_stays(filled):
     before = set(filled.objects)
     report = swept(filled)
-    subsumed = {"chk-0/_metadata", *(p for p in before if p.startswith("dstl/file"))}
+    subsumed = {"chk-1/_metadata", *(p for p in before if p.startswith("dstl/file"))}
     needed = {p for p in before if p.startswith("dstl/file") and p in filled.objects}
     assert set(report.deleted) == {*ORPHANS, *subsumed} - needed
     assert len(needed) == 1
-    kept = {"chk-1/_metadata", "chk-2/_metadata", "taskowned/s", "owner/1", *needed}
+    kept = {"chk-2/_metadata", "chk-3/_metadata", "taskowned/s", "chk-0/_metadata", *needed}
     assert set(filled.objects) == {*kept, "README", "other/file", "owner/9x"}
     assert (report.unknown, report.too_young, report.failed) == (2, 0, ())
     assert report.deleted_bytes > 5 * len(ORPHANS)
@@ -81,8 +81,8 @@ def test_a_clock_behind_the_store_deletes_nothing(filled):
 @pytest.mark.parametrize(
     ("victim", "how"),
     [
-        *(("chk-1/_metadata", how) for how in ("cut", "flip", "gone")),
-        *(("chk-2/_metadata", how) for how in ("cut", "flip")),  # gone: 1 is the newest then
+        *(("chk-2/_metadata", how) for how in ("cut", "flip", "gone")),
+        *(("chk-3/_metadata", how) for how in ("cut", "flip")),  # gone: 2 is the newest then
     ],
 )
 def test_a_damaged_retained_checkpoint_stops_the_sweep(filled, victim, how):
@@ -100,8 +100,8 @@ def test_a_damaged_retained_checkpoint_stops_the_sweep(filled, victim, how):
 
 
 def test_a_newer_format_stops_the_sweep(filled):
-    content, modified = filled.objects["chk-1/_metadata"]
-    filled.objects["chk-1/_metadata"] = (content[:-12] + b"\x00\x09" + content[-10:], modified)
+    content, modified = filled.objects["chk-2/_metadata"]
+    filled.objects["chk-2/_metadata"] = (content[:-12] + b"\x00\x09" + content[-10:], modified)
     with pytest.raises(IncompatibleFormatError):
         swept(filled)
     assert filled.deleted == []
@@ -141,7 +141,7 @@ def test_what_is_committed_during_the_sweep_is_kept(filled):
     def commit_after_the_listing(operation, path):
         if operation == "list_folders" and not requests:
             requests.append(path)
-            run_checkpoint(heir, 3, [TaskStateSnapshot(ALL, log)])
+            run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)])
         return None
 
     filled.on_request = commit_after_the_listing
@@ -181,9 +181,9 @@ class Bulk:
 def test_many_objects_go_with_one_request_and_metadata_goes_first():
     store = Bulk()
     files = [f"dstl/{number}" for number in range(2100)]
-    report = delete_objects(store, ["chk-1/_metadata", "chk-2/_metadata", *files])
+    report = delete_objects(store, ["chk-2/_metadata", "chk-3/_metadata", *files])
     assert [2, 1000, 1000, 100] == [len(each) for each in store.requests]
-    assert ["chk-1/_metadata", "chk-2/_metadata"] == store.requests[0]
+    assert ["chk-2/_metadata", "chk-3/_metadata"] == store.requests[0]
     assert (len(report.deleted), report.failed, report.reason) == (2102, (), "")
 
 

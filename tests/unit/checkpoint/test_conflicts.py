@@ -53,81 +53,84 @@ def conflicting() -> ConflictingStore:
 
 def test_a_conflict_at_the_commit_puts_the_same_name_again(conflicting):
     one = started(conflicting)
-    conflicting.conflicts["chk-0/_metadata"] = 3
-    assert small_checkpoint(one, 0).checkpoint_id == 0
-    assert conflicting.puts.count("chk-0/_metadata") == 4
+    conflicting.conflicts["chk-1/_metadata"] = 3
+    assert small_checkpoint(one, 1).checkpoint_id == 1
+    assert conflicting.puts.count("chk-1/_metadata") == 4
     assert started(conflicting, "b").latest.owner_id == "a"
 
 
 def test_a_commit_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
     one = started(conflicting)
-    conflicting.conflicts["chk-0/_metadata"] = 10**6
-    with pytest.raises(StoreError, match=r"chk-0/_metadata .*no object is there") as raised:
-        small_checkpoint(one, 0)
+    conflicting.conflicts["chk-1/_metadata"] = 10**6
+    with pytest.raises(StoreError, match=r"chk-1/_metadata .*no object is there") as raised:
+        small_checkpoint(one, 1)
     assert not isinstance(raised.value, ObjectExistsError)
     assert isinstance(raised.value.__cause__, ObjectExistsError)
-    assert raised.value.path == "chk-0/_metadata"
-    assert conflicting.puts.count("chk-0/_metadata") < 20
+    assert raised.value.path == "chk-1/_metadata"
+    assert conflicting.puts.count("chk-1/_metadata") < 20
     conflicting.conflicts.clear()
-    assert one.complete(0, properties={}).checkpoint_id == 0, "the call can be repeated"
+    assert one.complete(1, properties={}).checkpoint_id == 1, "the call can be repeated"
 
 
 def test_a_commit_whose_winner_shows_late_is_fenced(conflicting):
     """409 before the winner is visible: reading back finds nothing, the next put meets it."""
     one = started(conflicting)
     winner = started(ConflictingStore(), "winner")
-    small_checkpoint(winner, 0)
-    conflicting.in_flight["chk-0/_metadata"] = winner._store.objects["chk-0/_metadata"]
+    small_checkpoint(winner, 1)
+    conflicting.in_flight["chk-1/_metadata"] = winner._store.objects["chk-1/_metadata"]
     with pytest.raises(FencedError, match="was committed by 'winner'"):
-        small_checkpoint(one, 0)
-    assert conflicting.puts.count("chk-0/_metadata") == 2
+        small_checkpoint(one, 1)
+    assert conflicting.puts.count("chk-1/_metadata") == 2
 
 
 def test_an_own_request_that_shows_late_is_the_commit(conflicting):
     """The client sent the put twice; the second got 409 before the first was visible."""
     one = started(conflicting)
     conflicting.kind = FaultKind.CONFLICT_THEN_DONE
-    conflicting.conflicts["chk-0/_metadata"] = 1
-    assert small_checkpoint(one, 0).checkpoint_id == 0
-    assert conflicting.puts.count("chk-0/_metadata") == 2
+    conflicting.conflicts["chk-1/_metadata"] = 1
+    assert small_checkpoint(one, 1).checkpoint_id == 1
+    assert conflicting.puts.count("chk-1/_metadata") == 2
 
 
 # --- the claim ------------------------------------------------------------------------------------
 
 
-def test_a_conflict_at_the_claim_skips_no_epoch(conflicting):
-    """An owner looks only at the epoch behind its own: a skipped one would leave it in place."""
+def test_a_conflict_at_the_claim_skips_no_number(conflicting):
+    """The owner before wants exactly the number that was free."""
     first = started(conflicting, "first")
-    conflicting.conflicts["owner/2"] = 2
+    conflicting.conflicts["chk-1/_metadata"] = 2
     second = started(conflicting, "second")
-    assert second.epoch == 2
-    with pytest.raises(FencedError):
-        small_checkpoint(first, 0)
-    small_checkpoint(second, 0)
+    assert second.epoch == 1
+    with pytest.raises(FencedError, match="chk-1/_metadata, claimed by 'second'"):
+        small_checkpoint(first, 1)
+    small_checkpoint(second, 2)
 
 
 def test_a_claim_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
-    conflicting.conflicts["owner/1"] = 10**6
-    with pytest.raises(StoreError, match=r"owner/1 .*no object is there") as raised:
+    conflicting.conflicts["chk-0/_metadata"] = 10**6
+    with pytest.raises(StoreError, match=r"chk-0/_metadata .*no object is there") as raised:
         coordinator(conflicting).claim()
     assert not isinstance(raised.value, ObjectExistsError)
-    assert set(conflicting.puts) == {"owner/1"}, "no other epoch was tried"
+    assert set(conflicting.puts) == {"chk-0/_metadata"}, "no other number was tried"
     conflicting.conflicts.clear()
-    assert coordinator(conflicting).claim() == 1
+    assert coordinator(conflicting).claim() == 0
 
 
-def test_a_claim_whose_winner_shows_late_takes_the_next_epoch(conflicting):
+def test_a_claim_whose_winner_shows_late_takes_the_next_number(conflicting):
     started(conflicting, "first")
-    conflicting.in_flight["owner/2"] = b"the winner's claim"
-    assert coordinator(conflicting, "second").claim() == 3
-    assert bytes(conflicting.get("owner/2")) == b"the winner's claim"
+    other = ConflictingStore()
+    started(other, "first")
+    started(other, "winner")
+    conflicting.in_flight["chk-1/_metadata"] = other.objects["chk-1/_metadata"]
+    assert coordinator(conflicting, "second").claim() == 2
+    assert bytes(conflicting.get("chk-1/_metadata")) == other.objects["chk-1/_metadata"]
 
 
 def test_an_own_claim_that_shows_late_is_the_claim(conflicting):
     conflicting.kind = FaultKind.CONFLICT_THEN_DONE
-    conflicting.conflicts["owner/1"] = 1
-    assert coordinator(conflicting).claim() == 1
-    assert sorted(conflicting.objects) == ["owner/1"]
+    conflicting.conflicts["chk-0/_metadata"] = 1
+    assert coordinator(conflicting).claim() == 0
+    assert sorted(conflicting.objects) == ["chk-0/_metadata"]
 
 
 # --- the other callers of put_if_absent -----------------------------------------------------------

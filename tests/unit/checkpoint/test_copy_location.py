@@ -99,14 +99,15 @@ def test_a_copy_has_the_same_state_at_every_retained_checkpoint(seed):
     assert report.checkpoints == newest.retained
     check_whole(made.store, target, newest.retained)
     for path in target.objects:
-        if path != PATHS.copied_from:
+        if path not in (PATHS.copied_from, PATHS.metadata(0)):
             assert target.objects[path] == made.store.objects[path]
     assert report.objects == report.copied == len(seen) == seen[-1].objects_done
     assert seen[-1].bytes_done == report.size_bytes == report.copied_bytes
     # Metadata objects are last, and the newest is the first of them.
     order = [path for path in target.puts if path.endswith("/_metadata")]
     assert target.puts[-len(order) :] == order
-    assert order[0] == PATHS.metadata(newest.checkpoint_id)
+    # The claim of the copy says that the newest one is next.
+    assert order[:2] == [PATHS.metadata(0), PATHS.metadata(newest.checkpoint_id)]
     again = copied(made.store, target)
     assert (again.copied, again.objects) == (0, report.objects)
 
@@ -194,8 +195,8 @@ def test_an_older_checkpoint_is_the_newest_of_its_copy():
         assert target.objects[path] == made.store.objects[path]
         with pytest.raises(UsageError, match="which is newer than checkpoint"):
             copied(made.store, target, checkpoint_id=wanted)
-    with pytest.raises(CheckpointError, match="checkpoint 99 does not exist"):
-        copied(made.store, Target(), checkpoint_id=99)
+    with pytest.raises(CheckpointError, match="checkpoint 100 does not exist"):
+        copied(made.store, Target(), checkpoint_id=100)
 
 
 def test_the_copy_goes_on_by_itself_and_is_protected_then():
@@ -210,11 +211,11 @@ def test_the_copy_goes_on_by_itself_and_is_protected_then():
         options=CheckpointOptions(retained=2),
         clock_ms=ManualClock(),
     )
-    assert owner.claim() == 2, "later than the claim of the source"
+    assert owner.claim() == report.checkpoints[-1] + 1
     assert owner.restore().checkpoint_id == report.checkpoints[-1]
     with pytest.raises(UsageError, match=r"has been claimed by a query since it was copied"):
         copied(made.store, target)
-    made.coordinator.claim()  # the same epoch, of another owner
+    made.coordinator.claim()  # the same number, of another owner
     with pytest.raises(UsageError, match="has been claimed"):
         copied(made.store, target)
 
@@ -257,7 +258,8 @@ def test_damage_of_the_source_is_not_copied():
 def copied_paths(store) -> list[str]:
     target = Target()
     copied(store, target)
-    return sorted(path for path in target.objects if path in store.objects and "owner" not in path)
+    own = (PATHS.copied_from, PATHS.metadata(0))  # what the copy says of itself
+    return sorted(path for path in target.objects if path not in own)
 
 
 class Running(FaultyStore):

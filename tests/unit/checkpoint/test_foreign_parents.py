@@ -43,7 +43,7 @@ def query(tmp_path: Path) -> Query:
 
 def forge(query: Query, fork_id: str, place: str, name: str = "new") -> None:
     path = query.folder.parent / name / "parents" / fork_id
-    path.write_bytes(ParentReference(location=place, checkpoint_id=4).encoded())
+    path.write_bytes(ParentReference(location=place, checkpoint_id=5).encoded())
 
 
 def independent(query: Query, name: str = "new") -> None:
@@ -51,9 +51,9 @@ def independent(query: Query, name: str = "new") -> None:
     heir, store = go_on(query, name), location(query, name)
     store.put("taskowned/s", b"state")
     groups = KeyGroupRange(0, 7)
-    snapshot = MaterializedHandle(groups, 4, FileStateHandle("taskowned/s", 5))
+    snapshot = MaterializedHandle(groups, 5, FileStateHandle("taskowned/s", 5))
     done = TaskStateSnapshot(groups, log_in_file(store, groups, [[(1, b"5")]]), snapshot)
-    run_checkpoint(heir, 5, [done], properties=record_of(query, 4, name))
+    run_checkpoint(heir, heir.next_checkpoint_id, [done], properties=record_of(query, 5, name))
     heir.clean_up()
 
 
@@ -243,15 +243,15 @@ def test_a_fork_of_another_store_works_for_its_caller(
 
 HOSTILE = [
     "../offsets/1", "/etc/passwd", "offsets/%2e%2e/1", "offsets\\1", "offsets/1\x00", "a" * 1025,
-    "statelog/owner/7", "metadata", "state/0/0/1.delta", "offsets/1/2", "sources/0", "sources/../../x/y",
-    "offsets/x", "",
+    "statelog/owner/7", "statelog/chk-7/_metadata", "metadata", "state/0/0/1.delta", "offsets/1/2",
+    "sources/0", "sources/../../x/y", "offsets/x", "",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> None:
     root = query.folder.parent
-    tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=4)
+    tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=5)
     put_tag(query.state, PATHS, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
     with pytest.raises(CorruptionError):
         forked(query, tag="forged")
@@ -259,7 +259,8 @@ def test_a_tag_writes_only_the_position_of_sources(query: Query, name: str) -> N
     for folder in (root / "new-query", root / "q2"):
         written = [path for path in folder.rglob("*") if path.is_file()]
         assert [] == [path for path in written if "statelog" not in path.parts]
-    assert not (root / "q2" / "statelog" / "owner").exists()
+    for claim in ("owner", "chk-7"):
+        assert not (root / "q2" / "statelog" / claim).exists()
 
 
 @pytest.mark.parametrize("name", HOSTILE[:6])

@@ -72,7 +72,7 @@ def nothing(place: Place) -> None:
 
 
 def with_tag(place: Place) -> None:
-    assert place.call("tag", place.state, "before", "--checkpoint", "2") == 0
+    assert place.call("tag", place.state, "before", "--checkpoint", "3") == 0
 
 
 def with_garbage(place: Place) -> None:
@@ -114,7 +114,7 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
     "fork": (nothing, fork),
     "fork the newest": (nothing, lambda place: fork(place)),
     "fork a tag": (with_tag, lambda place: fork(place, "--tag", "before")),
-    "fork --copy": (nothing, lambda place: fork(place, "--copy", "--checkpoint", "2")),
+    "fork --copy": (nothing, lambda place: fork(place, "--copy", "--checkpoint", "3")),
     "fork --state-only": (
         nothing,
         lambda place: place.call("fork", place.state, place.new, "--state-only"),
@@ -129,11 +129,11 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
     ),
     "repair --give-up-after": (
         nothing,
-        lambda place: place.call("repair", place.state, "--give-up-after", "2", "--apply"),
+        lambda place: place.call("repair", place.state, "--give-up-after", "3", "--apply"),
     ),
-    "repair --give-up-after 0": (
+    "repair --give-up-after 1": (
         nothing,
-        lambda place: place.call("repair", place.state, "--give-up-after", "0", "--apply"),
+        lambda place: place.call("repair", place.state, "--give-up-after", "1", "--apply"),
     ),
     "edit": (nothing, edit),
     "edit from files": (
@@ -165,7 +165,7 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
 
 
 def locations(place: Place) -> list[str]:
-    return [one for one in (place.state, place.new) if Path(one, "owner").is_dir()]
+    return [one for one in (place.state, place.new) if any(Path(one).glob("chk-*/_metadata"))]
 
 
 def damage_of(location: str) -> list[str]:
@@ -188,6 +188,7 @@ def tag_text(tag: Tag) -> str:
 def result(place: Place) -> dict[str, Any]:
     """Return what a command left: states, tags, references to parents, and files of the queries."""
     found: dict[str, Any] = {}
+    assert place.state in locations(place)
     for location in locations(place):
         store = open_existing_store(location)
         assert damage_of(location) == [], location
@@ -222,7 +223,7 @@ def test_a_killed_command_finishes_when_it_is_repeated(
     prepare, command = COMMANDS[name]
     place, template = Place(tmp_path / "work"), tmp_path / "template"
     job = StoredJob(seed, place.root, retained=3)
-    for _ in range(2 if name.endswith(" 0") else BATCHES):
+    for _ in range(2 if name.endswith(" 1") else BATCHES):
         job.micro_batch()
     killer = Killer()
     killer.install(monkeypatch)

@@ -77,8 +77,8 @@ def go_on(query: Query, name: str = "new") -> CheckpointCoordinator:
 
 
 def test_parent_and_fork_go_on_and_a_sweep_of_the_parent_breaks_nothing(query: Query) -> None:
-    made = forked(query, checkpoint=3)
-    assert (made.checkpoint_id, made.batch_id) == (3, 3)
+    made = forked(query, checkpoint=4)
+    assert (made.checkpoint_id, made.batch_id) == (4, 3)
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]
     query.run(5, 9)
     query.driver.clean_up()
@@ -87,7 +87,9 @@ def test_parent_and_fork_go_on_and_a_sweep_of_the_parent_breaks_nothing(query: Q
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]
     heir = go_on(query)
     log = log_in_file(location(query), ALL, [[(1, b"other")]])
-    run_checkpoint(heir, 4, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 3))
+    run_checkpoint(
+        heir, heir.next_checkpoint_id, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4)
+    )
     heir.clean_up()
     assert values(location(query)) == [b"0", b"1", b"2", b"3", b"other"]
     assert not [one for one in verify_location(location(query), PATHS) if one.problem]
@@ -106,9 +108,9 @@ def test_a_fork_that_needs_nothing_more_releases_its_parent(query: Query) -> Non
     store = location(query)
     assert sweep(store).released == ()
     store.put("taskowned/s", b"state")
-    snapshot = MaterializedHandle(ALL, 4, FileStateHandle("taskowned/s", 5))
+    snapshot = MaterializedHandle(ALL, 5, FileStateHandle("taskowned/s", 5))
     done = TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"5")]]), snapshot)
-    run_checkpoint(heir, 5, [done], properties=record_of(query, 4))
+    run_checkpoint(heir, heir.next_checkpoint_id, [done], properties=record_of(query, 5))
     heir.clean_up()
     assert sweep(store, dry_run=True).released == (made.fork_id,)
     assert statelog.tags(query.folder.parent / "state")
@@ -119,7 +121,7 @@ def test_a_fork_that_needs_nothing_more_releases_its_parent(query: Query) -> Non
 
 
 def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
-    made = forked(query, checkpoint=3)
+    made = forked(query, checkpoint=4)
     assert made.query is not None
     new = StoredQuery(open_store(made.query.checkpoint_location))
     assert new.query_id() == made.query.query_id != query.stored.query_id()
@@ -206,32 +208,58 @@ def test_a_fork_of_another_checkpoint_does_not_go_on_with_a_begun_one(
 
         monkeypatch.setattr(fork, "fail_point", killed)
         with pytest.raises(KeyboardInterrupt):
-            forked(query, checkpoint=3)
+            forked(query, checkpoint=4)
         monkeypatch.undo()
 
     killed_at("fork-referred")
     killed_at("fork-pinned")
     with pytest.raises(UsageError, match="and not finished") as refused:
-        forked(query, checkpoint=4)
+        forked(query, checkpoint=5)
     [tag] = statelog.tags(query.folder.parent / "state")
     assert f"{tag.name} --kind fork" in str(refused.value)
     statelog.untag(query.folder.parent / "state", tag.name, kind="fork")
-    assert forked(query, checkpoint=4).checkpoint_id == 4  # it had written nothing else
+    assert forked(query, checkpoint=5).checkpoint_id == 5  # it had written nothing else
+
+
+def test_a_location_that_a_given_up_fork_claimed_is_refused_before_anything_is_put(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = query.folder.parent
+
+    def killed(reached: str) -> None:
+        if reached == "fork-claimed":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fork, "fail_point", killed)
+    with pytest.raises(KeyboardInterrupt):
+        statelog.fork(root / "state", root / "new", state_only=True, checkpoint=4)
+    monkeypatch.undo()
+    [tag] = statelog.tags(root / "state")
+    statelog.untag(root / "state", tag.name, kind="fork")
+    # The claim names checkpoint 4 as the next entry, so no other checkpoint can be the first.
+    with pytest.raises(UsageError, match="fork into an empty location"):
+        statelog.fork(root / "state", root / "new", state_only=True, checkpoint=5)
+    assert statelog.tags(root / "state") == [], "the parent would keep the checkpoint for ever"
+    assert [info.path for info in location(query).list("parents")] == [PATHS.parent(tag.name)]
+    made = statelog.fork(root / "state", root / "new", state_only=True, checkpoint=4)
+    assert (made.fork_id, made.checkpoint_id) == (tag.name, 4)
 
 
 def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Query) -> None:
     root = query.folder.parent
-    made = forked(query, checkpoint=4)
+    made = forked(query, checkpoint=5)
     assert forked(query) == made
     with pytest.raises(UsageError, match="holds state already"):
-        forked(query, checkpoint=3)
+        forked(query, checkpoint=4)
     with pytest.raises(UsageError, match="holds state already"):
         statelog.fork(root / "state", root / "new", state_only=True)
     with pytest.raises(UsageError, match="holds state already"):
         statelog.fork(root / "state", root / "new", new_checkpoint_location=root / "elsewhere")
     heir = go_on(query)
     log = log_in_file(location(query), ALL, [[(1, b"other")]])
-    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
+    run_checkpoint(
+        heir, heir.next_checkpoint_id, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 5)
+    )
     with pytest.raises(UsageError, match="holds state already"):
         forked(query)
 
@@ -272,7 +300,9 @@ def test_a_copied_fork_does_not_need_its_parent(
     assert not list(store.list("parents"))
     heir = go_on(query)
     log = log_in_file(store, ALL, [[(1, b"5")]])
-    run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 4))
+    run_checkpoint(
+        heir, heir.next_checkpoint_id, [TaskStateSnapshot(ALL, log)], properties=record_of(query, 5)
+    )
     heir.clean_up()
     assert not sweep(store).deleted
     assert values(store)[-1] == b"5"
@@ -281,7 +311,7 @@ def test_a_copied_fork_does_not_need_its_parent(
 
 def test_a_tag_is_forked_without_the_files_of_the_query(query: Query) -> None:
     root = query.folder.parent
-    statelog.tag(root / "state", "before", checkpoint=3, comment="release 7")
+    statelog.tag(root / "state", "before", checkpoint=4, comment="release 7")
     query.run(5, 9)
     query.driver.clean_up()
     shutil.rmtree(query.folder)
@@ -312,10 +342,10 @@ def test_a_fork_of_a_fork_reads_through_both(query: Query) -> None:
 def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
     made = forked(query)
     secret = tmp_path / "secret"
-    (secret / "chk-4").mkdir(parents=True)
-    (secret / "chk-4" / "_metadata").write_bytes(b"not yours")
+    (secret / "chk-5").mkdir(parents=True)
+    (secret / "chk-5" / "_metadata").write_bytes(b"not yours")
     path = tmp_path / "new" / "parents" / made.fork_id
-    path.write_bytes(ParentReference(location=str(secret), checkpoint_id=4).encoded())
+    path.write_bytes(ParentReference(location=str(secret), checkpoint_id=5).encoded())
     with pytest.raises(CheckpointError, match="has no tag of this fork") as raised:
         values(location(query))
     assert raised.value.reason == "parent"
@@ -323,7 +353,7 @@ def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no object parents/"):
         values(location(query))
     with pytest.raises(UsageError):
-        location(query).get("parent/../secret/chk-4/_metadata")
+        location(query).get("parent/../secret/chk-5/_metadata")
 
 
 def test_what_a_fork_refuses(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,7 +361,7 @@ def test_what_a_fork_refuses(query: Query, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(CheckpointError, match="does not exist"):
         forked(query, checkpoint=99)
     with pytest.raises(UsageError, match="not both"):
-        forked(query, checkpoint=4, tag="x")
+        forked(query, checkpoint=5, tag="x")
     with pytest.raises(CheckpointError, match="no tag 'x'"):
         forked(query, tag="x")
     with pytest.raises(UsageError, match="ends with /statelog"):
@@ -361,8 +391,8 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     state, new = str(root / "state"), str(root / "q2" / "statelog")
     assert run(["tag", state]) == 0
     assert "has no tags" in capsys.readouterr().out
-    assert run(["tag", state, "v1", "--checkpoint", "3", "--comment", "before [bold]7[/bold]"]) == 0
-    assert "Checkpoint 3" in capsys.readouterr().out
+    assert run(["tag", state, "v1", "--checkpoint", "4", "--comment", "before [bold]7[/bold]"]) == 0
+    assert "Checkpoint 4" in capsys.readouterr().out
     assert run(["fork", state, new, "--tag", "v1"]) == 0
     shown = capsys.readouterr().out
     assert f"stateLocation       file://{new}" in shown
@@ -373,7 +403,7 @@ def test_the_verbs(query: Query, capsys: pytest.CaptureFixture[str]) -> None:
     assert new in shown
     assert run(["tag", state, "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["kind"], one["checkpoint_id"]) for one in found] == [("fork", 3), ("tag", 3)]
+    assert [(one["kind"], one["checkpoint_id"]) for one in found] == [("fork", 4), ("tag", 4)]
     assert found[1]["facts"]["comment"] == "before [bold]7[/bold]"
     assert run(["untag", state, "v1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "v1"
@@ -399,12 +429,12 @@ def test_a_secret_in_the_url_of_the_parent_is_not_stored(
 
 def test_the_same_tag_is_put_twice_and_is_one(query: Query) -> None:
     state = query.folder.parent / "state"
-    made = statelog.tag(state, "v1", checkpoint=3, comment="release 7")
-    assert statelog.tag(state, "v1", checkpoint=3, comment="release 7") == made
+    made = statelog.tag(state, "v1", checkpoint=4, comment="release 7")
+    assert statelog.tag(state, "v1", checkpoint=4, comment="release 7") == made
     with pytest.raises(UsageError, match="already"):
-        statelog.tag(state, "v1", checkpoint=3, comment="release 8")
+        statelog.tag(state, "v1", checkpoint=4, comment="release 8")
     with pytest.raises(UsageError, match="already"):
-        statelog.tag(state, "v1", checkpoint=4, comment="release 7")
+        statelog.tag(state, "v1", checkpoint=5, comment="release 7")
     assert statelog.tags(state) == [made]
 
 
@@ -434,7 +464,7 @@ def test_a_sink_that_is_about_to_take_its_rows_is_waited_for(
     if verb == "fork":
         assert forked(query).batch_id == 4
     else:
-        assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 4
+        assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 5
     assert len(waits) == 3
 
 
@@ -444,8 +474,9 @@ def test_a_query_that_goes_on_while_its_sink_is_waited_for_is_tagged_later(
     (query.folder / "commits" / "4").unlink()
 
     def pause(seconds: float) -> None:
-        query.run(query.driver.next_checkpoint_id, query.driver.next_checkpoint_id + 2)
-        query.state.delete([PATHS.metadata(4)])
+        batch = query.driver.next_checkpoint_id - 1
+        query.run(batch, batch + 2)
+        query.state.delete([PATHS.metadata(5)])
 
     monkeypatch.setattr(savepoints, "pause", pause)
-    assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 7
+    assert statelog.tag(query.folder.parent / "state", "v1").checkpoint_id == 8

@@ -51,7 +51,7 @@ def record_of(log=(), materialized=(), **more) -> CheckpointRecord:
 
 
 def file_of(record, **more) -> bytes:
-    written = write_metadata(record, "chk-40/_metadata", **more)
+    written = write_metadata(record, "chk-41/_metadata", **more)
     return b"".join(bytes(piece) for piece in written.buffers)
 
 
@@ -89,7 +89,7 @@ def test_odd_handles_come_back_as_they_were():
             ),
             ChangelogStateHandle(ALL, (), 0, 0, "", 8),
         ],
-        materialized=[MaterializedHandle(ALL, 7, ByteStreamStateHandle("n", bytes(range(256))))],
+        materialized=[MaterializedHandle(ALL, 8, ByteStreamStateHandle("n", bytes(range(256))))],
         parent_id=None,
         properties={"a": [1, None, {"b": 1.5}], "c": True},
     )
@@ -101,7 +101,7 @@ def test_odd_handles_come_back_as_they_were():
 def test_a_log_entry_costs_at_most_forty_bytes():
     dice = random.Random(1)
     log = []
-    for checkpoint_id in range(100):
+    for checkpoint_id in range(1, 101):
         offset = 0
         for own in split_key_groups(128, 4):
             size = dice.randrange(1000, 3000)
@@ -118,7 +118,7 @@ def test_the_file_is_a_changelog_file(compress):
     log = [log_inline(ALL, [[(1, b"a"), (-1, b"m")], [(2, b"b" * 500)]], 40)]
     written = write_metadata(
         record_of(log),
-        "chk-40/_metadata",
+        "chk-41/_metadata",
         compress=compress,
         sections={OUTPUT_TAG: b"rows", b"MORE": b""},
     )
@@ -130,10 +130,10 @@ def test_the_file_is_a_changelog_file(compress):
     assert decode_record(segment.trailer.sections[CHECKPOINT_TAG]) == written.record
     assert [[g.key_group for g in one.groups] for one in segment.trailer.sets] == [[-1, 1], [2]]
     [handle] = written.record.checkpoint.log
-    assert {entry.handle.path for entry in handle.handles_and_offsets} == {"chk-40/_metadata"}
+    assert {entry.handle.path for entry in handle.handles_and_offsets} == {"chk-41/_metadata"}
     assert handle.state_handle_id == log[0].state_handle_id
     store = open_store("memory://metadata-format")
-    store.put("chk-40/_metadata", data)
+    store.put("chk-41/_metadata", data)
     assert read_log(store, [handle], metadata=True) == [(-1, b"m"), (1, b"a"), (2, b"b" * 500)]
 
 
@@ -203,11 +203,11 @@ def test_properties_must_be_json():
         encode_record(record_of(properties={"a": object()}))
 
 
-@pytest.mark.parametrize("header", [b"\x00\x02\x01\x00", b"\x00\x01\x07\x00"])
+@pytest.mark.parametrize("header", [b"\x00\x03\x01\x00", b"\x00\x01\x07\x00", b"\x00\x02\x01\x02"])
 def test_a_newer_record_is_not_called_damaged(header):
     body = header + encode_record(record_of())[4:]
     with pytest.raises(IncompatibleFormatError, match="upgrade statelog"):
-        decode_record(body, where="chk-1/_metadata")
+        decode_record(body, where="chk-2/_metadata")
 
 
 def test_any_cut_or_flip_of_a_record_is_told():
@@ -228,8 +228,8 @@ def test_any_cut_or_flip_of_a_record_is_told():
 def test_any_flip_in_the_file_is_told(compress_metadata):
     store = open_store("memory://flips")
     store.delete([info.path for info in store.list()])
-    small_checkpoint(started(store, compress_metadata=compress_metadata), 0)
-    data = bytes(store.get("chk-0/_metadata"))
+    small_checkpoint(started(store, compress_metadata=compress_metadata), 1)
+    data = bytes(store.get("chk-1/_metadata"))
     for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 0xFF

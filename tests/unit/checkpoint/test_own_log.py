@@ -26,18 +26,18 @@ def test_a_snapshot_does_not_hide_the_changes_of_its_own_checkpoint() -> None:
     coordinator.claim()
     coordinator.restore()
     logs = []
-    for checkpoint_id in range(4):
+    for checkpoint_id in range(1, 5):
         log = log_in_file(store, GROUPS, [[(1, b"change")]], checkpoint_id)
         snapshot = None
-        if checkpoint_id == 1:
+        if checkpoint_id == 2:
             path = LocationPaths().task_owned("snapshot")
             store.put(path, b"snapshot")
             snapshot = MaterializedHandle(GROUPS, checkpoint_id, FileStateHandle(path, 8))
         coordinator.trigger(checkpoint_id, [GROUPS])
         coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(GROUPS, log, snapshot))
         logs.append(coordinator.complete(checkpoint_id, properties={}).log)
-    assert [[one.checkpoint_id for one in log] for log in logs] == [[0], [1], [2], [2, 3]]
+    assert [[one.checkpoint_id for one in log] for log in logs] == [[1], [2], [3], [3, 4]]
     latest = coordinator.latest
     assert latest is not None
-    assert [one.checkpoint_id for one in latest.for_range(GROUPS).log] == [2, 3]
-    assert [one.checkpoint_id for one in coordinator.load(2).for_range(GROUPS).log] == [2]
+    assert [one.checkpoint_id for one in latest.for_range(GROUPS).log] == [3, 4]
+    assert [one.checkpoint_id for one in coordinator.load(3).for_range(GROUPS).log] == [3]

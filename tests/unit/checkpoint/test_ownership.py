@@ -1,51 +1,86 @@
 """Claims: what they say, what they cost, and when they are given up."""
 
-import json
 import os
 import socket
 
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
+from tests.unit.checkpoint.helpers import small_checkpoint, started
 
+from statelog.checkpoint.history import present_ids, read_entry
 from statelog.checkpoint.ownership import (
-    claim_epoch,
+    Place,
+    claim_place,
     describe_newest_claim,
-    is_taken_over,
+    find_top,
     new_owner_id,
-    newest_epoch,
 )
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, UsageError
+from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord
 from statelog.store import LocationPaths
 
 PATHS = LocationPaths()
 
 
-def claim(store: DictStore, owner: str = "a") -> int:
-    return claim_epoch(store, PATHS, owner, lambda: 1234, lambda seconds: None)
+def claim(store: DictStore, owner: str = "a") -> Place:
+    return claim_place(store, PATHS, owner, lambda: 1234, lambda seconds: None)
 
 
-def test_a_claim_says_who_and_when():
+def entry(store: DictStore, number: int) -> ClaimRecord:
+    found = read_entry(store, PATHS, number)
+    assert isinstance(found, ClaimRecord)
+    return found
+
+
+def test_a_claim_says_who_and_when_and_what_it_continues():
     store = DictStore()
     claim(store, "me")
     claim(store, "you")
-    first, second = (json.loads(bytes(store.get(f"owner/{epoch}"))) for epoch in (1, 2))
-    assert {"version", "owner_id", "attempt", "created_at_ms"} == set(first)
-    assert (1, "me", 1234) == (first["version"], first["owner_id"], first["created_at_ms"])
-    assert second["owner_id"] == "you"
-    assert len(first["attempt"]) >= 32
-    assert first["attempt"] != second["attempt"]
+    first, second = entry(store, 0), entry(store, 1)
+    assert ("me", 1234, None, 1) == (
+        first.owner_id,
+        first.created_at_ms,
+        first.newest,
+        first.next_number,
+    )
+    assert ("you", None, 2) == (second.owner_id, second.newest, second.next_number)
+    assert first.attempt != second.attempt
+    small_checkpoint(started(store, "she"), 3)
+    assert claim(store, "he").claim.newest == 3
+    assert claim(store, "it").claim.newest == 3, "of the claim before, which committed nothing"
 
 
-def test_a_claim_costs_one_listing_and_one_put_however_many_there_were():
+def test_a_claim_costs_the_same_however_many_there_were():
     store = DictStore()
-    assert [1, 2, 3, 4, 5] == [claim(store) for _ in range(5)]
-    store.put("owner/not-a-number", b"")
+    assert [0, 1, 2, 3, 4] == [claim(store).claim.number for _ in range(5)]
+    store.put("chk-x/not-a-number", b"")
     store.requests.clear()
-    assert claim(store) == 6
-    assert store.requests == {"list": 1, "put_if_absent": 1}
-    assert newest_epoch(store, PATHS) == 6
-    assert not is_taken_over(store, PATHS, 6)
-    assert is_taken_over(store, PATHS, 5)
+    place = claim(store)
+    assert (5, (0, 1, 2, 3, 4, 5)) == (place.claim.number, place.ids)
+    # The entries, the highest one, the claim; then the entries again, and the tags.
+    assert store.requests == {"list_folders": 2, "get": 1, "put_if_absent": 1, "list": 1}
+
+
+def test_a_claim_in_a_gap_is_no_place():
+    """Its driver listed, and others used the number and deleted it before the put arrived."""
+    store = DictStore()
+    began = False
+
+    def on_request(operation: str, path: str) -> None:
+        nonlocal began
+        if operation != "put_if_absent" or began:
+            return
+        began = True
+        other = started(store, "other", retained=1)  # claims 0, which the first one has seen free
+        for number in (1, 2):
+            small_checkpoint(other, number)
+        store.delete([PATHS.metadata(0)])  # what nothing of statelog does
+
+    store.on_request = on_request
+    place = claim(store, "first")
+    assert place.claim.number == 3
+    assert place.claim.newest == 2
+    assert entry(store, 0).owner_id == "first", "the claim in the gap stays, and fences nobody"
 
 
 def test_a_claim_that_others_always_win_is_given_up():
@@ -67,11 +102,28 @@ def test_the_newest_claim_is_described_for_a_message():
     assert describe_newest_claim(store, PATHS) == "missing"
     claim(store, "a\x1b[31m")
     assert describe_newest_claim(store, PATHS) == (
-        "owner/1, of 'a\\x1b[31m' at 1970-01-01 00:00:01 UTC"
+        "chk-0/_metadata, claimed by 'a\\x1b[31m' at 1970-01-01 00:00:01 UTC"
     )
-    for damaged in (b"", b"[]", b"{", b'{"owner_id": 1}', b'{"created_at_ms": 1e300}'):
-        store.put("owner/2", damaged)
-        assert describe_newest_claim(store, PATHS) == "owner/2"
+    store.put(PATHS.metadata(1), b"")
+    assert "unknown (damaged changelog file chk-1" in describe_newest_claim(store, PATHS)
+
+
+def test_a_damaged_highest_entry_does_not_prevent_a_claim():
+    """A person may then go back to an older checkpoint."""
+    store = DictStore()
+    small_checkpoint(started(store), 1)
+    store.put(PATHS.metadata(2), b"damaged")
+    top = find_top(store, PATHS, present_ids(store, PATHS))
+    assert (2, 2, 3) == (top.number, top.newest, top.next_number)
+    assert claim(store).claim.number == 3
+
+
+def test_a_claim_is_small_so_that_a_large_damaged_entry_is_none():
+    store = DictStore()
+    claim(store, "a" * 400)
+    assert len(store.objects[PATHS.metadata(0)][0]) <= CLAIM_BYTES_MAX
+    with pytest.raises(UsageError, match="a shorter name"):
+        claim(store, "".join(map(chr, range(300, 1500))))
 
 
 def test_owners_have_different_names_that_say_where_they_run():

@@ -55,14 +55,14 @@ def tree() -> FaultyStore:
     """Return a location with log files, inline log, a snapshot and staged output; 3 of 5 retained."""
     store = FaultyStore()
     one = started(store, retained=3)  # type: ignore[arg-type]
-    for number in range(5):
+    for number in range(1, 6):
         sets = [[(kg, f"{number}/{kg}/{i}".encode() * 9) for kg in (0, 3, 7)] for i in range(3)]
         others = [[(7, f"{number}/other {i}".encode() * 9)] for i in range(3)]
         halves = [
             TaskStateSnapshot(
                 part,
                 log_in_file(store, part, others if part.start else sets, number),  # type: ignore[arg-type]
-                snapshot_of(store, number, part) if number == 2 and part.start == 0 else None,
+                snapshot_of(store, number, part) if number == 3 and part.start == 0 else None,
             )
             for part in (KeyGroupRange(0, 3), KeyGroupRange(4, 7))
         ]
@@ -132,7 +132,7 @@ KINDS = ("chk-", "dstl/", "taskowned/", "output/")
 
 
 def test_the_tree_is_sound_and_has_every_kind(tree: FaultyStore) -> None:
-    assert verified(tree) == ([], 4)
+    assert verified(tree) == ([], 5)
     found = list(verify_location(tree, PATHS))  # type: ignore[arg-type]
     assert {"checkpoint", "changelog", "snapshot", "other"} == {one.kind for one in found}
     assert set(needed(tree)) == {one.path for one in found}
@@ -171,7 +171,7 @@ def test_a_file_without_its_mark_is_read_and_found(compress: bool) -> None:
     one = started(store)  # type: ignore[arg-type]
     sets = [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)] for _ in range(2)]
     log = log_in_file(store, ALL, sets, compress=compress)  # type: ignore[arg-type]
-    run_checkpoint(one, 0, [TaskStateSnapshot(ALL, log)])
+    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, log)])
     (path,) = names(store, "dstl/")
     whole = store.objects[path]
     changes = list(read_changes(store, log))  # type: ignore[arg-type]
@@ -187,12 +187,12 @@ def test_metadata_without_its_trailer_is_found() -> None:
     """Of a checkpoint that is not retained, but whose inline change sets are needed."""
     store = FaultyStore()
     one = started(store, retained=1)  # type: ignore[arg-type]
-    for number in range(2):
+    for number in (1, 2):
         log = log_inline(ALL, [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)]], number)
         run_checkpoint(one, number, [TaskStateSnapshot(ALL, log)])
     one.clean_up()
-    path = PATHS.metadata(0)
-    assert needed(store)[path] == {1}
+    path = PATHS.metadata(1)
+    assert needed(store)[path] == {2}
     trailer = parse_segment(store.objects[path]).trailer
     assert trailer is not None
     store.objects[path] = store.objects[path][: trailer.start]
@@ -240,9 +240,9 @@ def test_swapped_objects_are_found(tree: FaultyStore, kind: str) -> None:
 
 def test_metadata_of_another_checkpoint_is_found(tree: FaultyStore) -> None:
     store = planted(tree)
-    store.objects[PATHS.metadata(4)] = store.objects[PATHS.metadata(3)]
-    one = expect(tree, store, PATHS.metadata(4), "damaged")
-    assert "contains checkpoint 3" in one.problem
+    store.objects[PATHS.metadata(5)] = store.objects[PATHS.metadata(4)]
+    one = expect(tree, store, PATHS.metadata(5), "damaged")
+    assert "contains checkpoint 4" in one.problem
 
 
 def rewritten(
@@ -270,7 +270,7 @@ def test_a_wrong_checksum_in_a_handle_is_found(tree: FaultyStore) -> None:
         entries = (last.handles_and_offsets[0], entry, *last.handles_and_offsets[2:])
         return replace(one, log=(*one.log[:-1], replace(last, handles_and_offsets=entries)))
 
-    store = rewritten(tree, 4, change)
+    store = rewritten(tree, 5, change)
     one = expect(tree, store, paths[0], "damaged")
     assert one.offset is not None
     assert one.offset > 0
@@ -284,11 +284,11 @@ def test_a_gap_in_the_log_is_found(tree: FaultyStore) -> None:
             del log[lost]
             return replace(one, log=tuple(log))
 
-        store = rewritten(tree, 4, change)
+        store = rewritten(tree, 5, change)
         findings, newest_sound = verified(store)
-        assert [PATHS.metadata(4)] == [one.path for one in findings]
+        assert [PATHS.metadata(5)] == [one.path for one in findings]
         assert "lacks log of checkpoint" in findings[0].problem
-        assert newest_sound == 3
+        assert newest_sound == 4
 
 
 def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
@@ -300,7 +300,7 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
         return replace(one, materialized=(replace(snapshot, handle=handle),))
 
     store = planted(tree)
-    for checkpoint_id in (2, 3, 4):
+    for checkpoint_id in (3, 4, 5):
         store.objects[PATHS.metadata(checkpoint_id)] = rewritten(
             tree, checkpoint_id, change
         ).objects[PATHS.metadata(checkpoint_id)]
@@ -314,8 +314,8 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
 
 def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
     store = planted(tree)
-    path = PATHS.metadata(4)
-    stored = read_checkpoint(store, PATHS, 4)  # type: ignore[arg-type]
+    path = PATHS.metadata(5)
+    stored = read_checkpoint(store, PATHS, 5)  # type: ignore[arg-type]
     body = bytearray(encode_record(stored.record))
     body[0:2] = (99).to_bytes(2, "big")
     writer = SegmentWriter()
@@ -323,17 +323,17 @@ def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
     findings, newest_sound = verified(store)
     assert [(path, "newer")] == [(one.path, one.finding) for one in findings]
     assert "upgrade statelog" in findings[0].problem
-    assert newest_sound == 3
+    assert newest_sound == 4
 
 
 def test_a_half_written_checkpoint_is_no_finding_without_metadata(tree: FaultyStore) -> None:
     store = planted(tree)
-    store.objects["chk-5/exclusive-state"] = b"of a checkpoint that was not committed"
-    assert verified(store) == ([], 4)
-    store.objects[PATHS.metadata(5)] = store.objects[PATHS.metadata(4)][:100]
+    store.objects["chk-6/exclusive-state"] = b"of a checkpoint that was not committed"
+    assert verified(store) == ([], 5)
+    store.objects[PATHS.metadata(6)] = store.objects[PATHS.metadata(5)][:100]
     findings, newest_sound = verified(store)
-    assert [PATHS.metadata(5)] == [one.path for one in findings]
-    assert newest_sound == 4
+    assert [PATHS.metadata(6)] == [one.path for one in findings]
+    assert newest_sound == 5
 
 
 @pytest.mark.parametrize("seed", range(4))

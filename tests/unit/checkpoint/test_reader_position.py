@@ -33,27 +33,27 @@ def test_a_position_keeps_what_was_not_read_within_its_bound() -> None:
     history.run(2)
     reader = position(history)
     assert reader.current() is None
-    reader.move(1)
-    other = Tag(kind=TagKind.TAG, name="copy", checkpoint_id=1)
+    reader.move(2)
+    other = Tag(kind=TagKind.TAG, name="copy", checkpoint_id=2)
     put_tag(history.store, PATHS, other, clock_ms=lambda: 7)
     history.run(2)
-    assert (kept(history), reader.current()) == ((1, 2, 3), 1)
-    reader.move(3)
-    reader.move(3)
+    assert (kept(history), reader.current()) == ((2, 3, 4), 2)
+    reader.move(4)
+    reader.move(4)
     history.run(3)  # a clean-up that has something to delete learns of the new position
-    assert (kept(history), reader.current()) == ((1, 3, 4, 5, 6), 3), "1 has a tag of its own"
+    assert (kept(history), reader.current()) == ((2, 4, 5, 6, 7), 4), "2 has a tag of its own"
     history.run(3)
-    assert kept(history)[0] == 1
-    assert set(range(6, 10)) <= {*kept(history)} <= {1, *range(5, 10)}
+    assert kept(history)[0] == 2
+    assert set(range(7, 11)) <= {*kept(history)} <= {2, *range(6, 11)}
     with pytest.raises(
-        CheckpointError, match=r"checkpoint 3 .*(no longer|not exist).* cannot be pinned"
+        CheckpointError, match=r"checkpoint 4 .*(no longer|not exist).* cannot be pinned"
     ):
-        position(history, "late").move(3)
-    reader.move(9)
-    position(history, "second").move(8)
+        position(history, "late").move(4)
+    reader.move(10)
+    position(history, "second").move(9)
     reader.remove()
     history.run(2)
-    assert {1, 8, 9, 10, 11} <= {*kept(history)}
+    assert {2, 9, 10, 11, 12} <= {*kept(history)}
     assert reader.current() is None
     with pytest.raises(UsageError, match="cannot be the name"):
         position(history, "a/b")
@@ -64,7 +64,7 @@ def test_a_time_means_the_newest_checkpoint_before_it() -> None:
     history.run(5)
     made = {
         one: read_checkpoint(history.store, PATHS, one).checkpoint.created_at_ms
-        for one in (2, 3, 4)
+        for one in (3, 4, 5)
     }
     assert len(set(made.values())) == 3
     for one, milliseconds in made.items():
@@ -73,10 +73,10 @@ def test_a_time_means_the_newest_checkpoint_before_it() -> None:
         bare = parse_time(time.replace(tzinfo=None).isoformat())
         assert find_checkpoint_at(history.store, PATHS, bare) == one
         before = time - dt.timedelta(milliseconds=1)
-        if one > 2:
+        if one > 3:
             assert find_checkpoint_at(history.store, PATHS, before) == one - 1
             continue
-        with pytest.raises(CheckpointError, match="the oldest, checkpoint 2, was created at"):
+        with pytest.raises(CheckpointError, match="the oldest, checkpoint 3, was created at"):
             find_checkpoint_at(history.store, PATHS, before)
     with pytest.raises(UsageError, match="'yesterday' is no time of ISO 8601"):
         parse_time("yesterday")

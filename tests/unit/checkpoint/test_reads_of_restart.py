@@ -6,7 +6,7 @@ import pytest
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.helpers import coordinator, small_checkpoint, started
 
-from statelog.checkpoint.history import KnownCheckpoints, find_newest
+from statelog.checkpoint.history import KnownEntries, find_newest
 from statelog.checkpoint.restore import find_restore_point
 from statelog.store import LocationPaths
 
@@ -32,7 +32,7 @@ class CountingStore(DictStore):
 def filled(checkpoints: int) -> CountingStore:
     store = CountingStore()
     one = started(store)
-    for checkpoint_id in range(checkpoints):
+    for checkpoint_id in range(1, checkpoints + 1):
         small_checkpoint(one, checkpoint_id, sections={TAG: b"%d" % checkpoint_id})
         one.clean_up()
     store.reads.clear()
@@ -41,13 +41,13 @@ def filled(checkpoints: int) -> CountingStore:
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 6])
 def test_a_restart_reads_the_newest_checkpoint_once(checkpoints):
-    store, newest = filled(checkpoints), checkpoints - 1
-    known: KnownCheckpoints = {}
+    store, newest = filled(checkpoints), checkpoints
+    known: KnownEntries = {}
     assert find_newest(store, LocationPaths(), known=known).newest.checkpoint_id == newest
     assert find_newest(store, LocationPaths(), known=known).newest.checkpoint_id == newest
     heir = coordinator(store, "b")
-    heir.claim()
-    assert heir.restore(known=known).checkpoint_id == newest
+    heir.claim(known=known)
+    assert heir.restore().checkpoint_id == newest
     assert heir.section(newest, TAG) == b"%d" % newest
     small_checkpoint(heir, heir.next_checkpoint_id)
     heir.clean_up()
@@ -56,30 +56,30 @@ def test_a_restart_reads_the_newest_checkpoint_once(checkpoints):
 
 def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
     store = filled(6)
-    known: KnownCheckpoints = {}
+    known: KnownEntries = {}
     find_newest(store, LocationPaths(), known=known)
-    find_restore_point(store, LocationPaths(), 4, known=known)
+    find_restore_point(store, LocationPaths(), 5, known=known)
     heir = coordinator(store, "b")
-    heir.claim()
-    assert heir.restore(4, known=known).checkpoint_id == 4
-    assert heir.section(4, TAG) == b"4"
+    heir.claim(known=known)
+    assert heir.restore(5).checkpoint_id == 5
+    assert heir.section(5, TAG) == b"5"
     small_checkpoint(heir, heir.next_checkpoint_id)
-    assert [store.reads[LocationPaths().metadata(one)] for one in (4, 5)] == [1, 1]
+    assert [store.reads[LocationPaths().metadata(one)] for one in (5, 6)] == [1, 1]
 
 
 def test_what_was_committed_after_the_first_look_is_found():
     store = filled(2)
-    known: KnownCheckpoints = {}
+    known: KnownEntries = {}
     find_newest(store, LocationPaths(), known=known)
-    small_checkpoint(started(store, "b"), 2)
+    small_checkpoint(started(store, "b"), 4)
     heir = coordinator(store, "c")
-    heir.claim()
-    assert heir.restore(known=known).checkpoint_id == 2
-    assert heir.section(2, TAG) is None
+    heir.claim(known=known)
+    assert heir.restore().checkpoint_id == 4
+    assert heir.section(4, TAG) is None
 
 
 def test_sections_are_read_from_the_store_once_a_checkpoint_began():
     store = filled(2)
     heir = started(store, "b")
-    assert small_checkpoint(heir, 2, sections={TAG: b"2"}).checkpoint_id == 2
-    assert [heir.section(one, TAG) for one in (1, 2)] == [b"1", b"2"]
+    assert small_checkpoint(heir, 4, sections={TAG: b"4"}).checkpoint_id == 4
+    assert [heir.section(one, TAG) for one in (2, 4)] == [b"2", b"4"]

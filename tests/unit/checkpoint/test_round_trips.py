@@ -2,11 +2,20 @@
 
 import pytest
 from tests.round_trips import RoundTrips
-from tests.unit.checkpoint.helpers import coordinator, log_inline, memory_url, started
+from tests.unit.checkpoint.helpers import (
+    coordinator,
+    log_inline,
+    memory_url,
+    small_checkpoint,
+    started,
+)
+from tests.unit.state.reader.histories import NAMES, History, key_of
 
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.state.reader.location_state import LocationState
 from statelog.store import LocationPaths, ObjectStore, open_store
+from statelog.testing.faulty_store import FaultyStore
 
 ALL_GROUPS = KeyGroupRange(0, 7)
 RETAINED, HANDLES = 100, 250
@@ -18,7 +27,8 @@ def location() -> ObjectStore:
     """A location with a long log; the tests only read it, or claim it."""
     store = open_store(memory_url())
     driver = started(store, retained=RETAINED)
-    for number in range(HANDLES):
+    for _ in range(HANDLES):
+        number = driver.next_checkpoint_id
         changes = [(number % 8, b"value")]
         snapshot = TaskStateSnapshot(ALL_GROUPS, log_inline(ALL_GROUPS, [changes], number))
         driver.trigger(number, [ALL_GROUPS])
@@ -37,24 +47,36 @@ def test_the_location_is_long(location: ObjectStore):
     assert len(driver.checkpoints()) == RETAINED
 
 
-def test_a_restart(location: ObjectStore, monkeypatch):
+def test_a_restart_and_a_commit(location: ObjectStore, monkeypatch):
     """
-    The result of the probe; a claim is a listing and a put.
-
-    A restore is the folders and the tags, the newest checkpoint, and the size and the end of the others
-    in two waves.  The checkpoint that the newest one subsumed is read meanwhile.
+    The entries and the result of the probe; the highest entry; the claim; the entries again, the tags and
+    the newest checkpoint; then the end of each retained checkpoint.
     """
     store = RoundTrips(location, monkeypatch)
     monkeypatch.setattr("statelog.store.probe._verified", set())
-    assert store.count(coordinator(store).claim) == 8 + 2, "the first start probes the store"
+    assert store.count(coordinator(store).claim) == 4 + 7, "the first start probes the store"
     monkeypatch.setattr("statelog.store.probe._verified", set())
     driver = coordinator(store, retained=RETAINED)
-    assert store.count(driver.claim) == 1 + 2
-    assert store.count(driver.restore) == 1 + 1 + 2 * 2
+    assert store.count(driver.claim) + store.count(driver.restore) == 4 + 1
+    store.requests.clear()
+    small_checkpoint(driver, driver.next_checkpoint_id)
+    assert [request.split()[1] for request in store.requests] == ["put_if_absent"]
 
 
 def test_a_listing_of_checkpoints(location: ObjectStore, monkeypatch):
-    """The folders and the tags; then the size and the end of all checkpoints, in four waves."""
+    """The entries and the tags; the end of every entry; and the newest checkpoint, if a claim is above it."""
     store = RoundTrips(location, monkeypatch)
-    trips = store.count(lambda: list_checkpoints(store, PATHS))
-    assert trips == 1 + 2 * -(-len(list_checkpoints(location, PATHS)) // 64)
+    assert store.count(lambda: list_checkpoints(store, PATHS)) <= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_state_of_one_key(seed: int, monkeypatch):
+    """The entries; the newest checkpoint; its snapshot; and the changes since then."""
+    far = FaultyStore()
+    history = History(f"far {seed}", far)
+    for _ in range(40):
+        history.micro_batch()
+    store = RoundTrips(far, monkeypatch)
+    state = LocationState(store)
+    name = next(one.name for one in state.variables() if one.name in NAMES)
+    assert store.count(lambda: LocationState(store).get(name, key_of(3))) <= 4

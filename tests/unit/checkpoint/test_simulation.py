@@ -28,7 +28,13 @@ from statelog.checkpoint import (
     batched_clean_up,
     read_materialized,
 )
-from statelog.errors import CheckpointError, FencedError, ObjectNotFoundError, StoreError
+from statelog.errors import (
+    CheckpointError,
+    FencedError,
+    ObjectNotFoundError,
+    StoreError,
+    UsageError,
+)
 from statelog.format.buffers import checksum
 from statelog.format.change_set_decoder import decode_change_set
 from statelog.format.segment import parse_segment, verify_set
@@ -110,14 +116,14 @@ class World:
         self.state_of: dict[int, dict[int, list[str]]] = {}
         self.parent_of: dict[int, int | None] = {}
         self.acknowledged: dict[int, int] = {}
-        self.finished = self.fenced = self.died = self.lost = 0
+        self.finished = self.fenced = self.died = self.lost = self.given_up = 0
 
     def on_request(self, operation: str, path: str) -> str | None:
         if self.quiet:
             return None
         if self.late and self.late_rng.random() < 0.1:
             self.run_late()
-        # Between the look at the claims and the put is the worst place to fall asleep.
+        # Before its put is the worst place for an owner to fall asleep.
         rate = self.pause_rate * (4 if operation == "put_if_absent" else 1)
         if self.rng.random() < rate and self.depth < 2:
             self.depth += 1
@@ -264,14 +270,7 @@ class Owner:
     def _live(self, checkpoints: int) -> None:
         faults = self.world.faults
         try:
-            epoch = self.coordinator.claim()
-            other = self.world.owner_of.setdefault(epoch, self.name)
-            assert other == self.name, f"{other} and {self.name} both own epoch {epoch}"
-            found = self.coordinator.restore()
-            self.world.restored(self.name, epoch, found)
-            if found is not None:
-                self.token = token_of(found)
-                self.state = {k: list(v) for k, v in self.world.state_of[self.token].items()}
+            self.take_over()
             for _ in range(checkpoints):
                 self.checkpoint()
         except FencedError:
@@ -282,11 +281,23 @@ class Owner:
         except DiedError:
             return
 
+    def take_over(self) -> None:
+        """Claim the location, and continue its newest checkpoint."""
+        epoch = self.coordinator.claim()
+        other = self.world.owner_of.setdefault(epoch, self.name)
+        assert other == self.name, f"{other} and {self.name} both own epoch {epoch}"
+        found = self.coordinator.restore()
+        self.world.restored(self.name, epoch, found)
+        self.token = None if found is None else token_of(found)
+        known = self.world.state_of.get(self.token, {})
+        self.state = {key_group: list(known.get(key_group, ())) for key_group in ALL}
+
     def checkpoint(self) -> None:
         checkpoint_id = self.coordinator.next_checkpoint_id
-        if self.rng.random() < self.world.gap_rate:
-            checkpoint_id += self.rng.randint(1, 3)
         ranges = split_key_groups(KEY_GROUPS, self.rng.randint(1, KEY_GROUPS))
+        if self.rng.random() < self.world.gap_rate:
+            with pytest.raises(CheckpointError, match="the next number"):
+                self.coordinator.trigger(checkpoint_id + self.rng.choice([-1, 1, 3]), ranges)
         self.coordinator.trigger(checkpoint_id, ranges)
         token = self.world.token()
         state = {key_group: list(values) for key_group, values in self.state.items()}
@@ -302,7 +313,9 @@ class Owner:
             return
         self.world.state_of[token] = state
         self.world.parent_of[token] = self.token
-        self.commit(checkpoint_id, token)
+        if not self.commit(checkpoint_id, token):
+            self.take_over()
+            return
         self.state, self.token = state, token
         self.coordinator._ledger.check_invariants()
         if self.world.batched:
@@ -343,13 +356,20 @@ class Owner:
         handle = FileStateHandle(name, len(text), checksum([text]))
         return MaterializedHandle(own, checkpoint_id, handle)
 
-    def commit(self, checkpoint_id: int, token: int) -> None:
+    def commit(self, checkpoint_id: int, token: int) -> bool:
+        """Commit; return False if the owner gives the checkpoint up, without knowing the outcome."""
         for _ in range(4):
             faults = self.world.faults
             try:
                 self.coordinator.complete(checkpoint_id, properties={"token": token})
             except StoreError as error:
                 assert self.world.faults > faults, f"a conflict alone failed a commit: {error}"
+                if self.rng.random() < 0.6:
+                    self.coordinator.decline(checkpoint_id, "the outcome is unknown")
+                    with pytest.raises(UsageError, match=r"claim\(\) and then restore\(\)"):
+                        self.coordinator.trigger(checkpoint_id, [ALL])
+                    self.world.given_up += 1
+                    return False
                 continue
             break
         else:
@@ -363,6 +383,7 @@ class Owner:
         ]
         assert winners == [], f"{winners} and {token} both continue the same checkpoint"
         self.world.finished += 1
+        return True
 
 
 def simulate(seed: int, *, batched: bool = False, new_world: type[World] = World) -> World:
@@ -408,6 +429,19 @@ def test_requests_of_batches_may_come_at_any_time(block, monkeypatch):
         late += world.late_runs
         deleted += len(world.store.deleted)
     assert min(late, deleted) > 0, "no batch ran"
+
+
+class Unlucky(World):
+    """A world in which many requests fail."""
+
+    def __init__(self, seed: int, *, batched: bool = False) -> None:
+        super().__init__(seed, batched=batched)
+        self.fault_rate = 0.1
+
+
+def test_an_owner_that_does_not_know_an_outcome_claims_again():
+    worlds = [simulate(seed, new_world=Unlucky) for seed in range(1000, 1020)]
+    assert sum(world.given_up for world in worlds) > 2
 
 
 def test_a_delete_that_comes_late_meets_nothing_of_a_successors():

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint.test_simulation import simulate
 
-from statelog.checkpoint import commit, ownership
+from statelog.checkpoint import CheckpointCoordinator, commit, coordinator, ownership
+from statelog.checkpoint.history import present_ids
+from statelog.checkpoint.ownership import Place, find_top
+from statelog.checkpoint.tags import read_pins
+from statelog.core.checkpoint_events import Declined
 from statelog.errors import (
     CheckpointError,
     CorruptionError,
@@ -18,6 +22,7 @@ from statelog.errors import (
     ObjectNotFoundError,
     StoreError,
 )
+from statelog.format.claim_record import ClaimRecord
 from statelog.store.conditional_put import put_or_find
 
 SEEDS = range(0, 200, 2)
@@ -46,11 +51,6 @@ def gives_up(store, path, data, find, pause) -> Any:
         raise error
 
     return _one_put(store, path, data, find, on_absent)
-
-
-def skips(store, path, data, find, pause) -> Any:
-    """A conflict is taken for another owner's claim: the epoch stays without one."""
-    return _one_put(store, path, data, find, lambda error: b"of another owner")
 
 
 def takes_for_done(store, path, data, find, pause) -> Any:
@@ -84,9 +84,8 @@ MUTANTS = (
     (commit, never_looks, LOST),
     (commit, looks_once, LOST),
     (ownership, gives_up, "a conflict alone ended an owner"),
-    (ownership, skips, LOST),
-    (ownership, takes_for_done, "both own epoch"),
-    (ownership, never_looks, "both own epoch"),
+    (ownership, takes_for_done, "both own epoch|" + LOST),
+    (ownership, never_looks, "both own epoch|" + LOST),
 )
 
 
@@ -101,4 +100,48 @@ def test_a_mutant_is_caught(
     monkeypatch.setattr(module, "put_or_find", mutant)
     with pytest.raises((AssertionError, CheckpointError, CorruptionError), match=verdict):
         for seed in SEEDS:
+            simulate(seed)
+
+
+def claims_nothing(store, paths, owner_id, clock_ms, pause, *, known, verify) -> Place:
+    """A new owner puts no claim, and begins at the first free number."""
+    top = find_top(store, paths, present_ids(store, paths), known)
+    claim = ClaimRecord(
+        number=top.next_number - 1,
+        owner_id=owner_id,
+        attempt="",
+        created_at_ms=0,
+        newest=top.newest,
+        next_number=top.next_number,
+    )
+    return Place(claim, tuple(present_ids(store, paths)), read_pins(store, paths))
+
+
+def other_attempt(self, checkpoint_id, reason) -> None:
+    """After an unknown outcome the number is used for another attempt."""
+    self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
+    self._forget_prepared()
+
+
+PROTOCOL_MUTANTS = (
+    (coordinator, "claim_place", claims_nothing, "both own epoch|" + LOST),
+    (CheckpointCoordinator, "decline", other_attempt, "DID NOT RAISE"),
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mutant", "verdict"),
+    PROTOCOL_MUTANTS,
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_protocol_that_lacks_a_rule_is_caught(
+    place: Any,
+    name: str,
+    mutant: Callable[..., Any],
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(place, name, mutant)
+    with pytest.raises((BaseException,), match=verdict):
+        for seed in range(400):
             simulate(seed)

@@ -54,12 +54,8 @@ def values_of(store, checkpoint_id):
 def test_a_tagged_checkpoint_outlives_the_retention():
     store = DictStore()
     one = started(store, retained=1)
-    for checkpoint_id in range(6):
-        log = (
-            log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
-            if checkpoint_id
-            else None
-        )
+    for checkpoint_id in range(1, 7):
+        log = log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
         # Each checkpoint begins anew with a snapshot, so that it needs its own file alone.
         store.put(f"taskowned/s{checkpoint_id}", b"state")
         handle = FileStateHandle(f"taskowned/s{checkpoint_id}", 5)
@@ -68,9 +64,9 @@ def test_a_tagged_checkpoint_outlives_the_retention():
         one.clean_up()
         if checkpoint_id == 2:
             tag(store, 2)
-    assert one.checkpoints() == [2, 5]
+    assert one.checkpoints() == [2, 6]
     assert values_of(store, 2) == [b"v2"]
-    assert [c.checkpoint_id for c in list_checkpoints(store, PATHS) if c.is_retained] == [2, 5]
+    assert [c.checkpoint_id for c in list_checkpoints(store, PATHS) if c.is_retained] == [2, 6]
     assert not sweep(store).deleted
     assert not [
         found
@@ -79,11 +75,11 @@ def test_a_tagged_checkpoint_outlives_the_retention():
     ]
 
     delete_tag(store, find_tag(store, PATHS, "t", TagKind.TAG))
-    small_checkpoint(one, 6)
-    one.clean_up()
     small_checkpoint(one, 7)
     one.clean_up()
-    assert one.checkpoints() == [7]
+    small_checkpoint(one, 8)
+    one.clean_up()
+    assert one.checkpoints() == [8]
     assert "taskowned/s2" not in store.objects
     with pytest.raises(CheckpointError):
         find_checkpoint(store, PATHS, 2)
@@ -91,8 +87,8 @@ def test_a_tagged_checkpoint_outlives_the_retention():
 
 def test_the_content_of_a_tag_is_read_back_and_verified():
     store = DictStore()
-    small_checkpoint(started(store), 0)
-    made = tag(store, 0, "v1.2", **NAMED)
+    small_checkpoint(started(store), 1)
+    made = tag(store, 1, "v1.2", **NAMED)
     assert list_tags(store, PATHS) == [made]
     content = read_tag(store, made)
     assert (content.facts, content.files) == (NAMED["facts"], NAMED["files"])
@@ -107,10 +103,10 @@ def test_the_content_of_a_tag_is_read_back_and_verified():
 def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
     store = DictStore()
     one = started(store, retained=1)
-    small_checkpoint(one, 0)
-    small_checkpoint(one, 1)  # checkpoint 0 is subsumed, and not yet deleted
+    small_checkpoint(one, 1)
+    small_checkpoint(one, 2)  # checkpoint 1 is subsumed, and not yet deleted
     with pytest.raises(CheckpointError, match="no longer retained") as raised:
-        tag(store, 0)
+        tag(store, 1)
     assert raised.value.reason == "subsumed"
     assert list_tags(store, PATHS) == []
     with pytest.raises(CheckpointError, match="does not exist"):
@@ -120,29 +116,29 @@ def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
 def test_a_tag_between_commit_and_clean_up_holds():
     store = DictStore()
     one = started(store, retained=1)
-    small_checkpoint(one, 0)
-    made = tag(store, 0)
     small_checkpoint(one, 1)
-    assert find_checkpoint(store, PATHS, 0).checkpoint_id == 0  # retained by the tag alone
+    made = tag(store, 1)
+    small_checkpoint(one, 2)
+    assert find_checkpoint(store, PATHS, 1).checkpoint_id == 1  # retained by the tag alone
     one.clean_up()
-    assert small_checkpoint(one, 2).retained == (0, 2)
+    assert small_checkpoint(one, 3).retained == (1, 3)
     # A second tag may hold what only the first one retains.
-    tag(store, 0, "second")
+    tag(store, 1, "second")
     delete_tag(store, made)
     one.clean_up()
-    assert small_checkpoint(one, 3).retained == (0, 3)
+    assert small_checkpoint(one, 4).retained == (1, 4)
 
 
 def test_names_are_unique_and_plain():
     store = DictStore()
-    small_checkpoint(started(store), 0)
-    tag(store, 0)
+    small_checkpoint(started(store), 1)
+    tag(store, 1)
     with pytest.raises(UsageError, match="already"):
-        tag(store, 0)
-    tag(store, 0, kind=TagKind.FORK)
+        tag(store, 1)
+    tag(store, 1, kind=TagKind.FORK)
     for name in ("", "a/b", "../x", "ä", "a b", ".x", "x" * 101):
         with pytest.raises(UsageError):
-            tag(store, 0, name)
+            tag(store, 1, name)
     with pytest.raises(CheckpointError, match="it has: t"):
         find_tag(store, PATHS, "other", TagKind.TAG)
 
@@ -150,20 +146,20 @@ def test_names_are_unique_and_plain():
 def test_a_pinned_checkpoint_that_was_given_up_is_kept():
     store = DictStore()
     one = started(store, retained=4)
-    for checkpoint_id in range(5):
+    for checkpoint_id in range(1, 6):
         small_checkpoint(one, checkpoint_id)
         one.clean_up()
     tag(store, 4)
     other = started(store, "b", retained=2)
-    other.restore(2)
-    assert other.next_checkpoint_id == 5
-    small_checkpoint(other, 5)
+    other.restore(3)
+    assert other.next_checkpoint_id == 7, "6 is the claim"
+    small_checkpoint(other, 7)
     other.clean_up()
-    assert "chk-3/_metadata" in store.objects  # changes of checkpoint 4 are in it
-    assert small_checkpoint(other, 6).retained == (4, 5, 6)
+    assert "chk-4/_metadata" in store.objects  # changes of checkpoint 4 are in it
+    assert small_checkpoint(other, 8).retained == (4, 7, 8)
     other.clean_up()
     assert values_of(store, 4)[-1] == b"4/7"
-    assert values_of(store, 6)[-3:] == [b"6/0", b"6/3", b"6/7"]
+    assert values_of(store, 8)[-3:] == [b"8/0", b"8/3", b"8/7"]
 
 
 def test_a_reader_pins_what_follows_up_to_its_bound():
@@ -171,14 +167,14 @@ def test_a_reader_pins_what_follows_up_to_its_bound():
     assert [i for i in range(10) if Pin(3, 9).holds(i, 9)] == [3, 4, 5, 6, 7, 8, 9]
     store = DictStore()
     one = started(store, retained=1)
-    for checkpoint_id in range(9):
+    for checkpoint_id in range(1, 10):
         small_checkpoint(one, checkpoint_id)
         one.clean_up()
         if checkpoint_id == 2:
             tag(store, 2, "feed", TagKind.READER, newest=5)
-        if checkpoint_id == 5:
-            assert one.checkpoints() == [2, 3, 4, 5]
-    assert one.checkpoints() == [4, 5, 6, 7, 8]
+        if checkpoint_id == 6:
+            assert one.checkpoints() == [2, 3, 4, 5, 6]
+    assert one.checkpoints() == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("seed", range(40))

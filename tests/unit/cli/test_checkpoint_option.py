@@ -15,11 +15,11 @@ from statelog.store import open_store
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> StoredJob:
-    """Return a job with the checkpoints 1, 2 and 3, and the tag `stable` of checkpoint 2."""
+    """Return a job with the checkpoints 2, 3 and 4, and the tag `stable` of checkpoint 3."""
     job = StoredJob("named", tmp_path_factory.mktemp("job"))
     for _ in range(4):
         job.micro_batch()
-    statelog.tag(location_of(job), "stable", checkpoint=2)
+    statelog.tag(location_of(job), "stable", checkpoint=3)
     return job
 
 
@@ -37,17 +37,17 @@ def names(job: StoredJob, checkpoint_id: int) -> list[CheckpointName]:
     """Return all names of a checkpoint of the job."""
     time = created(job, checkpoint_id)
     berlin = time.astimezone(dt.timezone(dt.timedelta(hours=1)))
-    word = {1: "earliest", 2: "stable", 3: "latest"}[checkpoint_id]
+    word = {2: "earliest", 3: "stable", 4: "latest"}[checkpoint_id]
     bare = time.replace(tzinfo=None)
     times: list[CheckpointName] = [time, bare, time.isoformat(), berlin.isoformat(), f"{bare}"]
     return [checkpoint_id, str(checkpoint_id), word, *times]
 
 
-@pytest.mark.parametrize("checkpoint_id", [1, 2, 3])
+@pytest.mark.parametrize("checkpoint_id", [2, 3, 4])
 def test_state_is_read_as_of_each_name(job: StoredJob, checkpoint_id: int) -> None:
     with statelog.open(location_of(job)) as state:
         expected = state.table("$timers", checkpoint_id)
-        changed = state.changes(1, checkpoint_id)
+        changed = state.changes(2, checkpoint_id)
         for name in names(job, checkpoint_id):
             assert state.reader(name).checkpoint_id == checkpoint_id, name
             assert state.table("$timers", name).equals(expected), name
@@ -57,22 +57,22 @@ def test_state_is_read_as_of_each_name(job: StoredJob, checkpoint_id: int) -> No
 
 def test_each_verb_takes_each_name(call, job: StoredJob, tmp_path: Path) -> None:
     location = location_of(job)
-    for number, name in enumerate(map(str, names(job, 2))):
+    for number, name in enumerate(map(str, names(job, 3))):
         option = ("--checkpoint", name, "--json")
         read = json.loads(call("export", location, str(tmp_path / str(number)), *option,
                                "--state", "$timers"))  # fmt: skip
-        assert read["checkpoint_id"] == 2
+        assert read["checkpoint_id"] == 3
         assert call("read", location, "$timers", *option)
         assert call("diff", location, "earliest", name, "--json") == call(
-            "diff", location, "1", "2", "--json"
+            "diff", location, "2", "3", "--json"
         )
         copied = json.loads(call("copy", location, str(tmp_path / f"copy {number}"), *option))
-        assert max(copied["checkpoints"]) == 2
+        assert max(copied["checkpoints"]) == 3
         tagged = json.loads(call("tag", location, f"tag-{number}", *option))
-        assert tagged["checkpoint_id"] == 2
+        assert tagged["checkpoint_id"] == 3
         place = str(tmp_path / f"fork {number}" / "statelog")
         forked = json.loads(call("fork", location, place, *option))
-        assert (forked["checkpoint_id"], forked["batch_id"]) == (2, 2)
+        assert (forked["checkpoint_id"], forked["batch_id"]) == (3, 2)
 
 
 def test_a_fork_of_a_tag_uses_the_source_position_of_the_tag(tmp_path: Path) -> None:

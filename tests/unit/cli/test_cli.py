@@ -36,15 +36,16 @@ TAKES_A_WHILE = 300_000
 
 @pytest.fixture
 def location(tmp_path) -> str:
+    """Return a location with the checkpoints 1, 2 and 3; entry 0 is the claim."""
     store = open_store(str(tmp_path / "job"))
     one = started(store, retained=2)
-    small_checkpoint(one, 0, properties={"batch": 0})
-    small_checkpoint(one, 1)
+    small_checkpoint(one, 1, properties={"batch": 0})
+    small_checkpoint(one, 2)
     store.put("taskowned/s", b"state")
     handle = FileStateHandle("taskowned/s", 5, checksum([b"state"]))
     log = log_in_file(store, ALL, [[(1, b"a")], [(2, b"b")]])
-    snapshot = TaskStateSnapshot(ALL, log, MaterializedHandle(ALL, 1, handle))
-    run_checkpoint(one, 2, [snapshot], properties={"batch": 2, "[odd]": "[/red]"})
+    snapshot = TaskStateSnapshot(ALL, log, MaterializedHandle(ALL, 2, handle))
+    run_checkpoint(one, 3, [snapshot], properties={"batch": 2, "[odd]": "[/red]"})
     store.put("dstl/orphan", b"12345")
     return str(tmp_path / "job")
 
@@ -66,14 +67,14 @@ def damage(location: str, name: str) -> None:
 def test_checkpoints_are_listed_for_programs(call, location):
     found = lines(call("checkpoints", location, "--json"))
     assert [(one["checkpoint_id"], one["state"]) for one in found] == [
-        (0, "subsumed"),
-        (1, "retained"),
+        (1, "subsumed"),
         (2, "retained"),
+        (3, "retained"),
     ]
     last = found[-1]
-    assert (last["parent_id"], last["snapshot_count"], last["log_length"]) == (1, 1, 1)
+    assert (last["parent_id"], last["snapshot_count"], last["log_length"]) == (2, 1, 1)
     assert last["properties"] == {"batch": 2, "[odd]": "[/red]"}
-    assert last["size_bytes"] == Path(location, "chk-2/_metadata").stat().st_size
+    assert last["size_bytes"] == Path(location, "chk-3/_metadata").stat().st_size
 
 
 def test_checkpoints_are_listed_for_people(call, location):
@@ -94,14 +95,14 @@ def test_a_narrow_terminal_shows_ids_and_states(call, location, columns, monkeyp
     assert max(map(len, table)) <= columns
     shown = [line.split() for line in table if line.strip()]
     assert {"id", "state"} <= set(shown[0])
-    assert [["0", "1", "2"], ["subsumed", "retained", "retained"]] == [
+    assert [["1", "2", "3"], ["subsumed", "retained", "retained"]] == [
         [row[0] for row in shown[2:]],
         [next(word for word in row if word.endswith(("sumed", "tained"))) for row in shown[2:]],
     ]
 
 
 def test_a_damaged_checkpoint_is_a_finding(call, location):
-    damage(location, "chk-2/_metadata")
+    damage(location, "chk-3/_metadata")
     assert "damaged" in call("checkpoints", location, status=1)
     found = lines(call("checkpoints", location, "--json", status=1))
     assert [one["state"] for one in found] == ["retained", "retained", "damaged"]
@@ -148,11 +149,11 @@ def test_cat_reads_what_flink_wrote(call, manifest):
 
 
 def test_cat_reads_the_changes_inside_a_checkpoint(call, location):
-    text = call("cat", f"{location}/chk-1/_metadata")
+    text = call("cat", f"{location}/chk-2/_metadata")
     heading, *rows = [line.split() for line in text.splitlines()]
     assert heading == ["change_set", "key_group", "size", "sha256"]
     assert [row[1] for row in rows] == ["0", "3", "7"]
-    assert rows[0] == ["0", "0", "3", hashlib.sha256(b"1/0").hexdigest()]
+    assert rows[0] == ["0", "0", "3", hashlib.sha256(b"2/0").hexdigest()]
 
 
 def test_cat_takes_several_offsets(call, tmp_path):
@@ -258,8 +259,8 @@ def test_cat_explains_what_it_cannot_read(call, tmp_path, location):
     assert "neither plain nor Snappy" in call("cat", str(tmp_path / "text"), status=1)
     (tmp_path / "empty").write_text("")
     assert "empty" in call("cat", str(tmp_path / "empty"), status=1)
-    damage(location, "chk-1/_metadata")
-    assert "damaged" in call("cat", f"{location}/chk-1/_metadata", status=1)
+    damage(location, "chk-2/_metadata")
+    assert "damaged" in call("cat", f"{location}/chk-2/_metadata", status=1)
 
 
 # ------------------------------------------------------------------------------------- gc, verify
@@ -286,7 +287,7 @@ def test_gc_speaks_json(call, location):
 
 
 def test_gc_does_nothing_beside_damage(call, location):
-    damage(location, "chk-2/_metadata")
+    damage(location, "chk-3/_metadata")
     assert "damaged" in call("gc", location, "--delete", "--min-age", "0s", status=1)
     assert Path(location, "dstl/orphan").exists()
 
@@ -298,14 +299,14 @@ def test_a_wrong_duration_is_a_wrong_call(call, location, text):
 
 def test_verify_reads_everything(call, location):
     *found, last = lines(call("verify", location, "--json"))
-    assert (5, 0, 2) == tuple(
+    assert (5, 0, 3) == tuple(
         last["summary"][name] for name in ("objects", "findings", "newest_sound")
     )
     log = [one["path"] for one in found if one["kind"] == "changelog"]
     assert [one["path"] for one in found] == [
-        "chk-0/_metadata",
         "chk-1/_metadata",
         "chk-2/_metadata",
+        "chk-3/_metadata",
         *log,
         "taskowned/s",
     ]
@@ -315,10 +316,10 @@ def test_verify_reads_everything(call, location):
 
 
 def test_verify_reports_a_location_that_went_back(call, location):
-    assert "all intact" in call("verify", location, "--at-least", "2")
-    said = call("verify", location, "--at-least", "3", status=1)
-    assert "the newest checkpoint is 2, and checkpoint 3 is known to exist" in said
-    *_, finding, summary = lines(call("verify", location, "--at-least", "3", "--json", status=1))
+    assert "all intact" in call("verify", location, "--at-least", "3")
+    said = call("verify", location, "--at-least", "4", status=1)
+    assert "the newest checkpoint is 3, and checkpoint 4 is known to exist" in said
+    *_, finding, summary = lines(call("verify", location, "--at-least", "4", "--json", status=1))
     assert finding["ok"] is False
     assert summary["summary"]["findings"] == 1
 
@@ -326,10 +327,10 @@ def test_verify_reports_a_location_that_went_back(call, location):
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        ("chk-2/_metadata", "flip"),  # gone: checkpoint 1 is the newest then
+        ("chk-3/_metadata", "flip"),  # gone: checkpoint 2 is the newest then
         *(
             (name, how)
-            for name in ("chk-0/_metadata", "chk-1/_metadata", "taskowned/s", "dstl")
+            for name in ("chk-1/_metadata", "chk-2/_metadata", "taskowned/s", "dstl")
             for how in ("flip", "gone")
         ),
     ],
@@ -348,6 +349,17 @@ def test_verify_finds_any_damage(call, location, name, how):
     bad = [one for one in found if not one["ok"]]
     assert len(bad) == last["summary"]["findings"]
     assert name in {one["path"] for one in bad}
+
+
+def test_verify_finds_that_the_checkpoint_of_a_claim_is_lost(call, location):
+    started(open_store(location), "next")
+    assert "all intact" in call("verify", location)
+    Path(location, "chk-3/_metadata").unlink()
+    *found, last = lines(call("verify", location, "--json", status=1))
+    assert [("chk-3/_metadata", "missing")] == [
+        (one["path"], one["finding"]) for one in found if not one["ok"]
+    ]
+    assert (1, 2) == (last["summary"]["findings"], last["summary"]["newest_sound"])
 
 
 # ------------------------------------------------------------------------------------ the process

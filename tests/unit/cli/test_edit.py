@@ -66,7 +66,7 @@ def test_a_later_state_is_brought_back_from_its_files(call, exported: Exported) 
     told = json.loads(
         call("edit", exported.location, *exported.set(), "--delete-others", "--apply", "--json")
     )
-    assert told["checkpoint_id"] == exported.history.checkpoint_id + 1
+    assert told["checkpoint_id"] == exported.history.checkpoint_id + 2  # its claim comes before
     call("export", exported.location, str(exported.out / "again"))
     again = Exported.__new__(Exported)
     again.out = exported.out / "again"

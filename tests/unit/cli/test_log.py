@@ -206,7 +206,7 @@ def test_the_log_is_shown(place: Place, call_cli: Callable[..., str], monkeypatc
     )
     assert ["b", "c"] == [line["arguments"]["name"] for line in lines]
     assert {"lines": 2, "earlier": 1, "problems": []} == summary["summary"]
-    assert ("done", "tag", 3) == (
+    assert ("done", "tag", 4) == (
         lines[1]["outcome"], lines[1]["operation"], lines[1]["result"]["checkpoint_id"]
     )  # fmt: skip
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, small_checkpoint, started
 
-from statelog.checkpoint import coordinator as coordinator_module
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.repair import plan_repair
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import FencedError
+from statelog.format.claim_record import CLAIM_BYTES_MAX
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import LocationPaths, open_store
 
@@ -27,11 +27,16 @@ def lines(text: str) -> list[dict]:
 
 @pytest.fixture
 def place(tmp_path) -> Path:
-    """Return a location with three checkpoints, two of them retained."""
+    """
+    Return a location with the checkpoints 1, 2 and 3; the last two are retained.
+
+    They are larger than a claim, for which a small damaged entry would be taken.
+    """
     one = started(open_store(str(tmp_path / "job")), retained=2)
-    for checkpoint_id in range(3):
+    for checkpoint_id in (1, 2, 3):
         log = log_in_file(one._store, ALL, [[(1, b"a")]], checkpoint_id)
-        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log)])
+        large = {"text": os.urandom(CLAIM_BYTES_MAX).hex()}
+        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log)], properties=large)
     one.clean_up()
     return tmp_path / "job"
 
@@ -52,7 +57,7 @@ def tree(place: Path) -> set[str]:
 def test_what_is_provably_not_needed_is_removed(call, place):
     before = tree(place)
     planted = {
-        put(place, "tmp/chk-3-_metadata-0011"): "temporary",
+        put(place, "tmp/chk-4-_metadata-0011"): "temporary",
         put(place, "dstl/half#1"): "staged",
         put(place, "dstl/orphan"): "orphan",
         put(place, "taskowned/orphan"): "orphan",
@@ -86,47 +91,31 @@ def test_an_unfinished_clean_up_is_finished(call, place, tmp_path):
     """The owner died after a commit, before it deleted what the commit made unnecessary."""
     store = open_store(str(place))
     one = started(store, "b", retained=1)
-    small_checkpoint(one, 3)
-    small_checkpoint(one, 4)
-    assert (place / "chk-1" / "_metadata").exists()
+    small_checkpoint(one, 5)
+    small_checkpoint(one, 6)
+    assert (place / "chk-2" / "_metadata").exists()
     found = lines(call("repair", str(place), "--min-age", "0s", "--json"))
-    assert {"chk-1/_metadata", "chk-2/_metadata"} == {
+    assert {"chk-2/_metadata", "chk-3/_metadata"} == {
         one["path"] for one in found[:-1] if one["kind"] == "clean-up"
     }
     call("repair", str(place), "--min-age", "0s", "--apply")
-    assert find_newest(store, PATHS).newest.checkpoint_id == 4
+    assert find_newest(store, PATHS).newest.checkpoint_id == 6
     assert "all intact" in call("verify", str(place))
 
 
-def zombie(place: Path) -> None:
-    """Let a fenced owner commit checkpoint 5 late, beside checkpoint 3 of the new owner."""
+def test_claims_are_kept(call, place):
+    """Their numbers must not be used again, also when a younger owner is far ahead."""
     store = open_store(str(place))
-    old = started(store, "old", retained=2)
-    new = started(store, "new", retained=2)
-    small_checkpoint(new, 3)
-    # The old owner checked its claim before it lost it; the commit comes through now.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordinator_module, "is_taken_over", lambda *_: False)
-        small_checkpoint(old, 5)
-
-
-def test_a_zombie_above_the_newest_checkpoint_is_kept(call, place):
-    """Its number must not be used again; also the garbage collection keeps it."""
-    zombie(place)
-    store = open_store(str(place))
-    history = find_newest(store, PATHS)
-    assert (3, (5,)) == (history.newest.checkpoint_id, history.zombies)
-    text = call("repair", str(place), "--min-age", "0s", "--apply", status=1)
-    assert "checkpoint 5 was committed by a run that had lost the location" in text
-    assert (place / "chk-5" / "_metadata").exists()
+    for owner in ("b", "c"):
+        small = started(store, owner, retained=1)
+        small_checkpoint(small, small.next_checkpoint_id)
+    claims = {"chk-0/_metadata", "chk-4/_metadata", "chk-6/_metadata"}
+    needed = {"chk-5/_metadata", "chk-7/_metadata"}  # the log of 7 has changes inside of 5
+    call("repair", str(place), "--min-age", "0s", "--apply")
+    assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
     now = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     collect_garbage(store, PATHS, min_age=dt.timedelta(), dry_run=False, now=now)
-    assert (place / "chk-5" / "_metadata").exists()
-    third = started(store, "third", retained=2)
-    assert third.next_checkpoint_id == 6, "the number of the zombie is not used again"
-    small_checkpoint(third, 6)
-    third.clean_up()
-    assert not (place / "chk-5" / "_metadata").exists(), "the history has passed it"
+    assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
 
 
 def damage(place: Path, name: str) -> None:
@@ -138,14 +127,14 @@ def damage(place: Path, name: str) -> None:
 def test_a_damaged_newest_checkpoint_is_never_dropped(call, place):
     put(place, "tmp/left-over")
     put(place, "dstl/orphan")
-    damage(place, "chk-2/_metadata")
+    damage(place, "chk-3/_metadata")
     before = tree(place)
     text = call("repair", str(place), "--min-age", "0s", "--apply", status=1)
-    assert "checkpoint 2 is damaged" in text
-    assert "--give-up-after 1" in text
+    assert "checkpoint 3 is damaged" in text
+    assert "--give-up-after 2" in text
     assert tree(place) == before - {"tmp/left-over"}, "what the log needs is unknown"
     found = lines(call("repair", str(place), "--min-age", "0s", "--json", status=1))
-    assert found[-1]["summary"]["usable_id"] == 1
+    assert found[-1]["summary"]["usable_id"] == 2
     plan = plan_repair(
         open_store(str(place)),
         PATHS,
@@ -156,50 +145,61 @@ def test_a_damaged_newest_checkpoint_is_never_dropped(call, place):
 
 
 def test_giving_up_names_what_is_lost(call, place):
-    damage(place, "chk-2/_metadata")
+    damage(place, "chk-3/_metadata")
     store = open_store(str(place))
     before = tree(place)
-    text = call("repair", str(place), "--give-up-after", "1")
-    assert "would give up checkpoint 2 (damaged" in text
-    assert "All changes after checkpoint 1 would be lost" in text
+    text = call("repair", str(place), "--give-up-after", "2")
+    assert "would give up checkpoint 3 (damaged" in text
+    assert "All changes after checkpoint 2 would be lost" in text
     assert tree(place) == before
-    found = lines(call("repair", str(place), "--give-up-after", "1", "--apply", "--json"))
-    assert [(2, "damaged", "gave-up")] == [
+    found = lines(call("repair", str(place), "--give-up-after", "2", "--apply", "--json"))
+    assert [(3, "damaged", "gave-up")] == [
         (one["checkpoint_id"], one["state"], one["action"]) for one in found[:-1]
     ]
-    assert found[-1]["summary"] == {"dry_run": False, "kept": 1, "lost": 1, "committed_id": 3}
+    assert found[-1]["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
     newest = find_newest(store, PATHS).newest
-    assert (3, 1) == (newest.checkpoint_id, newest.parent_id)
+    assert (5, 2) == (newest.checkpoint_id, newest.parent_id)
     assert [] == [one for one in verify_location(store, PATHS) if one.problem]
-    assert not (place / "chk-2" / "_metadata").exists()
+    assert not (place / "chk-3" / "_metadata").exists()
     after = started(store, "after")
-    small_checkpoint(after, 4)
-    assert [0, 1, 4] == sorted(one.checkpoint_id for one in after.latest.log)
+    small_checkpoint(after, 7)
+    assert [1, 2, 7] == sorted(one.checkpoint_id for one in after.latest.log)
 
 
 def test_giving_up_fences_a_run_that_is_active(call, place):
     store = open_store(str(place))
     running = started(store, "running", retained=2)
-    small_checkpoint(running, 3)
-    call("repair", str(place), "--give-up-after", "2", "--apply")
+    small_checkpoint(running, running.next_checkpoint_id)
+    call("repair", str(place), "--give-up-after", "3", "--apply")
     with pytest.raises(FencedError):
-        small_checkpoint(running, 4)
+        small_checkpoint(running, running.next_checkpoint_id)
+
+
+def test_giving_up_keeps_what_may_be_a_claim(call, place):
+    one = started(open_store(str(place)), "b", retained=2)
+    small_checkpoint(one, 5)
+    assert (place / "chk-5" / "_metadata").stat().st_size <= CLAIM_BYTES_MAX
+    damage(place, "chk-5/_metadata")
+    call("repair", str(place), "--give-up-after", "3", "--apply")
+    assert (place / "chk-5" / "_metadata").exists(), "its number is not free"
+    newest = find_newest(open_store(str(place)), PATHS).newest
+    assert (7, 3) == (newest.checkpoint_id, newest.parent_id)
 
 
 def test_giving_up_needs_a_sound_checkpoint(call, place):
     assert "nothing is to be given up" in call(
-        "repair", str(place), "--give-up-after", "2", status=2
+        "repair", str(place), "--give-up-after", "3", status=2
     )
     assert "does not exist" in call("repair", str(place), "--give-up-after", "7", status=1)
     log = next(
         one.handles_and_offsets[0].handle.path
         for one in find_newest(open_store(str(place)), PATHS).newest.log
-        if one.checkpoint_id == 1
+        if one.checkpoint_id == 2
     )
     damage(place, log)
     before = tree(place)
-    text = call("repair", str(place), "--give-up-after", "1", "--apply", status=1)
-    assert "checkpoint 1 is damaged too" in text
+    text = call("repair", str(place), "--give-up-after", "2", "--apply", status=1)
+    assert "checkpoint 2 is damaged too" in text
     assert log in text
     assert tree(place) == before
 

@@ -57,7 +57,7 @@ def test_the_recorded_keys_are_listed(job: RecordedJob, capsys: pytest.CaptureFi
         key: (one["steps"], one["failures"]) for key, one in found.items()
     }
     assert 0 == cli.run(["replay", job.location])
-    assert "0 to 1" in capsys.readouterr().out
+    assert "1 to 2" in capsys.readouterr().out
 
 
 def test_steps_and_differences_in_json(
@@ -103,7 +103,7 @@ def test_a_failure_exits_with_1_and_says_so(
         (["k1", "--processor", f"{PLACES}:not_annotated"], "is not called; annotate it"),
         (["k1", "--processor", f"{PLACES}:other_annotated"], "is not called; annotate it"),
         (["k1", "--processor", f"{PROCESSORS}:COLUMNS"], "is str, not a StatefulProcessor"),
-        (["k1", *STEPS, "--write-test", "/no/such/folder/t.py"], "cannot be written"),
+        (["k1", *STEPS, "--write-test", "/no/such/folder/t.py"], "cannot write /no/such"),
     ],
 )
 def test_a_wrong_call_is_refused(
@@ -241,6 +241,18 @@ def test_the_written_test_passes_for_old_code_and_fails_for_changed_code(
     found = run_written(file)
     assert 1 == found.returncode
     assert "4 failed" in found.stdout
+
+
+def test_a_test_is_not_written_through_a_link(
+    job: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("precious")
+    file = tmp_path / "state" / "test_k3.py"
+    file.symlink_to(secret)
+    assert 2 == cli.run(["replay", job.location, "k3", *STEPS, "--write-test", str(file)])
+    assert "symbolic link that leads out" in capsys.readouterr().err
+    assert "precious" == secret.read_text()
 
 
 def test_the_written_test_of_a_failure_fails_as_production_did(

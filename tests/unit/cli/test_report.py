@@ -24,7 +24,7 @@ def test_figures_are_printed_as_json_and_no_page_is_written(call, tmp_path: Path
         call("report", str(tmp_path / "job"), "--json", "-o", str(output), "--latency", "7")
     )
     assert not output.exists()
-    assert (3, 7.0) == (found["newest_id"], found["restart"]["speeds"]["latency_ms"])
+    assert (4, 7.0) == (found["newest_id"], found["restart"]["speeds"]["latency_ms"])
     assert "s3" == found["bill"]["prices"]["name"]
 
 
@@ -40,12 +40,12 @@ def test_prices_are_chosen_and_changed(call, tmp_path: Path) -> None:
 
 def test_damage_is_a_finding_and_the_page_is_written(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
-    path = tmp_path / "job" / "chk-2" / "_metadata"
+    path = tmp_path / "job" / "chk-3" / "_metadata"
     path.write_bytes(path.read_bytes()[:-9])
     output = tmp_path / "out.html"
     said = call("report", str(tmp_path / "job"), "-o", str(output), status=1)
-    assert "damage Checkpoint 2 is damaged" in said
-    assert "Checkpoint 2 is damaged" in output.read_text(encoding="utf-8")
+    assert "damage Checkpoint 3 is damaged" in said
+    assert "Checkpoint 3 is damaged" in output.read_text(encoding="utf-8")
 
 
 def test_what_is_no_location_is_a_wrong_call(call, tmp_path: Path) -> None:

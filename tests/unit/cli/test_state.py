@@ -180,5 +180,5 @@ def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
         assert "is not a state location" in call(verb, str(tmp_path), *more, status=2)
         assert "no such directory" in call(verb, str(tmp_path / "nope"), *more, status=2)
     other = tmp_path / "other"
-    small_checkpoint(started(open_store(str(other))), 0)
+    small_checkpoint(started(open_store(str(other))), 1)
     assert "not made by a streaming query" in call("read", str(other), status=1)

@@ -32,9 +32,9 @@ def record(batch_id: int, **values: object) -> BatchRecord:
 
 def small_job(folder: Path) -> ObjectStore:
     """
-    Write four checkpoints, of which the last two are retained; return the store.
+    Write the checkpoints 1 to 4, of which the last two are retained; return the store.
 
-    Checkpoint 0 is deleted, and its changes are still in the log.  Checkpoint 2 has a snapshot of
+    Checkpoint 1 is deleted, and its changes are still in the log.  Checkpoint 3 has a snapshot of
     the key groups from 4 on; the log before it counts for the others only.
     """
     store = open_store(str(folder))
@@ -57,16 +57,17 @@ def small_job(folder: Path) -> ObjectStore:
             "objects": 1,
         },
     ]
-    for checkpoint_id, values in enumerate(costs):
+    for batch_id, values in enumerate(costs):
+        checkpoint_id = one.next_checkpoint_id
         changes = [(group, b"x" * (1 + group)) for group in range(8)]
         log = log_in_file(store, ALL, [changes], checkpoint_id)
         snapshot = None
-        if checkpoint_id == 2:
+        if batch_id == 2:
             store.put("taskowned/s", SNAPSHOT)
             handle = FileStateHandle("taskowned/s", len(SNAPSHOT), checksum([SNAPSHOT]))
-            snapshot = MaterializedHandle(KeyGroupRange(4, 7), 2, handle)
+            snapshot = MaterializedHandle(KeyGroupRange(4, 7), checkpoint_id, handle)
         task = TaskStateSnapshot(ALL, log, snapshot)
-        properties = record(checkpoint_id, **values).to_properties()
+        properties = record(batch_id, **values).to_properties()
         run_checkpoint(one, checkpoint_id, [task], properties=properties)
         one.clean_up()
     return store
@@ -82,7 +83,7 @@ class CostlyHistory(History):
             schema=schema,
             time_mode="processingtime",
             now_ms=self.now_ms,
-            batch_id=self.checkpoint_id + 1,
+            batch_id=len(self.expected),
             rows=rows,
             keys=rows // 3,
             output_rows=rows // 2,

@@ -17,6 +17,7 @@ from tests.unit.checkpoint.helpers import (
 from tests.unit.report.locations import ALL, SNAPSHOT, CostlyHistory, record, small_job
 from tests.unit.state.reader.histories import GROUPS, group_of
 
+from statelog.checkpoint.batched_clean_up import BATCH_COMMITS
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, MaterializedHandle, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint
@@ -49,10 +50,9 @@ def size_of(folder: Path, pattern: str) -> int:
 
 
 def test_each_stored_checkpoint_has_its_figures(figures: Figures) -> None:
-    # 0 and 1 are not retained: their metadata is deleted, their files are needed by the log.
-    found = {one.checkpoint_id: one for one in figures.checkpoints}
-    assert [2, 3] == list(found)
-    two = found[2]
+    # 1 and 2 are not retained: their metadata is deleted, their files are needed by the log.
+    assert [3, 4] == [one.checkpoint_id for one in figures.checkpoints]
+    two, three = figures.checkpoints
     assert ("retained", 2, 2) == (two.state, two.batch_id, two.tasks)
     assert (20, 2, 2, 102) == (two.rows, two.keys, two.output_rows, two.state_entries)
     assert (1002, 7, 3) == (two.change_bytes, two.output_bytes, two.objects)
@@ -65,7 +65,6 @@ def test_each_stored_checkpoint_has_its_figures(figures: Figures) -> None:
         two.slowest_upload_ms,
     )
     assert {"process": 80} == two.task_ms
-    three = found[3]
     assert three.uploads is None
     assert (0, 0) == (three.snapshots, three.snapshot_bytes)
     assert (1, len(SNAPSHOT)) == (three.full_snapshots, three.full_snapshot_bytes)
@@ -80,16 +79,15 @@ def test_the_phases_after_the_commit_are_those_the_next_record_has(figures: Figu
 
 
 def test_older_checkpoints_are_known_by_their_changes(figures: Figures) -> None:
-    assert ((0, CHANGES), (1, CHANGES)) == figures.older_changes
+    assert ((1, CHANGES), (2, CHANGES)) == figures.older_changes
 
 
 def test_objects_are_counted_by_folder(folder: Path, figures: Figures) -> None:
     found = {one.kind: (one.objects, one.size_bytes) for one in figures.stored}
     assert {
-        "commits": (2, size_of(folder, "chk-*/*")),
+        "commits": (3, size_of(folder, "chk-*/*")),
         "log": (4, size_of(folder, "dstl/*")),
         "snapshots": (1, len(SNAPSHOT)),
-        "claims": (1, size_of(folder, "owner/*")),
     } == found
 
 
@@ -102,13 +100,13 @@ def test_a_restart_reads_each_object_once_and_each_task_its_own(
     assert {
         "snapshots": (1, len(SNAPSHOT)),
         "log": (4, size_of(folder, "dstl/*")),
-        "commits": (1, size_of(folder, "chk-3/*")),
+        "commits": (1, size_of(folder, "chk-4/*")),
     } == parts
     assert (2, 4) == (restart.tasks, restart.change_sets)
     # Key groups 0 to 3: commit and four files.  4 to 7: commit, snapshot, and the file after it.
     assert 5 + 3 == restart.task_requests
     assert 5 == restart.slowest_requests
-    assert size_of(folder, "dstl/*") + size_of(folder, "chk-3/*") == restart.slowest_bytes
+    assert size_of(folder, "dstl/*") + size_of(folder, "chk-4/*") == restart.slowest_bytes
 
 
 def test_the_time_of_a_restart_follows_from_the_speeds(folder: Path) -> None:
@@ -125,8 +123,9 @@ def test_the_time_of_a_restart_follows_from_the_speeds(folder: Path) -> None:
 def test_the_driver_makes_the_requests_that_a_restart_counts(retained: int) -> None:
     store = DictStore()
     one = started(store, retained=retained)
-    for checkpoint_id in range(9):
-        small_checkpoint(one, checkpoint_id, properties=record(checkpoint_id).to_properties())
+    for batch_id in range(9):
+        properties = record(batch_id).to_properties()
+        small_checkpoint(one, one.next_checkpoint_id, properties=properties)
         one.clean_up()
     newest = one.latest
     assert isinstance(newest, CompletedCheckpoint)
@@ -144,22 +143,25 @@ def test_the_driver_makes_the_requests_that_a_restart_counts(retained: int) -> N
 def test_a_micro_batch_makes_the_requests_that_the_bill_counts() -> None:
     store = DictStore()
     one = started(store, retained=3)
-    for checkpoint_id in range(20):
-        if checkpoint_id == 10:  # from now on each clean-up has something to delete
+    batches = 2 * BATCH_COMMITS
+    for number in range(3 * BATCH_COMMITS + 1):
+        if number == BATCH_COMMITS + 1:  # from now on each batch has something to delete
             store.requests = Counter()
+        checkpoint_id = one.next_checkpoint_id
         log = log_in_file(store, ALL, [[(1, b"x")]], checkpoint_id)
         path = f"taskowned/{checkpoint_id}"
         store.put(path, SNAPSHOT)
         handle = FileStateHandle(path, len(SNAPSHOT), checksum([SNAPSHOT]))
         snapshot = MaterializedHandle(ALL, checkpoint_id, handle)
         run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
-        one.clean_up()
+        if number % BATCH_COMMITS == 0:
+            one.clean_up()
     assert {
-        "put": 20,  # the log file and the snapshot of the test
-        "put_if_absent": 10,
-        "list": 10 * LISTS_PER_BATCH,
-        "head": 10 * GETS_PER_BATCH,
+        "put": 2 * batches,  # the log file and the snapshot of the test
+        "put_if_absent": batches,
+        "list": batches * LISTS_PER_BATCH,
     } == {name: number for name, number in store.requests.items() if name != "delete"}
+    assert 0 == GETS_PER_BATCH
 
 
 def test_the_bill_has_the_puts_of_the_micro_batches(figures: Figures) -> None:
@@ -173,8 +175,8 @@ def test_the_bill_has_the_puts_of_the_micro_batches(figures: Figures) -> None:
 def test_the_figures_are_json(figures: Figures) -> None:
     text = msgspec.json.encode(figures.to_json())
     found = json.loads(text)
-    assert 3 == found["newest_id"]
-    assert [2, 3] == [one["checkpoint_id"] for one in found["checkpoints"]]
+    assert 4 == found["newest_id"]
+    assert [3, 4] == [one["checkpoint_id"] for one in found["checkpoints"]]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -220,13 +222,13 @@ def test_key_groups_are_not_read_if_they_are_not_asked_for() -> None:
 
 def test_damage_is_a_finding_and_no_error(tmp_path: Path) -> None:
     store = small_job(tmp_path)
-    path = tmp_path / "chk-2" / "_metadata"
+    path = tmp_path / "chk-3" / "_metadata"
     path.write_bytes(path.read_bytes()[:-9])
     figures = collect(store, str(tmp_path), ReportPlan(with_keys=False))
     assert figures.is_damaged
     assert ["damaged", "retained"] == [one.state for one in figures.checkpoints]
     assert "damage" == figures.findings[0].level
-    assert 3 == figures.newest_id
+    assert 4 == figures.newest_id
 
 
 def test_a_missing_log_file_is_a_finding_and_no_error(tmp_path: Path) -> None:
@@ -248,13 +250,13 @@ def test_a_claimed_location_without_checkpoint_has_no_figures(tmp_path: Path) ->
         figures.bill,
         figures.checkpoints,
     )
-    assert ["claims"] == [one.kind for one in figures.stored]
+    assert ["commits"] == [one.kind for one in figures.stored]
 
 
 def test_checkpoints_that_no_query_made_have_sizes_only(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     one = started(store)
-    small_checkpoint(one, 0, properties={"mine": 1})
+    small_checkpoint(one, one.next_checkpoint_id, properties={"mine": 1})
     figures = collect(store, str(tmp_path), ReportPlan())
     (found,) = figures.checkpoints
     assert (None, None, 1) == (found.rows, found.total_ms, found.objects)

@@ -49,7 +49,6 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import LocationPaths, ObjectStore, open_location
 
-FIRST_CHECKPOINT: Final = 0
 BEFORE_ANY_BATCH: Final = -1
 """The batch id of a checkpoint that no micro-batch made."""
 _TASKS_PER_CORE: Final = 4
@@ -148,15 +147,15 @@ def write_state(
             resolved.fsync,
             schema.to_json(),
             everything.split(tasks),
-            FIRST_CHECKPOINT,
+            coordinator.next_checkpoint_id,
         )
         answers = snapshots_of(rows, task, everything)
         _commit(coordinator, task, answers, schema, time_mode)
-        line.result(checkpoint_id=FIRST_CHECKPOINT, keys=sum(one.keys for one in answers))
+        line.result(checkpoint_id=task.checkpoint_id, keys=sum(one.keys for one in answers))
     written = [one.snapshot for one in answers if one.snapshot is not None]
     return WrittenState(
         location=place,
-        checkpoint_id=FIRST_CHECKPOINT,
+        checkpoint_id=task.checkpoint_id,
         keys=sum(one.keys for one in answers),
         entries=sum(one.entries for one in answers),
         size_bytes=sum(one.handle.size_bytes for one in written),

@@ -141,7 +141,7 @@ class MicroBatchEngine:
         Blocks: On the store, for at most ten seconds.   Thread: any.
         """
         self._is_closed = True  # before the look: a micro-batch looks in the opposite order
-        if self._location.epoch and not self._is_processing:
+        if self._location.epoch is not None and not self._is_processing:
             self._location.finish_clean_up()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -174,7 +174,7 @@ class MicroBatchEngine:
             query_id, times = self._query_times.query_id(), self._query_times.of(batch_id)
         self._has_run = True
         self._reports.begin()
-        if not self._location.epoch:
+        if self._location.epoch is None:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
             is_committed = self._location.take_over(first)
             if self._location.rewound is not None:
@@ -236,7 +236,7 @@ class MicroBatchEngine:
         every = [*chain(*ranges)]
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
         snapshots = {} if times.is_idle else self._location.snapshots.choose(every, now_ms())
-        checkpoint_id = self._location.next_checkpoint_id(batch_id)
+        checkpoint_id = self._coordinator.next_checkpoint_id
         self._coordinator.trigger(checkpoint_id, every)
         return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots)
 

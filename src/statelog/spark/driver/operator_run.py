@@ -212,7 +212,7 @@ class OperatorRun:
                 location=self._query.location,
                 store_options=settings.store_options,
                 fsync=settings.fsync,
-                epoch=location.epoch,
+                epoch=location.epoch or 0,
                 run_id=location.run_id,
                 schema=location.schemas[self._index].to_json(),
                 backend=settings.backend_of_each(len(self._query.operators)),

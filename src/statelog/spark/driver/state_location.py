@@ -19,7 +19,7 @@ from typing import Final
 from statelog.checkpoint.batch_record import BatchRecord, RecordingEntry
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.checkpoint.history import KnownCheckpoints, find_newest
+from statelog.checkpoint.history import KnownEntries, find_newest
 from statelog.checkpoint.ownership import describe_newest_claim, new_owner_id
 from statelog.checkpoint.recorder import CheckpointRecorder
 from statelog.checkpoint.restore import find_restore_point
@@ -91,11 +91,12 @@ class StateLocation:
         self._last_runs = [NEVER_RAN] * len(query.operators)
         self.is_empty = False
         """Whether `inspect` found no checkpoint."""
-        self.epoch = 0
+        self.epoch: int | None = None
+        """The number of the claim; None before it."""
         self.run_id = RandomIds().new_id()
         """A name of this run that no other has: a new location under an old name begins at the same
         epoch."""
-        self._known: KnownCheckpoints = {}
+        self._known: KnownEntries = {}
         self._is_finished = False
 
     def _pause(self, seconds: float) -> None:
@@ -162,8 +163,8 @@ class StateLocation:
             point = find_restore_point(self._store, self._paths, wanted, known=self._known)
             found = point.checkpoint
         self._check(found, first, wanted)
-        self.epoch = self.coordinator.claim()
-        self.base = self.coordinator.restore(wanted, known=self._known)
+        self.epoch = self.coordinator.claim(known=self._known)
+        self.base = self.coordinator.restore(wanted)
         self._known.clear()
         is_committed = self._check(self.base, first, wanted)
         self.due_ms = [NEVER_MS] * len(query.operators)
@@ -234,10 +235,6 @@ class StateLocation:
             return wanted
         done = newest is not None and BatchRecord.of(newest).went_back_to == wanted
         return None if done else wanted
-
-    def next_checkpoint_id(self, batch_id: int) -> int:
-        """Return an id that no checkpoint ever had: the batch's number if it is unused."""
-        return max(self.coordinator.next_checkpoint_id, batch_id)
 
     @property
     def next_due_ms(self) -> int | None:

@@ -62,7 +62,7 @@ def follows(
         record(**(changes or {})),
         "/state",
         free=free,
-        newest_claim=lambda: "owner/9, of 'query-host-1'",
+        newest_claim=lambda: "chk-9/_metadata, claimed by 'query-host-1'",
     )
 
 
@@ -94,7 +94,7 @@ def test_the_next_batch_begins_where_the_committed_one_ended() -> None:
 def test_another_driver_that_went_on_is_named_before_lost_files() -> None:
     with pytest.raises(FencedError, match="another driver runs this query") as raised:
         follows(3, "e2", planned=(3, 4))
-    assert "owner/9, of 'query-host-1'" in str(raised.value)
+    assert "chk-9/_metadata, claimed by 'query-host-1'" in str(raised.value)
     assert "a restart continues the job" in str(raised.value)
     assert not {"rewind", "adopt"} & set(str(raised.value).split())
     refused("Files of the checkpointLocation .* were removed", 3, "e2", planned=(3,))

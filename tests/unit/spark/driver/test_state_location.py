@@ -30,6 +30,8 @@ SCHEMA = OperatorStateSchema(
     (StateDescriptor("total", StateKind.VALUE, pa.schema([("n", pa.int64())])),),
 )
 BATCHES = 4
+NEWEST = BATCHES
+"""The id of their newest checkpoint, after claim 0 and the ids from 1 on."""
 
 
 class CountingStore(DictStore):
@@ -54,11 +56,12 @@ def record(batch_id: int) -> BatchRecord:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
-    """Return the store of a location with a few micro-batches."""
+    """Return the store of a location with a few micro-batches; the first is checkpoint 1."""
     store = CountingStore()
     owner = started(store)
     for batch_id in range(BATCHES):
-        small_checkpoint(owner, batch_id, properties=record(batch_id).to_properties())
+        properties = record(batch_id).to_properties()
+        small_checkpoint(owner, owner.next_checkpoint_id, properties=properties)
         owner.clean_up()
     monkeypatch.setattr(state_location, "open_location", lambda *_, **__: store)
     monkeypatch.setattr(StateLocation, "_sweep", lambda _: None)  # another thread, later
@@ -80,7 +83,7 @@ def test_a_start_reads_the_newest_checkpoint_once(store: CountingStore, batch_id
     assert is_committed is (batch_id < BATCHES)
     assert started.base is not None
     newest = started.base.checkpoint_id
-    assert BATCHES - 1 == newest
+    assert NEWEST == newest
     assert started.coordinator.section(newest, b"OUTP") is None
     assert 1 == store.reads[f"chk-{newest}/_metadata"]
 
@@ -88,12 +91,12 @@ def test_a_start_reads_the_newest_checkpoint_once(store: CountingStore, batch_id
 def test_a_start_from_an_older_checkpoint_reads_it_and_the_newest_once(
     store: CountingStore,
 ) -> None:
-    started = location(restore=BATCHES - 2)
+    started = location(restore=NEWEST - 1)
     started.inspect("q")
     started.take_over(FirstBatch("q", BATCHES - 1, BatchTimes()))
     assert started.base is not None
-    assert BATCHES - 2 == started.base.checkpoint_id
-    reads = [store.reads[f"chk-{one}/_metadata"] for one in (BATCHES - 2, BATCHES - 1)]
+    assert NEWEST - 1 == started.base.checkpoint_id
+    reads = [store.reads[f"chk-{one}/_metadata"] for one in (NEWEST - 1, NEWEST)]
     assert [1, 1] == reads
 
 
@@ -113,7 +116,8 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
     assert newest is not None
     needed = set(newest.referenced_paths())
     assert kept <= set(store.objects) < before
-    assert {path for path in store.objects if path.startswith("chk-")} == kept | needed
+    claims = {"chk-0/_metadata", f"chk-{NEWEST + 1}/_metadata"}
+    assert {path for path in store.objects if path.startswith("chk-")} == kept | needed | claims
     store.requests.clear()
     started.finish_clean_up()
     assert not store.requests, "once"

@@ -61,9 +61,9 @@ def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:
     assert source.initialOffset() == offset(1)
     assert source.latestOffset(offset(1), limit(2)) == offset(3)
     assert source.latestOffset(offset(3), limit(1)) == offset(4)
-    assert source.latestOffset(offset(1), limit(None)) == offset(5), "Spark's limit counts"
-    assert source.latestOffset(offset(5), limit(2)) == offset(5)
-    assert source.reportLatestOffset() == offset(5)
+    assert source.latestOffset(offset(1), limit(None)) == offset(6), "Spark's limit counts"
+    assert source.latestOffset(offset(6), limit(2)) == offset(6)
+    assert source.reportLatestOffset() == offset(6)
     parts = source.partitions(offset(1), offset(3))
     assert [part.value[:2] for part in parts] == [(1, 3)] * 2
     rows = [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
@@ -73,21 +73,21 @@ def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:
 
 def test_without_spark_s_limits_the_stream_bounds_itself(tmp_path: Path) -> None:
     history = a_history(tmp_path, 5)
-    source = stream(tmp_path, start=0, limit=3)
+    source = stream(tmp_path, start=1, limit=3)
     source.initialOffset()
     assert [source.latestOffset(), source.latestOffset(), source.latestOffset()] == [
-        offset(3),
         offset(4),
-        offset(4),
+        offset(5),
+        offset(5),
     ]
-    again = stream(tmp_path, start=0, limit=1)  # a restart: Spark plans the last batch again
-    again.partitions(offset(1), offset(2))
-    assert again.latestOffset() == offset(3)
+    again = stream(tmp_path, start=1, limit=1)  # a restart: Spark plans the last batch again
+    again.partitions(offset(2), offset(3))
+    assert again.latestOffset() == offset(4)
     history.run(2)
-    available = stream(tmp_path, start=0)
+    available = stream(tmp_path, start=1)
     available.prepareForTriggerAvailableNow()
     history.run(2)
-    assert available.latestOffset(offset(4), limit(None)) == offset(6), "what was there then"
+    assert available.latestOffset(offset(5), limit(None)) == offset(7), "what was there then"
 
 
 def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     source = stream(tmp_path, name="copy", limit=1)
     begin = source.initialOffset()
     end = source.latestOffset(begin, limit(1))
-    assert end == offset(2)
-    assert names(tmp_path) == [("copy.start", 2)], "kept until it was read"
+    assert end == offset(3)
+    assert names(tmp_path) == [("copy.start", 3)], "kept until it was read"
     history.run(3)
     rows = [
         row
@@ -104,15 +104,15 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
         for batch in source.read(part)
         for row in batch.to_pylist()
     ]
-    assert {(row["change"], row["checkpoint_id"]) for row in rows} == {("insert", 2)}
+    assert {(row["change"], row["checkpoint_id"]) for row in rows} == {("insert", 3)}
     source.commit(end)
-    assert names(tmp_path) == [("copy", 2)]
-    assert stream(tmp_path, name="copy").initialOffset() == offset(2), "it goes on there"
+    assert names(tmp_path) == [("copy", 3)]
+    assert stream(tmp_path, name="copy").initialOffset() == offset(3), "it goes on there"
     history.run(BOUND)
     with pytest.raises(
-        CheckpointError, match=r"reader 'copy' has read up to checkpoint 2 .*"
+        CheckpointError, match=r"reader 'copy' has read up to checkpoint 3 .*"
     ) as one:
         source.latestOffset(end, limit(1))
     assert "raise readerMaxCheckpoints, which is 8" in str(one.value)
     with pytest.raises(CheckpointError, match="give it a name by the option reader"):
-        stream(tmp_path).partitions(offset(2), offset(5 + BOUND))
+        stream(tmp_path).partitions(offset(3), offset(6 + BOUND))

@@ -365,23 +365,24 @@ def test_the_coordinator_confirms_resets_and_truncates(
 
     def ended(number: int, *, commits: bool = True, **changes: Any) -> set[str]:
         """Run a micro-batch and commit or decline it; return the files of its log."""
+        checkpoint_id = coordinator.next_checkpoint_id
         job.run(numbers(500, 50, number), monkeypatch, **changes)
         ack = job.acks[-1]
-        coordinator.trigger(number, [ALL])
-        coordinator.acknowledge(number, TaskStateSnapshot(ALL, ack.log, ack.snapshot))
+        coordinator.trigger(checkpoint_id, [ALL])
+        coordinator.acknowledge(checkpoint_id, TaskStateSnapshot(ALL, ack.log, ack.snapshot))
         paths_of_log = {handle.path for handle in log_of(job)}
         if commits:
-            coordinator.complete(number, properties={})
+            coordinator.complete(checkpoint_id, properties={})
             coordinator.clean_up()
         else:
-            coordinator.decline(number, "the micro-batch failed")
+            coordinator.decline(checkpoint_id, "the micro-batch failed")
             job.acks.pop()
         return paths_of_log
 
     first = ended(0)
-    declined = ended(1, commits=False)  # reset: the state is that of checkpoint 0, and B is garbage
+    declined = ended(1, commits=False)  # reset: the state is that of checkpoint 1, and B is garbage
     again = ended(1)
-    assert first | declined | again <= set(stored(job)), "confirmed: checkpoint 1 needs its log"
+    assert first | declined | again <= set(stored(job)), "confirmed: checkpoint 2 needs its log"
     report = collect_garbage(
         store,
         paths,
@@ -393,7 +394,7 @@ def test_the_coordinator_confirms_resets_and_truncates(
     ended(2, snapshots={0: ALL})
     ended(3)
     left = set(stored(job))
-    assert not (first | again) & left, "truncated: the snapshot of checkpoint 2 covers their log"
+    assert not (first | again) & left, "truncated: the snapshot of checkpoint 3 covers their log"
     assert declined <= left, "what was declined waits for garbage collection"
 
 

@@ -37,7 +37,7 @@ VERBS: dict[str, list[str]] = {
     "read": [],
     "get": ["$timers", "1", "key 1"],
     "history": ["$timers", "1", "key 1"],
-    "diff": ["0", "1"],
+    "diff": ["1", "2"],
     "sql": ["select count(*) as n from timers"],
     "export": [],
     "verify": [],
@@ -218,17 +218,17 @@ def test_a_location_without_a_checkpoint(verb: str, tmp_path: Path, capsys: Any)
 def test_a_half_written_location_is_named(tmp_path: Path, capsys: Any) -> None:
     """The first commit was cut off by a crash of a file system without atomic writes."""
     place = tmp_path / "half"
-    (place / "chk-0").mkdir(parents=True)
-    (place / "chk-0" / "_metadata").write_bytes(b"\x01\xff\x06\x00")
+    (place / "chk-1").mkdir(parents=True)
+    (place / "chk-1" / "_metadata").write_bytes(b"\x01\xff\x06\x00")
     for verb in VERBS:
         status, said = ask(verb, place, tmp_path, capsys)
         assert (verb, status) in {(verb, 1), ("gc", 1), ("repair", 1)}
         assert "damaged" in said or "not exist" in said
-        assert "chk-0/_metadata" in said or verb == "diff"
+        assert "chk-1/_metadata" in said or verb == "diff"
 
 
 def test_state_of_another_engine_is_refused(tmp_path: Path) -> None:
-    small_checkpoint(started(open_store(str(tmp_path))), 0)
+    small_checkpoint(started(open_store(str(tmp_path))), 1)
     with sl.open(tmp_path) as state, pytest.raises(CheckpointError, match="streaming query"):
         state.table("total")
 
@@ -240,7 +240,7 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
     tmp_path: Path, capsys: Any
 ) -> None:
     write(tmp_path / "state", 6)
-    newest = tmp_path / "state" / "chk-5" / "_metadata"
+    newest = tmp_path / "state" / "chk-6" / "_metadata"
     kept = newest.read_bytes()
     content = bytearray(kept)
     content[len(content) // 3] ^= 4
@@ -253,19 +253,19 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
     ):
         with sl.open(tmp_path / "state") as state, pytest.raises(StatelogError) as caught:
             use(state)
-        assert "chk-5/_metadata" in str(caught.value)
-        assert "the newest older checkpoint that can be restored is 4" in str(caught.value)
-        assert caught.value.usable_id == 4
+        assert "chk-6/_metadata" in str(caught.value)
+        assert "the newest older checkpoint that can be restored is 5" in str(caught.value)
+        assert caught.value.usable_id == 5
     with sl.open(tmp_path / "state") as state:
-        assert state.get("total", "c42", checkpoint=4) == {"total": 50.0}
+        assert state.get("total", "c42", checkpoint=5) == {"total": 60.0}
     status, said = ask("verify", tmp_path / "state", tmp_path, capsys)
     assert status == 1
     summary = json.loads(said.splitlines()[-1])["summary"]
-    assert (1, 4) == (summary["findings"], summary["newest_sound"])
+    assert (1, 5) == (summary["findings"], summary["newest_sound"])
     newest.write_bytes(kept)
     (log,) = {
         entry.handle.path
-        for handle in read_checkpoint(open_store(str(tmp_path / "state")), PATHS, 5).checkpoint.log
+        for handle in read_checkpoint(open_store(str(tmp_path / "state")), PATHS, 6).checkpoint.log
         for entry in handle.handles_and_offsets
         if handle.checkpoint_id == 2
     }
@@ -282,10 +282,10 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
 def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "state", 3)
     store = open_store(str(tmp_path / "state"), fsync=False)
-    body = bytearray(encode_record(read_checkpoint(store, PATHS, 2).record))
+    body = bytearray(encode_record(read_checkpoint(store, PATHS, 3).record))
     body[0:2] = (99).to_bytes(2, "big")
     newer = b"".join(map(bytes, SegmentWriter().finish({b"CKPT": bytes(body)})))
-    (tmp_path / "state" / "chk-2" / "_metadata").write_bytes(newer)
+    (tmp_path / "state" / "chk-3" / "_metadata").write_bytes(newer)
     for use in (
         lambda state: state.table("total"),
         lambda state: state.follow(interval=None),
@@ -317,7 +317,7 @@ def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
             assert table.num_rows == 0
             assert isinstance(table.schema.field("key.k").type, pa.DataType)
         assert state.get("total", key_of(1)) is None
-        assert state.changes(0, 1).num_rows == 0
+        assert state.changes(1, 2).num_rows == 0
         assert state.sql("select count(*) as n from total").to_pylist() == [{"n": 0}]
         with state.follow(interval=None) as replica:
             assert replica.get("counts", key_of(1)) == {}

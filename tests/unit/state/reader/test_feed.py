@@ -186,24 +186,24 @@ def test_inserts_updates_deletes_and_what_expires() -> None:
     history = Steps("steps", FaultyStore(), retained=9)
     history.rng.choice = lambda some: some[0]  # type: ignore[method-assign]  # time stands still
     history.steps({}, {1: 10, 2: 20}, {1: 11}, {1: 11, 2: None}, {2: None, 3: 30})
-    first_ms = history.taken_at_ms[1]
+    first_ms = history.taken_at_ms[2]
     entries = [
         {"a": one, "expires_at_ms": first_ms + TTL_MS + at} for at, one in enumerate((10, 11, 11))
     ]
     location = LocationState(history.store)
-    whole = pa.Table.from_batches(location.feed(0))
+    whole = pa.Table.from_batches(location.feed(1))
     assert of_key(whole, 1) == [
-        ("insert", 1, None, entries[0]),
-        ("update", 2, *entries[:2]),
-        ("update", 3, *entries[1:]),  # it lives longer
+        ("insert", 2, None, entries[0]),
+        ("update", 3, *entries[:2]),
+        ("update", 4, *entries[1:]),  # it lives longer
     ]
-    assert [one[:2] for one in of_key(whole, 2)] == [("insert", 1), ("delete", 3)]
-    assert [one[:2] for one in of_key(whole, 3)] == [("insert", 4)]
+    assert [one[:2] for one in of_key(whole, 2)] == [("insert", 2), ("delete", 4)]
+    assert [one[:2] for one in of_key(whole, 3)] == [("insert", 5)]
     # What expired is not there before the next change, and that it expires is no change.
     history.now_ms += 2 * TTL_MS
     history.steps({}, {1: 12}, {3: None})
-    expired = pa.Table.from_batches(LocationState(history.store).feed(4))
-    assert [one[:3] for one in of_key(expired, 1)] == [("insert", 6, None)]
+    expired = pa.Table.from_batches(LocationState(history.store).feed(5))
+    assert [one[:3] for one in of_key(expired, 1)] == [("insert", 7, None)]
     assert of_key(expired, 3) == []
     assert whole.schema == expired.schema
 

@@ -385,7 +385,7 @@ def test_the_thread_comes_to_each_checkpoint(followed: tuple[Calm, Replica]) -> 
 def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
     _, replica = followed
     begin = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"was not committed in 0\.1 s; the newest one is 0"):
+    with pytest.raises(UnavailableError, match=r"was not committed in 0\.1 s; the newest one is 1"):
         replica.wait_for(5, timeout=0.1)
     assert time.monotonic() - begin < 5
     for wrong in (-1, "x"):

@@ -297,9 +297,19 @@ def test_names_and_ids_that_are_not_there_are_answered_with_those_that_are(
 
 def test_a_checkpoint_of_another_program_is_no_state() -> None:
     store = FaultyStore()
-    small_checkpoint(started(store), 0)
+    small_checkpoint(started(store), 1)
     with pytest.raises(CheckpointError, match="not made by a streaming query"):
         read(store)
+
+
+def test_an_unknown_checkpoint_is_told_with_those_there_are() -> None:
+    store = FaultyStore()
+    for owner in ("a", "b"):
+        one = started(store, owner)
+        small_checkpoint(one, one.next_checkpoint_id)
+    for claim in (0, 2):
+        with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 3\)"):
+            read(store, claim)
 
 
 def test_a_closed_reader_reads_nothing(finished: History) -> None:

@@ -279,7 +279,7 @@ def test_recordings_are_kept_for_their_checkpoints_and_then_deleted(tmp_path: Pa
     )  # fmt: skip
     for number in range(12):
         job.run([("k1", "add", number)])
-    assert [8, 9, 10, 11] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    assert [9, 10, 11, 12] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
     files = [info.path for info in job.store.list("recordings")]
     assert 5 == len(files)  # the retained checkpoint before the newest names one more
     assert 4 == len(replay(str(tmp_path), "k1", processor=Steps()))
@@ -296,7 +296,7 @@ def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
     )  # fmt: skip
     for number in range(5):
         job.run([("k1", "add", number)], 1_000_000 + number * 4000)
-    assert [2, 3, 4] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    assert [3, 4, 5] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
     job.record = None
     job.run([("k1", "add", 1)], 2_000_000)
     assert [] == list_recordings(job.store, job.paths)
@@ -325,7 +325,7 @@ def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Pat
     assert {"recordings/orphan"} == collect(1)
     (failure,) = collect(8)
     assert failure.startswith("recordings/failed/")
-    assert [0] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
+    assert [1] == [one.checkpoint_id for one in list_recordings(job.store, job.paths)]
 
 
 def test_a_forgotten_key_is_in_no_recording(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""
+The claim: an entry of the sequence that says who owns the location from here on.
+
+The record has the place of a checkpoint record, the section `CKPT` of `chk-<number>/_metadata`, with
+the kind `CLAIM_KIND` and this JSON.  The format is documented in
+docs/reference/formats/checkpoint_metadata.md.
+Source: our own; Flink elects a leader outside of the checkpoint storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statelog.errors import UsageError
+from statelog.format.bounds import ID_MAX, decode_json
+from statelog.format.buffers import Buffer
+from statelog.format.checkpoint_record import (
+    CHECKPOINT_TAG,
+    CLAIM_KIND,
+    CheckpointRecord,
+    checkpoint_of,
+    damaged_record,
+    open_record,
+    seal_record,
+)
+from statelog.format.segment import SegmentWriter
+
+CLAIM_BYTES_MAX: Final = 1024
+"""A damaged entry that is larger was a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRecord:
+    """
+    A claim.
+
+    Args:
+        number: The number of its entry.
+        owner_id: Name of the owner.
+        attempt: Random name of the attempt; distinguishes a lost answer from a lost race.
+        created_at_ms: Milliseconds since 1970 (UTC).
+        newest: The newest checkpoint below it, from which the owner continues; None without one.
+        next_number: The number of the entry after it.  Only a fork and a copy leave numbers out.
+        fenced: The newest epoch of `owner/` of a location that statelog 0.2 wrote; 0 otherwise.
+    """
+
+    number: int
+    owner_id: str
+    attempt: str
+    created_at_ms: int
+    newest: int | None
+    next_number: int
+    fenced: int = 0
+
+
+class _Claim(msgspec.Struct, omit_defaults=True):
+    number: int
+    owner: str
+    attempt: str
+    created_at_ms: int
+    next: int
+    newest: int | None = None
+    fenced: int = 0
+
+
+_decoder: Final = msgspec.json.Decoder(_Claim)
+
+
+def encode_claim(claim: ClaimRecord) -> bytes:
+    """
+    Return the object of a claim.
+
+    Raises:
+        UsageError: Its number is higher than any reader accepts, or the name of its owner is too long.
+    """
+    if claim.next_number > ID_MAX:
+        raise UsageError(f"the highest number of an entry is {ID_MAX}")
+    raw = msgspec.json.encode(
+        _Claim(
+            number=claim.number,
+            owner=claim.owner_id,
+            attempt=claim.attempt,
+            created_at_ms=claim.created_at_ms,
+            next=claim.next_number,
+            newest=claim.newest,
+            fenced=claim.fenced,
+        )
+    )
+    sections = {CHECKPOINT_TAG: seal_record(raw, CLAIM_KIND)}
+    data = b"".join(SegmentWriter(compress=False).finish(sections))
+    if len(data) > CLAIM_BYTES_MAX:
+        raise UsageError(
+            f"the claim of {claim.owner_id[:80]!r} has {len(data)} bytes, of at most {CLAIM_BYTES_MAX}: "
+            "give the owner a shorter name"
+        )
+    return data
+
+
+def decode_entry(body: Buffer, *, where: str = "") -> CheckpointRecord | ClaimRecord:
+    """
+    Read the body of the section `CKPT` of an entry.
+
+    Raises:
+        IncompatibleFormatError: A newer statelog wrote it.
+        CorruptionError: It is damaged, or names an object outside of the store.
+    """
+    opened = open_record(body, where=where)
+    if opened.kind != CLAIM_KIND:
+        return checkpoint_of(opened, where=where)
+    try:
+        found = decode_json(opened.raw, _decoder)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise damaged_record(where, f"the claim cannot be read ({error})") from error
+    newest = -1 if found.newest is None else found.newest
+    if not -1 <= newest < found.number < found.next <= ID_MAX:
+        raise damaged_record(where, "the numbers of the claim do not ascend")
+    if not 0 <= found.fenced <= ID_MAX:
+        raise damaged_record(where, f"the claim fences epoch {found.fenced}")
+    return ClaimRecord(
+        number=found.number,
+        owner_id=found.owner,
+        attempt=found.attempt,
+        created_at_ms=found.created_at_ms,
+        newest=found.newest,
+        next_number=found.next,
+        fenced=found.fenced,
+    )

@@ -1,0 +1,29 @@
+"""The claims and checkpoints of a state location on disk."""
+
+from pathlib import Path
+
+from statelog.checkpoint.history import Entry, present_ids, read_entry
+from statelog.format.claim_record import ClaimRecord
+from statelog.store import LocationPaths, open_location
+
+
+def entries(state: Path | str) -> dict[int, Entry]:
+    """Return the claims and checkpoints there are, by number."""
+    store, paths = open_location(str(state)), LocationPaths()
+    return {number: read_entry(store, paths, number) for number in present_ids(store, paths)}
+
+
+def claims(state: Path | str) -> list[int]:
+    """Return the numbers of the claims, ascending."""
+    return [number for number, one in entries(state).items() if isinstance(one, ClaimRecord)]
+
+
+def committed(state: Path) -> list[int]:
+    """Return the ids of the checkpoints there are, ascending."""
+    return [number for number, one in entries(state).items() if not isinstance(one, ClaimRecord)]
+
+
+def objects(state: Path) -> set[str]:
+    """Return the names of all objects but the claims."""
+    names = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+    return names - {LocationPaths().metadata(number) for number in claims(state)}
