@@ -231,16 +231,24 @@ def _place(
     """
     Return the place of a claim; None if its number was not the first free one.
 
-    Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.
+    Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.  But the entry
+    that a listing has may be deleted before the question about it: an owner that was not fenced has
+    committed a higher one.  So only a listing without new numbers shows that there is none.
     """
     (ids, pins), _ = ask_both(
         store,
         lambda: ask_both(store, lambda: present_ids(store, paths), lambda: read_pins(store, paths)),
         lambda: _read_newest(store, paths, claim, known),
     )
-    above = [one for one in ids if one > claim.number]
-    if any(exists(store, paths.metadata(one)) for one in above):
-        return None
+    asked: set[int] = set()
+    while above := [one for one in ids if one > claim.number]:
+        # Ascending, because that is the order of commits.
+        if any(exists(store, paths.metadata(one)) for one in above):
+            return None
+        if asked.issuperset(above):  # folders on local disk that stayed without an entry
+            break
+        asked = set(above)
+        ids = present_ids(store, paths)
     return Place(claim, tuple(one for one in ids if one <= claim.number), pins)
 
 

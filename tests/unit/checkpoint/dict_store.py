@@ -20,6 +20,7 @@ class DictStore:
     and nothing is done, if it returns "conflict"; it stays in flight if it returns a number.  Then
     `while_in_flight` runs, in which so many other puts of the name get 409 and nothing can be read,
     before the object lands; if the method returns False and none had landed it, the put fails.
+    If it returns "late", the put fails and its object waits in `late_puts`, until `arrive` is called.
     """
 
     url = "dict://"
@@ -30,6 +31,7 @@ class DictStore:
         self.requests: Counter[str] = Counter()
         self.deleted: list[str] = []
         self.in_flight: dict[str, tuple[int, bytes]] = {}
+        self.late_puts: list[tuple[str, bytes]] = []
         self.while_in_flight: Callable[[], bool] = lambda: True
         self.on_request: Callable[[str, str], str | None] = lambda operation, path: None
 
@@ -57,6 +59,9 @@ class DictStore:
             raise ObjectExistsError(f"{path} exists", path=path)
         if verdict == "conflict":
             self._conflict(path)
+        if verdict == "late":
+            self.late_puts.append((path, joined(data)))
+            raise StoreError(f"put_if_absent {path}: time out", path=path)
         if isinstance(verdict, int):
             self.in_flight[path] = verdict, joined(data)
             if not self.while_in_flight() and self.in_flight.pop(path, None):
@@ -66,6 +71,14 @@ class DictStore:
         self._store(path, data)
         if verdict == "lose":
             raise StoreError(f"put_if_absent {path}: connection reset", path=path)
+
+    def arrive(self, at):
+        """Let the conditional put at this place of `late_puts` arrive; return whether its name was free."""
+        path, data = self.late_puts.pop(at)
+        is_free = path not in self.objects and path not in self.in_flight
+        if is_free:
+            self._store(path, data)
+        return is_free
 
     def _land(self, path):
         if path in self.in_flight:

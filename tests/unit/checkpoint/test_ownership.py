@@ -5,7 +5,7 @@ import socket
 
 import pytest
 from tests.unit.checkpoint.dict_store import DictStore
-from tests.unit.checkpoint.helpers import small_checkpoint, started
+from tests.unit.checkpoint.helpers import run_checkpoint, small_checkpoint, started
 
 from statelog.checkpoint.history import present_ids, read_entry
 from statelog.checkpoint.ownership import (
@@ -17,6 +17,7 @@ from statelog.checkpoint.ownership import (
 )
 from statelog.errors import CheckpointError, UsageError
 from statelog.format.claim_record import CLAIM_BYTES_MAX, ClaimRecord
+from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import LocationPaths
 
 PATHS = LocationPaths()
@@ -81,6 +82,45 @@ def test_a_claim_in_a_gap_is_no_place():
     assert place.claim.number == 3
     assert place.claim.newest == 2
     assert entry(store, 0).owner_id == "first", "the claim in the gap stays, and fences nobody"
+
+
+def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one():
+    """
+    An older owner commits and deletes between the listing of the look and its question about an entry.
+
+    The first claim is in a gap, and the entry that the listing has above it exists no longer.
+    """
+    store = DictStore()
+    older = started(store, "older", retained=1)
+
+    def commit(count: int) -> None:
+        store.on_request = lambda operation, path: None
+        for _ in range(count):
+            run_checkpoint(
+                older, older.next_checkpoint_id, [TaskStateSnapshot(KeyGroupRange(0, 7), None)]
+            )
+            older.clean_up()
+
+    def before_the_put(operation: str, path: str) -> None:
+        if operation == "put_if_absent":
+            commit(3)
+            store.on_request = before_the_question
+
+    def before_the_question(operation: str, path: str) -> None:
+        if operation == "head" and path == PATHS.metadata(3):
+            commit(1)
+
+    store.on_request = before_the_put
+    place = claim(store, "newer")
+    assert entry(store, 1).owner_id == "newer", "the claim in the gap"
+    assert PATHS.metadata(3) not in store.objects
+    assert (5, 4) == (place.claim.number, place.claim.newest)
+
+
+def test_a_folder_without_an_entry_above_a_claim_is_no_entry():
+    store = DictStore()
+    store.put("chk-9/_metadata.part", b"")
+    assert [0, 1] == [claim(store).claim.number for _ in range(2)]
 
 
 def test_a_claim_that_others_always_win_is_given_up():

@@ -169,6 +169,13 @@ class World:
         self.late.append(Late(work, self.actors[-1]))
         return self.late[-1]
 
+    def settle(self) -> None:
+        """From here on nothing fails, and no other owner lives."""
+        self.fault_rate = self.pause_rate = self.gap_rate = self.conflict_rate = 0.0
+
+    def rested(self, owner: "Owner") -> None:
+        """An owner is between two checkpoints; some worlds let it go on later."""
+
     def restored(self, owner: str, epoch: int, found: Any) -> None:
         """An owner restored; a trace notes it."""
 
@@ -257,6 +264,7 @@ class Owner:
         self.state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
         self.token: int | None = None
         self.may_decline = True
+        self.has_begun = False
         if world.batched:
             self.coordinator._clean_ups._start = world.in_background
 
@@ -270,9 +278,12 @@ class Owner:
     def _live(self, checkpoints: int) -> None:
         faults = self.world.faults
         try:
-            self.take_over()
+            if not self.has_begun:
+                self.take_over()
+                self.has_begun = True
             for _ in range(checkpoints):
                 self.checkpoint()
+            self.world.rested(self)
         except FencedError:
             self.world.fenced += 1
         except StoreError as error:
@@ -314,7 +325,6 @@ class Owner:
         self.world.state_of[token] = state
         self.world.parent_of[token] = self.token
         if not self.commit(checkpoint_id, token):
-            self.take_over()
             return
         self.state, self.token = state, token
         self.coordinator._ledger.check_invariants()
@@ -356,6 +366,14 @@ class Owner:
         handle = FileStateHandle(name, len(text), checksum([text]))
         return MaterializedHandle(own, checkpoint_id, handle)
 
+    def give_up(self, checkpoint_id: int) -> None:
+        """Decline a checkpoint whose put has an unknown outcome, and take the location over."""
+        self.coordinator.decline(checkpoint_id, "the outcome is unknown")
+        with pytest.raises(UsageError, match=r"claim\(\) and then restore\(\)"):
+            self.coordinator.trigger(checkpoint_id, [ALL])
+        self.world.given_up += 1
+        self.take_over()
+
     def commit(self, checkpoint_id: int, token: int) -> bool:
         """Commit; return False if the owner gives the checkpoint up, without knowing the outcome."""
         for _ in range(4):
@@ -365,10 +383,7 @@ class Owner:
             except StoreError as error:
                 assert self.world.faults > faults, f"a conflict alone failed a commit: {error}"
                 if self.rng.random() < 0.6:
-                    self.coordinator.decline(checkpoint_id, "the outcome is unknown")
-                    with pytest.raises(UsageError, match=r"claim\(\) and then restore\(\)"):
-                        self.coordinator.trigger(checkpoint_id, [ALL])
-                    self.world.given_up += 1
+                    self.give_up(checkpoint_id)
                     return False
                 continue
             break
@@ -392,7 +407,7 @@ def simulate(seed: int, *, batched: bool = False, new_world: type[World] = World
         Owner(world).live(world.rng.randint(1, 8))
         world.check()
     # In the end: with nobody else around and nothing failing, a job goes on at once.
-    world.fault_rate = world.pause_rate = world.gap_rate = world.conflict_rate = 0.0
+    world.settle()
     before = world.finished
     last = Owner(world)
     last.may_decline = False
