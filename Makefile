@@ -82,9 +82,9 @@ test-pure: $(READY) ## tests that need no Spark, two at a time
 test-smoke: java-ready ## the essential tests on Spark, also SPARK=4.0, ...
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS)
 
-test-encrypted: java-ready ## the essential tests on Spark, with all their locations encrypted
+test-encrypted: java-ready ## the essential tests on Spark and the demonstration, with all their locations encrypted
 	$(WITH_JAVA) STATELOG_TEST_KEYS="test:$$($(PY) -c 'import base64, os; print(base64.b64encode(os.urandom(32)).decode())')" \
-	  STATELOG_ENCRYPTION=env:STATELOG_TEST_KEYS $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS)
+	  STATELOG_ENCRYPTION=env:STATELOG_TEST_KEYS $(BIN)/pytest $(ON_SPARK) $(ARGS) $(SMOKE_TESTS) tests/spark/test_demo.py
 
 test-rest: java-ready ## the tests on Spark that `make test` leaves out, which CI runs too
 	$(WITH_JAVA) $(BIN)/pytest $(ON_SPARK) $(addprefix --ignore=,$(SMOKE_TESTS)) $(ARGS) tests
