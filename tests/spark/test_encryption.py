@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
@@ -75,7 +76,8 @@ def test_an_encrypted_location_is_used_like_any_other(
     command("get", state, "total", "customer-0007")
     command("read", state, "total")
     command("history", state, "total", "customer-0007")
-    command("diff", state, "2", "3")
+    before, after = committed(Path(state))[-2:]
+    command("diff", state, str(before), str(after))
     command("sql", state, "select count(*) from total")
     command("export", state, str(tmp_path / "rows"))
     command("report", state, "-o", str(tmp_path / "report.html"))
