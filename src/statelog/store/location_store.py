@@ -276,29 +276,24 @@ class LocationStore:
     def get(self, path: str) -> memoryview:
         """Return the whole object, or raise `ObjectNotFoundError`."""
         store, name = self._route(path)
-        data = store.get(name)
-        if bytes(data[: len(MAGIC)]) == MAGIC and store is self._own:
-            raise InvalidOptionsError(
-                f"{path} in {self.url} is encrypted, and no keys were given: set the store option "
-                f"{OPTION}, or the environment variable {ENVIRONMENT}, to env:NAME or file:PATH",
-                path=path,
-            )
-        return data
+        return self._decrypted(path, store.get(name))
 
     def get_again(self, path: str) -> memoryview:
         """Return the whole object, read over a new connection and past caches."""
         store, name = self._route(path)
-        return get_again(store, name)
+        return self._decrypted(path, get_again(store, name))
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the object ends."""
         store, name = self._route(path)
-        return store.get_range(name, start, length)
+        data = store.get_range(name, start, length)
+        return data if start else self._decrypted(path, data)
 
     def get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
         """Return the last *length* bytes and the size of an object; see `read_tail`."""
         store, name = self._route(path)
-        return read_tail(store, name, length)
+        data, size = read_tail(store, name, length)
+        return (data if len(data) < size else self._decrypted(path, data)), size
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""
@@ -319,6 +314,16 @@ class LocationStore:
         if doomed:
             self._change()
             self._own.delete(doomed)
+
+    def _decrypted(self, path: str, data: memoryview) -> memoryview:
+        """Return *data*, which begins where its object begins, unless it is still encrypted."""
+        if bytes(data[: len(MAGIC)]) == MAGIC:
+            raise InvalidOptionsError(
+                f"{path} in {self.url} is encrypted, and no keys were given: set the store option "
+                f"{OPTION}, or the environment variable {ENVIRONMENT}, to env:NAME or file:PATH",
+                path=path,
+            )
+        return data
 
     def _change(self) -> None:
         if self.before_change is not None:

@@ -24,6 +24,7 @@ from statelog.store.encryption import (
     load_keys,
 )
 from statelog.store.paths import split_object
+from statelog.store.verified import read_verified
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "vectors"
 PLACES = itertools.count()
@@ -320,6 +321,32 @@ def test_a_location_is_encrypted_by_option_or_environment(tmp_path, monkeypatch)
     (tmp_path / "query/metadata").write_bytes(b"Spark's")
     files = open_query_files(str(tmp_path / "query"), options={"encryption": "env:THE_KEY"})
     assert bytes(files.get("metadata")) == b"Spark's", "Spark's files are not encrypted"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store, path: store.get(path),
+        lambda store, path: store.get_again(path),
+        lambda store, path: store.get_range(path, 0, 100),
+        lambda store, path: store.get_tail(path, 1024),
+        lambda store, path: read_verified(store, path, _nothing_fits),
+        lambda store, path: read_verified(
+            store, path, _nothing_fits, first=lambda: _nothing_fits(store.get_range(path, 30, 4))
+        ),
+    ],
+    ids=["get", "get_again", "get_range", "get_tail", "verified", "verified_after_a_range"],
+)
+def test_every_read_without_keys_says_that_the_object_is_encrypted(tmp_path, read):
+    keys = {"encryption": lambda: {"k1": KEY}}
+    open_location(str(tmp_path / "job"), options=keys).put("dstl/x", b"changes")
+    plain = open_location(str(tmp_path / "job"), options={"encryption": "none"})
+    with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
+        read(plain, "dstl/x")
+
+
+def _nothing_fits(data):
+    raise CorruptionError("these bytes are no change set", path="dstl/x")
 
 
 def test_objects_are_split_into_location_and_name():
