@@ -79,9 +79,9 @@ def encode_change_set(
     order: npt.NDArray[np.int64] | None = None
     if (key_groups[1:] < key_groups[:-1]).any():
         # int16 makes numpy's stable sort a radix sort; key groups never exceed 32767.
-        order = np.argsort(key_groups.astype(np.int16), kind="stable")
+        order = key_groups.astype(np.int16).argsort(kind="stable")
         key_groups = key_groups[order]
-    edges = np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1
+    edges = (key_groups[1:] != key_groups[:-1]).nonzero()[0] + 1
     starts = np.concatenate(([0], edges, [len(key_groups)]))
     present, counts = key_groups[starts[:-1]], starts[1:] - starts[:-1]
     length = _common_length(arrays)
@@ -173,7 +173,7 @@ def _encode_small_rows(
     value_words = length // INT_SIZE
     counts, ordinals = starts[1:] - starts[:-1], np.arange(len(present))
     at_header = starts[:-1] * (1 + value_words) + 2 * ordinals
-    at_length = np.arange(starts[-1]) * (1 + value_words) + 2 * (np.repeat(ordinals, counts) + 1)
+    at_length = np.arange(starts[-1]) * (1 + value_words) + (2 * ordinals + 2).repeat(counts)
     num_words = int(starts[-1]) * (1 + value_words) + 2 * len(present)
     # Arrow's memory pool keeps its pages; fresh ones from the system cost more than the copy.
     buffer = pa.allocate_buffer(num_words * INT_SIZE)
@@ -185,14 +185,12 @@ def _encode_small_rows(
     if order is not None:
         places = np.empty(len(at_length), dtype=np.int64)
         places[order] = at_length
-    # Row i of this view is the value whose length is at word i: the rows overlap, the values do not.
-    shape = (num_words - value_words, value_words)
-    values_at = np.ndarray(shape, np.uint32, buffer, INT_SIZE, (INT_SIZE, INT_SIZE))
+    # Item i of this view is the value whose length is at word i: the items overlap, the values do not.
+    value = np.dtype((np.void, length))
+    values_at = np.ndarray(num_words - value_words, value, buffer, INT_SIZE, INT_SIZE)
     row = 0
     for values in arrays:
-        values_at[places[row : row + len(values)]] = (
-            _data(values).view(np.uint32).reshape(-1, value_words)
-        )
+        values_at[places[row : row + len(values)]] = _data(values).view(value)
         row += len(values)
     sizes = counts * ((1 + value_words) * INT_SIZE) + GROUP.size
     pieces: list[Buffer] = [INT.pack(len(present)), memoryview(buffer).cast("B")]

@@ -65,6 +65,7 @@ class ObstoreStore:
         self, url: str, options: dict[str, object], fsync: bool, worked: bool = False
     ) -> None:
         self._url = url
+        self._local_root = local_path(url)
         self._shown_url = redacted(url)
         self._options = options
         self._fsync = fsync
@@ -92,7 +93,7 @@ class ObstoreStore:
     @property
     def local_root(self) -> str | None:
         """Directory of the store if it is on local disk, else None."""
-        return local_path(self._url)
+        return self._local_root
 
     def _open(self) -> Client:
         global _used_in_pid
@@ -146,8 +147,8 @@ class ObstoreStore:
 
     def _check_links(self, path: str) -> None:
         """Refuse an object that a link on local disk leads to, out of the root of the store."""
-        if self.local_root is not None:
-            check_links(self.local_root, path, self.url)
+        if self._local_root is not None:
+            check_links(self._local_root, path, self._shown_url)
 
     def put(self, path: str, data: Buffers) -> None:
         """Write a new object under a name that is unique by construction; durable on return."""
@@ -155,13 +156,15 @@ class ObstoreStore:
 
     def _put(self, path: str, data: Buffers) -> None:
         with self._explained("put", path, writes=True) as client:
-            self._check_links(path)
-            root = self.local_root
+            root = self._local_root
             if root is not None and can_write(path):
+                # The name itself may be a link: the rename replaces it, and follows it nowhere.
+                self._check_links(os.path.dirname(path))
                 with_folders(lambda: write_object(root, path, data, fsync=self._fsync))
                 if self._fsync:
                     self._fsync_folders(path)
                 return
+            self._check_links(path)
             with_folders(lambda: obstore.put(client, path, _content(data), use_multipart=False))
             if root is not None and self._fsync:
                 fsync_path(os.path.join(root, path))

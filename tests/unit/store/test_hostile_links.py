@@ -70,13 +70,13 @@ def test_no_operation_passes_a_folder_that_leads_out(
         for read in (store.get, store.head, lambda name: store.get_range(name, 0, 4)):
             with pytest.raises(StoreError, match="leads out"):
                 read(path)
-        for write in (store.put, store.put_if_absent):
-            with pytest.raises(StoreError, match="leads out"):
-                write(path, b"overwritten")
+        with pytest.raises(StoreError, match="leads out"):
+            store.put_if_absent(path, b"overwritten")
         with pytest.raises(StoreError, match="leads out"):
             store.delete([path])
-    with pytest.raises(StoreError, match="leads out"):
-        store.put("taskowned/new", b"x")
+    for path in ("taskowned/secret", "taskowned/new"):
+        with pytest.raises(StoreError, match="leads out"):
+            store.put(path, b"x")
     assert (victim / "secret").read_bytes() == b"precious"
     assert os.listdir(victim) == ["secret"]
     assert "taskowned/secret" not in {info.path for info in store.list()}
@@ -84,6 +84,24 @@ def test_no_operation_passes_a_folder_that_leads_out(
     assert [] == list(store.list("taskowned"))
     assert "taskowned" not in store.list_folders()
     assert [] == list(store.list_folders("taskowned"))
+
+
+@pytest.mark.parametrize("name", ["secret", "folder/secret", "folder/sec ret"])
+@pytest.mark.parametrize("fsync", [True, False])
+def test_a_link_under_the_name_of_an_object_is_not_written_through(
+    root: Path, victim: Path, name: str, fsync: bool
+) -> None:
+    (root / "folder").mkdir()
+    (root / name).symlink_to(victim / "secret")
+    store = open_store(str(root), fsync=fsync)
+    try:
+        store.put(name, b"new")
+    except StoreError as error:
+        assert "leads out" in str(error)
+    else:
+        assert (root / name).read_bytes() == b"new"
+        assert not (root / name).is_symlink()
+    assert (victim / "secret").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("folder", ["tmp", "a"])
