@@ -20,6 +20,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from tests.chaos.request_log import log_requests_if_asked
 
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import BatchFiles, JobConfig
@@ -190,4 +191,5 @@ def work(config: JobConfig, messages: Messages) -> None:
 
 
 if __name__ == "__main__":
+    log_requests_if_asked()
     sys.exit(main(sys.argv[1:], work))

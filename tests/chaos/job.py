@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from tests.chaos.request_log import log_requests_if_asked
 
 from statelog.demo.job import OUTPUT, CustomerTotals
 from statelog.demo.program import main, run
@@ -98,5 +99,6 @@ class RestlessTotals(CustomerTotals):
 
 
 if __name__ == "__main__":
+    log_requests_if_asked()
     totals = RestlessTotals(dt.timedelta(minutes=30))
     sys.exit(main(sys.argv[1:], partial(run, processor=totals, output=f"{OUTPUT}, token string")))

@@ -8,13 +8,17 @@ everything is compared with what must have come, and what the dead left behind i
 """
 
 import datetime as dt
+import os
 import random
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests import evidence
+from tests.chaos import request_log
 from tests.entries import claims
+from tests.model.linearize import check_journal
 
 from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.clean_up import reachable_objects
@@ -29,6 +33,7 @@ from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_location
 
+ROOT = Path(__file__).resolve().parents[2]
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
 WORKER_POINTS = ("before-upload", "after-upload", "between-uploads", "before-acknowledge")
 DIES = "local[2]"  # one failure of a task fails the query
@@ -67,6 +72,8 @@ class Campaign:
         prepare_environment()
         self.chance = random.Random(self.seed)
         self.location = str(self.folder / "state")
+        self.requests = self.folder / "requests.jsonl"
+        self.trace_events = 0
         self._tasks = 0
         self.write_input()
 
@@ -104,8 +111,13 @@ class Campaign:
             config,
             self.folder / "job.log",
             program=[str(Path(__file__).with_name(self.program))],
-            environment={VARIABLE: points},
+            environment={VARIABLE: points, **self.noting()},
         )
+
+    def noting(self) -> dict[str, str]:
+        """Return the environment of a job that notes its requests."""
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        return {request_log.VARIABLE: str(self.requests), "PYTHONPATH": path}
 
     def die_at(self, point: str, hit: int) -> None:
         """Run the job until it is killed at the given hit of *point*."""
@@ -144,6 +156,12 @@ class Campaign:
         """Check that everything is exact, and stays so when the leavings are swept."""
         self.check_output_and_state(verdict)
         self.check_leavings()
+        self.trace_events = check_journal(self.requests)
+
+    def record(self, record: evidence.Record) -> None:
+        """Note the kills, and the trace that conforms to the model."""
+        record.runs, record.kills = 1, len(self.kills)
+        record.counts.update({"conforming traces": 1, "events of traces": self.trace_events})
 
     def check_output_and_state(self, verdict: dict[str, Any]) -> None:
         """Check what the last run said of the output and the state."""

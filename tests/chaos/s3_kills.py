@@ -47,7 +47,11 @@ class S3Campaign(Campaign):
             config,
             self.folder / "job.log",
             program=[str(Path(__file__).with_name(self.program))],
-            environment={**self.proxy.server.environment, "AWS_TIMEOUT": TIMEOUT},
+            environment={
+                **self.proxy.server.environment,
+                "AWS_TIMEOUT": TIMEOUT,
+                **self.noting(),
+            },
         )
 
     def kill_after(self, batches: int, seconds: float) -> None:

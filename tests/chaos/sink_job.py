@@ -17,6 +17,7 @@ from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
+from tests.chaos.request_log import log_requests_if_asked
 from tests.chaos.sink_session import open_session
 from tests.spark import processors
 from tests.spark.delta_stand_in import DeltaStandIn
@@ -150,6 +151,7 @@ def start(spark: SparkSession, folder: Path, name: str, plan: Plan) -> Any:
 def main() -> None:
     """Run to the end of all input, or to the stops."""
     folder, plan = Path(sys.argv[1]), Plan(**json.loads(sys.argv[2]))
+    log_requests_if_asked()
     if plan.stops:
         Stops(folder, plan.stops).install()
     spark = open_session(folder, plan.catalog)

@@ -30,9 +30,11 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.chaos import request_log
 from tests.chaos.sink_job import STARTED, STOPPED, Plan
 from tests.chaos.sink_reader import ANSWER
 from tests.chaos.sink_targets import Rows, Target
+from tests.model.linearize import check_journal
 from tests.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
@@ -86,6 +88,8 @@ class SinkCampaign:
     def __post_init__(self) -> None:
         prepare_environment()
         self.chance = random.Random(f"{self.seed} {self.catalog}")
+        self.requests = self.folder / "requests.jsonl"
+        self.trace_events = 0
         self.input: list[list[tuple[int, int]]] = []
         self.last_files: dict[str, list[int]] = {name: [] for name in self.queries}
         """The last input file of each micro-batch that a query planned."""
@@ -105,6 +109,7 @@ class SinkCampaign:
         self._add_input()
         self._run_to_the_end()
         self.check_with_spark()
+        self.trace_events = check_journal(self.requests)
         assert self.total(BETWEEN) > 0, self.story
 
     def kills(self) -> int:
@@ -254,7 +259,8 @@ class SinkCampaign:
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        return {**os.environ, "PYTHONPATH": path}
+        journal = {request_log.VARIABLE: str(self.requests)}
+        return {**os.environ, **journal, "PYTHONPATH": path}
 
     def _wait_for(self, line: str, process: subprocess.Popen[bytes], log: Path) -> None:
         """Wait until the job says *line*; a query that never gets to its stop is not waited for."""

@@ -35,4 +35,7 @@ def test_every_row_is_written_once_whenever_the_job_is_killed(catalog: str, tmp_
             assert all(campaign.found[name, BETWEEN] for name in queries), campaign.story
         record.runs, record.kills = 1, campaign.kills()
         record.counts.update({what: campaign.total(what) for what in (BEFORE, BETWEEN)})
+        record.counts.update(
+            {"conforming traces": len(queries), "events of traces": campaign.trace_events}
+        )
         record.counts["processes killed"] = len(campaign.deaths)

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from tests import evidence
 from tests.chaos.two_drivers_job import Place, check_end, drive
+from tests.model.linearize import check_journal
 from tests.real_servers import seaweedfs_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -30,8 +31,8 @@ INTERLEAVINGS = int(os.environ.get("STATELOG_INTERLEAVINGS", "200"))
 ROWS = 30
 PAUSES, KILLS = 0.03, 0.004
 """Chances of a pause and of a death, before each request and after it."""
-RUN_S = 0.8
-"""For how long two drivers run, before one driver ends the job undisturbed."""
+RUN_S = {"disk": 0.8, "SeaweedFS": 2.5}
+"""For how long two drivers run, before one driver ends the job undisturbed; a server answers later."""
 END_S = 60
 
 _processes = multiprocessing.get_context("forkserver")
@@ -41,8 +42,8 @@ _processes.set_forkserver_preload(["tests.chaos.two_drivers_job"])
 class Interleaving:
     """One course of two drivers on a new location."""
 
-    def __init__(self, place: Place, seed: int, kills: Counter[str]) -> None:
-        self._place, self._kills = place, kills
+    def __init__(self, place: Place, seed: int, kills: Counter[str], run_s: float) -> None:
+        self._place, self._kills, self._run_s = place, kills, run_s
         self._chance = random.Random(seed)
         self._drivers: list[BaseProcess] = []
         self._files: dict[BaseProcess, int] = {}
@@ -50,7 +51,7 @@ class Interleaving:
     def run(self) -> None:
         """Run two drivers against each other, then one to the end; check the history."""
         try:
-            until = time.monotonic() + RUN_S
+            until = time.monotonic() + self._run_s
             while time.monotonic() < until:
                 self._keep_two_running()
                 self._strike(self._chance.choice(self._drivers))
@@ -130,11 +131,13 @@ def test_two_drivers_lose_and_double_no_row(stores: Any, tmp_path: Path) -> None
         for number in range(INTERLEAVINGS):
             url, options = location_of(number)
             place = Place(url, options, tmp_path / f"journal-{number}.jsonl")
-            Interleaving(place, SEED * 1000 + number, signals).run()
+            Interleaving(place, SEED * 1000 + number, signals, RUN_S[case]).run()
             for line in map(json.loads, place.journal.read_text().splitlines()):
                 events[line["event"]] += 1
                 if line["event"] == "failed":
                     events[f"failed: {line['kind']}: {line['error'][:150]}"] += 1
+            record.counts["events of traces"] += check_journal(place.requests)
+            record.counts["conforming traces"] += 1
             record.runs, record.kills = number + 1, signals["killed"]
             record.commits = events["committed"]
         record.counts.update(

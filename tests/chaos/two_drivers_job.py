@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.request_log import log_requests
 from tests.unit.checkpoint import helpers
 
 from statelog.errors import FencedError, StatelogError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
-from statelog.store import ObjectStore, open_store
+from statelog.store import ObjectStore, open_location
 
 ALL = KeyGroupRange(0, 7)
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -35,8 +36,13 @@ class Place:
     options: dict[str, Any]
     journal: Path
 
+    @property
+    def requests(self) -> Path:
+        """The journal of the requests for entries."""
+        return self.journal.with_suffix(".requests")
+
     def open(self) -> ObjectStore:
-        return open_store(self.url, options=self.options, fsync=False)
+        return open_location(self.url, options=self.options, fsync=False)
 
     def note(self, **entry: object) -> None:
         """Append an entry to the journal, in one write."""
@@ -103,6 +109,7 @@ def check_history(store: ObjectStore, checkpoint: CompletedCheckpoint | None) ->
 def drive(place: Place, seed: int, upto: int, pauses: float, kills: float) -> None:
     """Commit rows until row *upto*, or until another driver takes over."""
     chance = random.Random(seed)
+    log_requests(place.requests)
     helpers.names = (uuid.uuid4().hex for _ in itertools.count())
     store: Any = Interrupted(place.open(), chance, pauses, kills)
     try:

@@ -65,6 +65,12 @@ MUTANTS = (
     ),
     Mutant(
         SEQUENCE,
+        "lists_until_settled",
+        "A new owner lists once, and takes deleted entries for the last ones.",
+        small(numbers=6, lost=0, late=0),
+    ),
+    Mutant(
+        SEQUENCE,
         "repeats_same_attempt",
         "After a lost answer, the number is used again for another attempt.",
         small(),

@@ -9,11 +9,12 @@ explains is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from tests.model.explorer import State
-from tests.model.sequence import FREE, IDLE, NO_TAG, OWNER, Bounds, SequenceModel
+from tests.model.sequence import FREE, IDLE, LOOKING, NO_TAG, OWNER, Bounds, SequenceModel
 
 from statelog.errors import check
 
@@ -35,8 +36,8 @@ class Event:
     One event of a trace.
 
     Args:
-        kind: "listed" (the entries), "claim" (a claim is stored), "restored", "put" (a checkpoint is
-            stored), "reported", "deleted".
+        kind: "listed" (the entries), "asked" (whether an entry exists), "claim" (a claim is stored),
+            "restored", "put" (a checkpoint is stored), "reported", "deleted".
         owner: Whose request it was.
         number: The entry; of "restored" the checkpoint that the owner continues, -1 for none.
         parent: Of "put": the checkpoint that it continues, -1 for none.
@@ -50,37 +51,41 @@ class Event:
     attempt: int = 0
 
 
-class Conformance:
+class Replay:
     """
-    Checks a trace, event by event.
+    A trace as far as it is explained.
 
     Args:
-        events: The trace; its highest number bounds the model.
+        numbers: Numbers of the sequence.
     """
 
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._events = tuple(events)
-        size = max((event.number for event in self._events), default=0) + 3
-        self._entries = (FREE,) * size
-        bounds = Bounds(drivers=1, numbers=size, claims=_MANY, lost=_MANY, late=_MANY, tag=False)
+    def __init__(self, numbers: int) -> None:
+        self._entries: State = (FREE,) * numbers
+        bounds = Bounds(drivers=1, numbers=numbers, claims=_MANY, lost=_MANY, late=_MANY, tag=False)
         self._model = SequenceModel(bounds)
         self._drivers: dict[str, frozenset[State]] = {}
         self._nonces: dict[str, int] = {}
         self._late: dict[str, frozenset[int]] = {}
         """Deletions that an owner had decided when it claimed again; they may come at any time."""
 
-    def run(self) -> int:
-        """
-        Check the trace; return the number of its events.
+    @property
+    def state(self) -> Hashable:
+        """What decides which events may follow."""
+        return self._entries, frozenset(self._drivers.items()), frozenset(self._late.items())
 
-        Raises:
-            InvariantError: The model has no transition for an event.
-        """
-        for at, event in enumerate(self._events):
-            after = frozenset(self._explained(event))
-            check(bool(after), f"event {at} is no step of the model: {event}")
-            self._drivers[event.owner] = after
-        return len(self._events)
+    def copy(self) -> Self:
+        """Return a replay that goes on from here."""
+        other = type(self).__new__(type(self))
+        other._entries, other._model = self._entries, self._model
+        other._drivers, other._nonces = dict(self._drivers), dict(self._nonces)
+        other._late = dict(self._late)
+        return other
+
+    def take(self, event: Event) -> bool:
+        """Add an event; return False if the model has no transition for it."""
+        after = frozenset(self._explained(event))
+        self._drivers[event.owner] = after
+        return bool(after)
 
     def _explained(self, event: Event) -> Iterator[State]:
         """Yield the drivers after an event; the store is brought to what the event says."""
@@ -92,8 +97,8 @@ class Conformance:
             return
         pattern, stores = re.compile(_pattern(event)), set()
         for driver in self._closure(event, nonce):
-            if event.kind == "listed":
-                yield driver  # a listing for another purpose
+            if event.kind == "listed" or (event.kind == "asked" and driver[0] != LOOKING):
+                yield driver  # for another purpose
             elif event.kind in ("restored", "reported"):
                 if driver[0] == OWNER and driver[3] == event.number:
                     yield driver
@@ -138,11 +143,32 @@ class Conformance:
         return (self._entries, (), (driver,), (NO_TAG, 0), (nonce, 0, 0), "")
 
 
+def check_trace(events: Iterable[Event]) -> int:
+    """
+    Check a trace; return the number of its events.
+
+    Raises:
+        InvariantError: The model has no transition for an event.
+    """
+    trace = tuple(events)
+    replay = Replay(numbers_of(trace))
+    for at, event in enumerate(trace):
+        check(replay.take(event), f"event {at} is no step of the model: {event}")
+    return len(trace)
+
+
+def numbers_of(events: Iterable[Event]) -> int:
+    """Return how many numbers a model of these events needs."""
+    return max((event.number for event in events), default=0) + 3
+
+
 def _pattern(event: Event) -> str:
     """Return an expression for the labels of the steps that an event may be."""
     match event.kind:
         case "listed":
             return r"list: .*|own from .*"
+        case "asked":
+            return f"ask for {event.number}: .*"
         case "claim":
             return f"claim {event.number}: done.*"
         case "put":

@@ -24,7 +24,7 @@ NOTHING: Content = ()
 FREE: Entry = (NOTHING, NOTHING, 0)
 NO_PARENT = -1
 
-IDLE, LISTED, SETTLING, CLAIMED, OWNER = range(5)
+IDLE, LISTED, SETTLING, CLAIMED, OWNER, LOOKING = range(6)
 NO_TAG, TAG_PUT, TAG_COUNTS, TAG_GONE = range(4)
 
 
@@ -58,6 +58,8 @@ class Rules:
     """A new owner puts a claim under the first free number."""
     looks_after_claim: bool = True
     """A new owner lists after its claim, and claims again if a higher entry exists."""
+    lists_until_settled: bool = True
+    """It lists again if the entries of the listing were deleted before it asked for them."""
     keeps_claims: bool = True
     """Claims are never deleted."""
     repeats_same_attempt: bool = True
@@ -73,7 +75,8 @@ class Rules:
 
 
 # A state is (entries, flights, drivers, tag, budgets, fault).
-# A driver is (IDLE,), (LISTED, number), (SETTLING, number, nonce), (CLAIMED, number, nonce) or
+# A driver is (IDLE,), (LISTED, number), (SETTLING, number, nonce), (CLAIMED, number, nonce),
+# (LOOKING, number, nonce, to ask, asked) or
 # (OWNER, nonce, next, base, attempt, in doubt, subsumed, to delete, listed pins).
 # budgets is (claims put, answers lost, late requests); fault names what a step did wrong.
 
@@ -104,6 +107,14 @@ class SequenceModel:
 
     def __init__(self, bounds: Bounds, rules: Rules = Rules()) -> None:
         self._bounds, self._rules = bounds, rules
+        self._steps = {
+            IDLE: self._idle,
+            LISTED: self._listed,
+            SETTLING: self._settling,
+            CLAIMED: self._claimed,
+            LOOKING: self._looking,
+            OWNER: self._owner,
+        }
 
     def initial(self) -> State:
         """Return the state of an empty location."""
@@ -115,8 +126,7 @@ class SequenceModel:
         for at, driver in enumerate(drivers):
             if at and driver == drivers[at - 1]:
                 continue  # symmetric
-            step = (self._idle, self._listed, self._settling, self._claimed, self._owner)[driver[0]]
-            yield from step(state, at, driver)
+            yield from self._steps[driver[0]](state, at, driver)
             if driver[0] != IDLE:
                 yield from self._crash(state, at, driver)
         yield from self._flights(state)
@@ -163,15 +173,41 @@ class SequenceModel:
 
     def _claimed(self, state: State, at: int, driver: Any) -> Iterator[tuple[str, State]]:
         _, number, nonce = driver
-        taken = [n for n, entry in enumerate(state[0]) if entry[1]]
-        if self._rules.looks_after_claim and max(taken, default=-1) > number:
-            yield f"list: an entry above claim {number}", _driver(state, at, (IDLE,))
+        if self._rules.looks_after_claim:
+            yield self._look(state, at, number, nonce, ())
+        else:
+            yield self._own(state, at, number, nonce)
+
+    def _looking(self, state: State, at: int, driver: Any) -> Iterator[tuple[str, State]]:
+        _, number, nonce, waiting, asked = driver
+        if not waiting:
+            yield self._look(state, at, number, nonce, asked)
             return
+        first, *rest = waiting
+        if state[0][first][1]:
+            yield f"ask for {first}: it exists", _driver(state, at, (IDLE,))
+        elif rest or self._rules.lists_until_settled:
+            after = (LOOKING, number, nonce, tuple(rest), (*asked, first))
+            yield f"ask for {first}: it is deleted", _driver(state, at, after)
+        else:
+            yield self._own(state, at, number, nonce)
+
+    def _look(
+        self, state: State, at: int, number: int, nonce: int, asked: tuple[int, ...]
+    ) -> tuple[str, State]:
+        """List the entries above a claim; own the location if there is none that was not asked for."""
+        above = tuple(n for n, entry in enumerate(state[0]) if entry[1] and n > number)
+        if set(above) <= set(asked):
+            return self._own(state, at, number, nonce)
+        looking = (LOOKING, number, nonce, above, ())
+        return f"list: {list(above)} above claim {number}", _driver(state, at, looking)
+
+    def _own(self, state: State, at: int, number: int, nonce: int) -> tuple[str, State]:
         present = [n for n in _checkpoints(state) if n <= number]
         base = max(present, default=NO_PARENT)
         older = tuple(n for n in present if n != base)
         owner = (OWNER, nonce, number + 1, base, 0, 0, older, (), ())
-        yield f"own from {number}, restore {base}", _driver(state, at, owner)
+        return f"own from {number}, restore {base}", _driver(state, at, owner)
 
     # --- an owner -------------------------------------------------------------------------------
 
