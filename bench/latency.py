@@ -26,6 +26,7 @@ from typing import Any
 
 from bench.cases import RunningCount
 from bench.harness.query_run import noop
+from bench.harness.results import machine
 from bench.harness.session import session
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
@@ -173,7 +174,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with seaweedfs_server() as server, S3Proxy(server) as proxy, session() as (spark, work):
         server.make_bucket("bench")
-        result = measure(spark, work, proxy, arguments)
+        cases = measure(spark, work, proxy, arguments)
+    result = {"machine": machine(), "latencies_ms": LATENCIES_MS, "cases": cases}
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))

@@ -140,6 +140,7 @@ BENCHMARKS = {
         "bench/record.py --task --pairs 25 --flavours rows", 10, "what recording costs"
     ),
     "encryption": Benchmark("bench/encryption.py", 20, "what encryption costs"),
+    "latency": Benchmark("bench/latency.py", 10, "how many requests a micro-batch waits for"),
     "verify": Benchmark("bench/verify.py", 10, "a check of a whole location"),
 }
 

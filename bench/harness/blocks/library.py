@@ -123,6 +123,32 @@ def encryption(source: Source) -> str:
     return "\n".join([table(heads, rows), "", f"{said} {origin}"])
 
 
+_WAITING = {
+    "staged": "micro-batch of 50 rows, staged",
+    "direct": "micro-batch of 50 rows, direct",
+    "restore": "claim and restore",
+    "get": "`statelog.open` and `get` of one key",
+    "checkpoints": "`statelog.open` and `checkpoints()`",
+}
+
+
+def latency(source: Source) -> str:
+    """Return the times on a store whose requests take a given time, now and in statelog 0.2."""
+    document = source.document("latency")
+    ways = {"now": document, "0.2": source.document("latency-0.2")}
+    rows = []
+    for name, what in _WAITING.items():
+        for way, found in ways.items():
+            cases = [found["cases"][f"{name}-{each}"] for each in document["latencies_ms"]]
+            shown = [f"{number(each['p50'])} ({number(each['p99'])})" for each in cases]
+            rows.append([what if way == "now" else "", way, *shown])
+    heads = ["ms: median (99th percentile)", "", *(f"{each} ms" for each in document["latencies_ms"])]
+    counts = [document["cases"][f"{name}-0"]["count"] for name in ("staged", "get")]
+    said = f"{counts[0]} micro-batches, {counts[1]} restarts and reads of each (the second number is the longest one)."
+    origin = _from("latency", "bench/latency.py", document)
+    return "\n".join([table(heads, rows), "", f"{said} {origin}"])
+
+
 def _round_medians(values: list[float], rounds: int) -> list[float]:
     """Return the median of each round; the values are in the order of the rounds."""
     size = len(values) // rounds
@@ -273,6 +299,7 @@ BLOCKS: dict[str, Block] = {
     "read-state": read_state,
     "record": record,
     "encryption": encryption,
+    "latency": latency,
     "connect": connect,
     "restart-tws": partial(restart, "restart-tws", "bench/restart.py --spark tws --rounds 2"),
     "restart": partial(restart, "restart", "bench/restart.py --rounds 3"),
