@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.change_sets import iterate_change_set
+from tests.simulation.reference_model import canonical
 
 import statelog as sl
 from statelog.format.change_set_decoder import decode_change_set, group_index
@@ -18,7 +19,6 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import ChangeBatch
 from statelog.model.state_change import ChangeRows
 from statelog.store import open_store
-from statelog.testing.reference_model import canonical
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -4,12 +4,12 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simulation.reference_model import ReferenceLog, canonical
 
 import statelog as sl
 from statelog.runtime.ids import RandomIds
 from statelog.store.paths import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
-from statelog.testing.reference_model import ReferenceLog, canonical
 
 operations = st.lists(
     st.one_of(

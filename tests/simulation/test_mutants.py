@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.simulation.world import World
 
 from statelog.changelog.local.recovery import LocalBackup, LocalCopy
 from statelog.core.change_log import (
@@ -39,7 +40,6 @@ from statelog.core.upload_retry_events import (
     UploadWon,
 )
 from statelog.errors import InvariantError
-from statelog.testing.world import World
 
 SEEDS = 150
 

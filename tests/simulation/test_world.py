@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests import evidence
 from tests.simulation.replay import command_of
+from tests.simulation.world import Outcome, World, main
 
 from statelog.core.change_log import (
     ChangeLog,
 )
 from statelog.testing.faulty_store import FaultKind, FaultyStore
-from statelog.testing.world import Outcome, World, main
 
 SEEDS = int(os.environ.get("STATELOG_SEEDS", "2000"))
 CAMPAIGN = int(os.environ.get("STATELOG_CAMPAIGN_SEEDS", "20000"))
@@ -33,7 +33,7 @@ def run(seed: int) -> Outcome:
     try:
         return World(seed).run()
     except Exception as error:
-        message = f"{error!r}; replay: python -m statelog.testing.world --seed {seed}"
+        message = f"{error!r}; replay: python -m tests.simulation.world --seed {seed}"
         raise AssertionError(message) from error
 
 
@@ -124,7 +124,7 @@ def test_the_printed_command_replays_a_failure(
             for seed in range(100):
                 run(seed)
         module, arguments = command_of(str(failure.value))
-        assert module == "statelog.testing.world"
+        assert module == "tests.simulation.world"
         assert 1 == main(arguments)
         told = capsys.readouterr().out
         assert f"seed {arguments[-1]} broke: " in told

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from tests.simulation.reference_model import canonical
 from tests.stress.chaos_store import ChaosStore
 
 import statelog as sl
 from statelog.changelog.api import PersistFuture
-from statelog.testing.reference_model import canonical
 
 KEY_GROUPS = sl.KeyGroupRange(0, 9)
 RETAINED = 3

@@ -142,7 +142,11 @@ def latency(source: Source) -> str:
             cases = [found["cases"][f"{name}-{each}"] for each in document["latencies_ms"]]
             shown = [f"{number(each['p50'])} ({number(each['p99'])})" for each in cases]
             rows.append([what if way == "now" else "", way, *shown])
-    heads = ["ms: median (99th percentile)", "", *(f"{each} ms" for each in document["latencies_ms"])]
+    heads = [
+        "ms: median (99th percentile)",
+        "",
+        *(f"{each} ms" for each in document["latencies_ms"]),
+    ]
     counts = [document["cases"][f"{name}-0"]["count"] for name in ("staged", "get")]
     said = f"{counts[0]} micro-batches, {counts[1]} restarts and reads of each (the second number is the longest one)."
     origin = _from("latency", "bench/latency.py", document)

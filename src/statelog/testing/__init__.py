@@ -1,11 +1,8 @@
 """
-Tools to test statelog, and to test jobs of users.
-
-A `World` runs the real storage, writers and schedulers from one seed: virtual clock, pools without
-threads, a store with faults as values, a reference model, and checkers for safety, liveness and
-policy.  `python -m statelog.testing.world --seed N` replays one history.
+What users test with.
 
 `ProcessorTester` runs a `StatefulProcessor` in a unit test, without Spark (needs the extra `spark`).
+`store_contract` tests a store of one's own, and `faulty_store` has faults for the tests of its users.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ __all__ = ["ProcessorTester"]
 
 
 def __getattr__(name: str) -> Any:
-    # It needs PySpark; the simulated world does not.
+    # It needs PySpark; the stores do not.
     if name == "ProcessorTester":
         from statelog.spark.testing.processor_tester import ProcessorTester
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
+from tests.simulation.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.inline import InlineStateChangeUploader
@@ -45,7 +46,6 @@ from statelog.state.objects.value import ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.store import LocationPaths, ObjectStore
 from statelog.testing.faulty_store import FaultyStore
-from statelog.testing.simulated_runtime import SimulatedIds
 
 GROUPS = 6
 KEYS = 18

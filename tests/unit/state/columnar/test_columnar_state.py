@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulation.simulated_runtime import SimulatedIds
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.inline import InlineStateChangeUploader
@@ -50,7 +51,6 @@ from statelog.state.objects.value import ExpiringValueState, ValueState
 from statelog.state.schema.descriptors import OperatorStateSchema, StateDescriptor
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore, open_store
-from statelog.testing.simulated_runtime import SimulatedIds
 
 GROUPS = 10
 KEYS = 24

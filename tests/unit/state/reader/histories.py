@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 from tests.records import one_operator
+from tests.simulation.simulated_runtime import SimulatedIds
 from tests.unit.checkpoint.helpers import ManualClock
 
 from statelog.changelog.storage import FsStateChangelogStorage
@@ -41,7 +42,6 @@ from statelog.state.schema.descriptors import (
 )
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore
-from statelog.testing.simulated_runtime import SimulatedIds
 
 GROUPS = 6
 KEYS = 15

@@ -9,6 +9,15 @@ from __future__ import annotations
 
 import random
 
+from tests.simulation.faulty_disk import FaultyDisk
+from tests.simulation.policy_checkers import BatchPolicy
+from tests.simulation.simulated_runtime import (
+    EventQueue,
+    SimulatedLock,
+    SimulatedPool,
+    simulated_runtime,
+)
+
 from statelog.changelog.local.recovery import LocalBackup
 from statelog.changelog.local.registry import LocalChangelogRegistry
 from statelog.changelog.registry import TaskChangelogRegistry
@@ -19,15 +28,7 @@ from statelog.core.retry_policy import NS_PER_S, RetryPolicy
 from statelog.model import FileStateHandle
 from statelog.options import ChangelogOptions
 from statelog.store.paths import LocationPaths
-from statelog.testing.faulty_disk import FaultyDisk
 from statelog.testing.faulty_store import FaultPlan, FaultyStore
-from statelog.testing.policy_checkers import BatchPolicy
-from statelog.testing.simulated_runtime import (
-    EventQueue,
-    SimulatedLock,
-    SimulatedPool,
-    simulated_runtime,
-)
 
 MS = 1_000_000
 _PATIENCE_S = 0.005

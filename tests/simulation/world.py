@@ -2,7 +2,7 @@
 One seed, one history: the real storage and its writers in a world of faults.
 
 Only threads, time and disks are simulated.  The whole history follows from the seed, so
-`python -m statelog.testing.world --seed N` replays what a test has seen.
+`python -m tests.simulation.world --seed N` replays what a test has seen.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tests.simulation.actors import Actor, Checkpoint
+from tests.simulation.history_oracle import HistoryOracle
+from tests.simulation.simulated_environment import MS, SimulatedEnvironment
+from tests.simulation.watch import Watch, describe, observed
 
 from statelog.errors import (
     BackpressureTimeoutError,
@@ -27,10 +31,6 @@ from statelog.model import (
     SequenceNumber,
     StateChange,
 )
-from statelog.testing.actors import Actor, Checkpoint
-from statelog.testing.history_oracle import HistoryOracle
-from statelog.testing.simulated_environment import MS, SimulatedEnvironment
-from statelog.testing.watch import Watch, describe, observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ def _print(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay one seed, or run many; return 1 if an invariant broke."""
-    parser = argparse.ArgumentParser(prog="python -m statelog.testing.world", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.world", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the (first) seed")
     parser.add_argument("--count", type=int, default=1, help="number of seeds")
     parser.add_argument("--operations", type=int, default=60, help="operations in a history")

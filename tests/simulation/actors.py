@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.simulation.reference_model import ReferenceLog
+
 from statelog.changelog.api import PersistFuture
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.errors import check
 from statelog.model import ChangelogStateHandle, FileStateHandle
-from statelog.testing.reference_model import ReferenceLog
 
 
 @dataclass(slots=True)

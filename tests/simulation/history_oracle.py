@@ -10,6 +10,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import pyarrow as pa
+from tests.simulation.actors import Actor, Checkpoint
+from tests.simulation.faulty_disk import FaultyDisk
+from tests.simulation.reference_model import canonical
+from tests.simulation.watch import Watch
 
 from statelog.changelog.reader import ReadReport, read_change_batches
 from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
@@ -23,11 +27,7 @@ from statelog.errors import (
     check,
 )
 from statelog.model import FileStateHandle, StateChange
-from statelog.testing.actors import Actor, Checkpoint
-from statelog.testing.faulty_disk import FaultyDisk
 from statelog.testing.faulty_store import FaultyStore
-from statelog.testing.reference_model import canonical
-from statelog.testing.watch import Watch
 
 
 class HistoryOracle:

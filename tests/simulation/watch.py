@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
-from statelog.core.retry_policy import RetryPolicy
-from statelog.model import StateChangeSet, UploadResult
-from statelog.testing.policy_checkers import (
+from tests.simulation.policy_checkers import (
     BatchPolicy,
     CopiesChecker,
     OwnershipChecker,
     RetryChecker,
     UploadOnceChecker,
 )
+
+from statelog.core import change_log, file_ownership, local_copies, upload_batcher, upload_retry
+from statelog.core.retry_policy import RetryPolicy
+from statelog.model import StateChangeSet, UploadResult
 
 Observer = Callable[[Any, Any, int, list[Any]], None]
 
