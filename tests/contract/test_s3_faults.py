@@ -178,10 +178,6 @@ def test_the_time_of_all_attempts_is_bounded(proxy: S3Proxy, s3_bucket: str):
 DAMAGES = (Fault.FLIPPED, Fault.SHORTENED)
 
 
-def reads(exchange: Exchange) -> bool:
-    return exchange.reads_object and "/owner/" not in exchange.path
-
-
 @pytest.mark.parametrize("fault", DAMAGES, ids=lambda fault: fault.value)
 @pytest.mark.parametrize("nth", range(1, 9))
 def test_one_bad_read_is_no_damage(fault: Fault, nth: int, proxy: S3Proxy, s3_bucket: str):
@@ -189,7 +185,7 @@ def test_one_bad_read_is_no_damage(fault: Fault, nth: int, proxy: S3Proxy, s3_bu
     log = committed(store)
     assert [] == [found for found in verified(store) if found.problem]
     count = itertools.count(1)
-    proxy.faults = lambda exchange: fault if reads(exchange) and next(count) == nth else None
+    proxy.faults = lambda exchange: fault if exchange.reads_object and next(count) == nth else None
     restored = started(open_again(store), "b").latest
     assert restored is not None
     assert 4 == restored.checkpoint_id
@@ -205,7 +201,7 @@ def test_reads_that_are_always_bad_are_not_called_damage(
 ):
     store = opened(proxy.server, s3_bucket, next(PLACES))
     committed(store)
-    proxy.faults = lambda exchange: fault if reads(exchange) else None
+    proxy.faults = lambda exchange: fault if exchange.reads_object else None
     with pytest.raises(StoreError, match="does not help") as caught:
         started(open_again(store), "b")
     assert "transfer" == caught.value.reason
