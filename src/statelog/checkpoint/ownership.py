@@ -136,12 +136,17 @@ def new_owner_id(kind: str) -> str:
 
 def describe_claim(claim: ClaimRecord, paths: LocationPaths) -> str:
     """Return a claim as text for a message: its object, its owner and its time."""
-    path = paths.metadata(claim.number)
+    moment = moment_of(claim)
+    when = f" at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
+    return f"{paths.metadata(claim.number)}, claimed by {claim.owner_id!r}{when}"
+
+
+def moment_of(claim: ClaimRecord) -> dt.datetime | None:
+    """Return when a claim was made, in UTC; None if no calendar has the time, though the claim counts."""
     try:
-        moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
-    except (ValueError, OverflowError, OSError):  # no calendar has the time; the claim counts
-        return f"{path}, claimed by {claim.owner_id!r}"
-    return f"{path}, claimed by {claim.owner_id!r} at {moment:%Y-%m-%d %H:%M:%S} UTC"
+        return dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:

@@ -6,15 +6,20 @@ import enum
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from statelog.checkpoint.ownership import moment_of
 from statelog.cli.output import open_file, print_json
 from statelog.errors import UsageError
 from statelog.format.change_set_decoder import decode_change_set
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
+from statelog.format.claim_record import ClaimRecord, decode_entry
 from statelog.format.segment import Segment, parse_whole_file
 from statelog.model import METADATA_KEY_GROUP, StateChange
+from statelog.plain_text import one_line
 from statelog.store import read_verified
 
 _OFFSETS_SHOWN = 20
@@ -51,7 +56,7 @@ def cat(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
-    Print the changes in a changelog file, one line each.
+    Print the changes in a changelog file, one line each; of a claim, whose it is.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
     SHA-256; with --values the value.  Key group -1 is metadata, which every reader receives
@@ -62,6 +67,10 @@ def cat(
     sizes = dict(segment.set_ranges())
     offsets = _checked(segment, offset) if offset else list(sizes)
     metadata = False
+    claim = _claim_in(segment)
+    if claim is not None and not offsets:
+        _show_claim(claim, as_json)
+        return
     if not as_json:
         last = "sha256" if values is None else f"{'sha256':64}  value"
         sys.stdout.write(f"{'change_set':>12} {'key_group':>9} {'size':>10}  {last}\n")
@@ -79,6 +88,30 @@ def cat(
             f"key group {METADATA_KEY_GROUP}: metadata, which every reader receives whatever its "
             "key groups\n"
         )
+
+
+def _claim_in(segment: Segment) -> ClaimRecord | None:
+    """Return the claim in a file; None if it is a checkpoint or a changelog file."""
+    record = None if segment.trailer is None else segment.trailer.sections.get(CHECKPOINT_TAG)
+    if record is None:
+        return None
+    entry = decode_entry(record, where=segment.where)
+    return entry if isinstance(entry, ClaimRecord) else None
+
+
+def _show_claim(claim: ClaimRecord, as_json: bool) -> None:
+    if as_json:
+        facts = asdict(claim)
+        print_json({"claim": facts.pop("number"), **facts})
+        return
+    moment = moment_of(claim)
+    when = f", at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
+    before = "no checkpoint before it"
+    if claim.newest is not None:
+        before = f"it continues checkpoint {claim.newest}"
+    owner = f"claim {claim.number} of {claim.owner_id!r}"
+    line = f"{owner}{when}: {before}, {claim.next_number} is the next number"
+    sys.stdout.write(_for_terminal(one_line(line)) + "\n")
 
 
 def _row(

@@ -156,6 +156,20 @@ def test_cat_reads_the_changes_inside_a_checkpoint(call, location):
     assert rows[0] == ["0", "0", "3", hashlib.sha256(b"2/0").hexdigest()]
 
 
+def test_cat_shows_a_claim(call, location):
+    file = f"{location}/chk-0/_metadata"
+    shown = call("cat", file)
+    assert shown.startswith("claim 0 of 'a', at ")
+    assert shown.endswith("UTC: no checkpoint before it, 1 is the next number\n")
+    (found,) = lines(call("cat", file, "--json"))
+    assert found["claim"] == 0
+    assert found["owner_id"] == "a"
+    assert found["newest"] is None
+    assert "no change set begins at payload offset 0" in call(
+        "cat", file, "--offset", "0", status=2
+    )
+
+
 def test_cat_takes_several_offsets(call, tmp_path):
     writer = SegmentWriter()
     offsets = [writer.add([batch_of([(i, b"v%d" % i)])]).offset for i in range(4)]
