@@ -25,10 +25,10 @@ SHOWN: frozenset[str] = frozenset({"text", "py"})
 RUN: frozenset[str] = frozenset({"python", "console"})
 
 RUN_ELSEWHERE = {
-    "docs/how-to/flink-examples.md": "tests/unit/test_flink_examples.py",
+    "docs/how-to/flink-examples.md": "tests/docs/test_flink_examples.py",
     "docs/how-to/migration.md": "tests/spark/test_migration.py",
-    "docs/how-to/read-state.md": "tests/unit/test_read_state_page.py",
-    "docs/how-to/report.md": "tests/unit/test_report_page.py",
+    "docs/how-to/read-state.md": "tests/docs/test_read_state_page.py",
+    "docs/how-to/report.md": "tests/docs/test_report_page.py",
 }
 """Pages whose blocks need surroundings of their own, and the test that runs them."""
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.checkpoint.test_metadata_format import record_of
+from tests.unit.format.test_checkpoint_metadata import record_of
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import load_checkpoint
