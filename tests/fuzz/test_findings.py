@@ -31,6 +31,23 @@ def snapshot() -> bytes:
     return write_snapshot(OperatorCodec(SCHEMA), {}, {}, GROUPS, now_ms=-1)
 
 
+@pytest.mark.parametrize("since", [0, 3])
+def test_a_schema_that_repeats_a_variable_is_refused(since: int):
+    """The record of 2 KB had one two thousand times, and reading all of them took minutes."""
+    stored = History("fuzz 3", DictStore(), retained=3).model.schema.to_json()
+    again = {**stored["states"][0], "since": since}
+    with pytest.raises(CorruptionError, match="has two variables"):
+        OperatorStateSchema.from_json({**stored, "states": [*stored["states"], *[again] * 2000]})
+
+
+def test_a_variable_may_have_the_name_of_a_dropped_one():
+    stored = History("fuzz 3", DictStore(), retained=3).model.schema.to_json()
+    dropped = {**stored["states"][0], "dropped": True}
+    added = {**stored["states"][0], "since": 1}
+    schema = OperatorStateSchema.from_json({**stored, "states": [dropped, added]})
+    assert 1 == schema.state_id(added["name"])
+
+
 def with_forged_type() -> bytes:
     """Return a snapshot in whose metadata the key group is a boolean, and an integer in its schema."""
     # In Parquet's compact protocol: field 1 (the type), a list of encodings, field 3 (the path).

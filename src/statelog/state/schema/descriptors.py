@@ -195,10 +195,12 @@ class OperatorStateSchema:
                     f"state schema has version {value['version']}, this statelog reads up to "
                     f"{SCHEMA_VERSION}; upgrade statelog"
                 )
+            states = tuple(StateDescriptor.from_json(state) for state in value["states"])
+            _check_unique(states)
             return cls(
                 operator_id=_of_type(value["operator_id"], str),
                 key_schema=_schema_from_json(value["key"]),
-                states=tuple(StateDescriptor.from_json(state) for state in value["states"]),
+                states=states,
                 generation=_of_type(value.get("generation", 0), int),
             )
         except (
@@ -218,6 +220,16 @@ class OperatorStateSchema:
             return cls.from_json(decode_json(data, _decoder))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptionError(f"a state schema cannot be read: {error}") from error
+
+
+def _check_unique(states: Iterable[StateDescriptor]) -> None:
+    """Check that no two variables have one identity, and no two live ones have one name."""
+    seen: set[object] = set()
+    for state in states:
+        for mark in (state.identity,) if state.dropped else (state.identity, state.name):
+            if mark in seen:
+                raise CorruptionError(f"a state schema has two variables {state.name!r}")
+            seen.add(mark)
 
 
 def _of_type(value: Any, kind: type[T]) -> T:
