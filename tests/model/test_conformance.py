@@ -1,6 +1,7 @@
 """The coordinator takes only steps of the model: traces of the simulated owners are replayed."""
 
 import contextlib
+import logging
 import os
 from dataclasses import replace
 from typing import Any
@@ -117,6 +118,12 @@ def traced(seed: int, new_world: type[TracedWorld] = TracedWorld) -> list[Event]
     world = simulate(seed, batched=seed % 3 == 0, new_world=new_world)
     assert isinstance(world, TracedWorld)
     return world.trace
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Pytest keeps each record with its traceback; those of 20,000 worlds would take 4 GB."""
+    caplog.set_level(logging.CRITICAL, "statelog")
 
 
 @pytest.fixture(autouse=True)
