@@ -97,8 +97,11 @@ class Replay:
             return
         pattern, stores = re.compile(_pattern(event)), set()
         for driver in self._closure(event, nonce):
-            if event.kind == "listed" or (event.kind == "asked" and driver[0] != LOOKING):
+            if event.kind == "asked" and driver[0] != LOOKING:
                 yield driver  # for another purpose
+                continue
+            if event.kind == "listed":
+                yield driver
             elif event.kind in ("restored", "reported"):
                 if driver[0] == OWNER and driver[3] == event.number:
                     yield driver

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, GroupedData, Row
 from tests.entries import committed
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
 from tests.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.history import find_newest
@@ -53,7 +53,12 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     sparks_own = GroupedData.transformWithState
     source = BatchSource(session, tmp_path / "in", INPUT)
     enable(session)
-    assert not isinstance(totals(source), StatefulStream)  # no location: Spark's state goes on
+    source.add([(1, 2), (2, 5)])
+    alone = totals(source)
+    assert isinstance(alone, StatefulStream)
+    assert TotalsModel().apply([(1, 2), (2, 5)]) == run(alone, tmp_path / "alone")
+    assert committed(tmp_path / "alone" / "statelog")  # beside the checkpoint of the query
+    source = BatchSource(session, tmp_path / "later", INPUT)
     for key, value in ((LOCATION, str(tmp_path / "states")), ("spark.statelog.tasks", "3")):
         session.conf.set(key, value)
     enable(session)
@@ -115,9 +120,9 @@ def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
     source = BatchSource(session, tmp_path / "in", INPUT)
     enable(session)
     grouped = source.frame().groupBy("key")
-    with pytest.raises(UsageError, match=r"no transformWithState of its own.*stateLocation"):
-        grouped.transformWithState(Totals(), TOTALS, "Update", "None")
-    session.conf.set(LOCATION, "checkpoint")
+    other = BatchSource(session.newSession(), tmp_path / "in", INPUT).frame().groupBy("key")
+    with pytest.raises(UsageError, match=r"no transformWithState of its own: call .*enable"):
+        other.transformWithState(Totals(), TOTALS, "Update", "None")
     source.add([(1, 2), (2, 5)])
     stream = grouped.transformWithState(Totals(), TOTALS, "Update", "None")
     assert TotalsModel().apply([(1, 2), (2, 5)]) == run(stream, tmp_path / "query")
@@ -152,3 +157,17 @@ def test_a_processor_with_a_broadcast_variable_is_rejected(
     grouped = BatchSource(session, tmp_path / "in", INPUT).frame().groupBy("key")
     with pytest.raises(UsageError, match=r"Totals holds a broadcast variable"):
         grouped.transformWithStateInPandas(processor, TOTALS, "Update", "None")
+
+
+@ROWS
+def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
+    session: "SparkSession", tmp_path: Path
+) -> None:
+    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    source = BatchSource(session, tmp_path / "in", INPUT)
+    source.add([(1, 2)])
+    assert [(1, 2, 1)] == run(totals(source), tmp_path / "query")
+    enable(session)
+    source.add([(1, 3)])
+    with pytest.raises(Exception, match="initialState=spark_state"):
+        run(totals(source), tmp_path / "query")

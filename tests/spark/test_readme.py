@@ -16,21 +16,26 @@ def python_blocks() -> list[str]:
 
 def test_the_stream_runs_and_commits(spark, tmp_path, capsys):
     from statelog.cli.main import run
+    from statelog.spark import disable
 
-    (code,) = [block for block in python_blocks() if "transform_with_state" in block]
+    (code,) = [block for block in python_blocks() if "enable(spark)" in block]
     code = code.replace("/tmp/statelog-readme", str(tmp_path / "job"))
     scope: dict[str, object] = {}
     code, end, _ = code.partition("query.awaitTermination(20)\nquery.stop()\n")
     assert end, "the example ends by waiting and stopping"
-    exec(code, scope)
-    query = scope["query"]
     try:
+        exec(code, scope)
+        query = scope["query"]
         deadline = 60
         while deadline and not (tmp_path / "job/statelog/chk-2/_metadata").exists():
             query.awaitTermination(1)
             deadline -= 1
     finally:
-        query.stop()
+        disable(spark)
+        for running in spark.streams.active:
+            running.stop()
+    assert 0 == run(["read", str(tmp_path / "job/statelog"), "total"])
+    assert "value.amount" in capsys.readouterr().out
     assert 0 == run(["checkpoints", str(tmp_path / "job/statelog")])
     assert "retained" in capsys.readouterr().out
 

@@ -1,8 +1,8 @@
 """
 `enable(spark)`: `df.groupBy(...).transformWithState(...)` itself runs on statelog.
 
-Spark's method is replaced by one that runs on statelog if the frame's session was enabled and has a
-state location; in every other session it calls Spark's own method.  `disable` undoes this.
+Spark's method is replaced by one that runs on statelog if the frame's session was enabled; in every other
+session it calls Spark's own method.  `disable` undoes this.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from statelog.errors import UsageError
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.session import is_connect
-from statelog.spark.query.settings import CONF_PREFIX
 
 _log = logging.getLogger("statelog.spark")
 
-_LOCATION: Final = f"{CONF_PREFIX}stateLocation"
 _SESSIONS: Final = "__statelog_sessions__"
 _CHOSEN: Final = "__statelog_chosen__"
 """Sessions that were enabled or disabled, or warned of."""
@@ -40,11 +38,10 @@ def enable(spark: SparkSession) -> None:
     """
     Run `transformWithState` on statelog in one session.
 
-    This needs `spark.statelog.stateLocation` at the time of the call of `transformWithState`: a base
-    folder, in which the state of each query is stored under its queryName, or the word `checkpoint`
-    for a folder inside each query's checkpointLocation.  Without it the session uses Spark's own
-    state.  The other settings of `OperatorSettings`, and the options of docs/reference/options.md, are read from
-    `spark.statelog.<name>` too.  A second call has no effect.
+    The state of each query is stored in the folder `statelog` of its checkpointLocation.  With
+    `spark.statelog.stateLocation` at the time of the call of `transformWithState` it is stored elsewhere: in a
+    base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
+    docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call has no effect.
 
     Spark 4.0 has no `transformWithState` of Rows of its own.  It is added for as long as a session is
     enabled.
@@ -109,8 +106,8 @@ def _missing(name: str) -> Callable[..., DataFrame]:
 
     def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         raise UsageError(
-            f"this version of Spark has no {name} of its own: call statelog.spark.enable(spark) and set "
-            f"{_LOCATION}, so that it runs on statelog"
+            f"this version of Spark has no {name} of its own: call statelog.spark.enable with this session, so "
+            "that it runs on statelog"
         )
 
     setattr(method, _ADDED, True)
@@ -132,13 +129,11 @@ def _switch(
             chosen.add(session_id)
             _log.warning(
                 "this session is not enabled, so %s runs on Spark's own state, while another session of "
-                "this process is enabled. A session of newSession() needs enable(session) and %s of "
-                "its own; disable(session) says that Spark's state is meant",
+                "this process is enabled. A session of newSession() needs enable(session) of its own; "
+                "disable(session) says that Spark's state is meant",
                 original.__name__,
-                _LOCATION,
             )
-        enabled = session_id in sessions and session.conf.get(_LOCATION, None)
-        return (operator if enabled else original)(self, *args, **kwargs)
+        return (operator if session_id in sessions else original)(self, *args, **kwargs)
 
     setattr(method, _SESSIONS, sessions)
     setattr(method, _CHOSEN, chosen)

@@ -61,8 +61,9 @@ def check_state_is_there(first: FirstBatch, location: str) -> None:
     if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
         raise CheckpointError(
             f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
-            "its state is missing. Set stateLocation to where the state is, or set "
-            "restoreFrom='empty' to start without it",
+            "its state is missing. Set stateLocation to where the state is. If the query ran on Spark's "
+            "own state, move it with initialState=spark_state(...) (docs/how-to/migration.md), or call "
+            "disable(spark) to stay there. restoreFrom='empty' starts without state",
             reason="missing",
         )
 
