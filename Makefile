@@ -35,6 +35,7 @@ FLINK_WHEEL := $(FLINK_FOLDER)/apache_flink_libraries-$(FLINK_VERSION)-py2.py3-n
 # The files that take longest come first, so that no process ends with one of them alone.
 SMOKE_TESTS := $(addprefix tests/spark/,test_kill.py test_aggregate.py test_source_position.py test_time.py \
   test_columnar.py test_edges.py test_pandas.py test_plan.py test_one_shuffle.py test_readme.py)
+QUICK_TESTS := tests/spark/test_edges.py
 ON_SPARK := -q -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "spark and not slow"
 
 # Spark's workers have to run on the interpreter that has our packages.
@@ -43,7 +44,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 # For a recipe's line: the Java that `java-ready` found or made.
 WITH_JAVA = JAVA_HOME="$$($(PY) -m statelog.demo.java)" && export JAVA_HOME &&
 
-.PHONY: help setup java-ready demo test test-pure test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
+.PHONY: help setup java-ready demo quick test test-pure test-smoke test-encrypted test-rest test-spark matrix check lint types layers \
   format docs reference evidence dist package bench bench-check chaos mutants model flink constraints clean
 
 help: ## list the targets
@@ -73,6 +74,10 @@ java-ready: $(READY)
 
 demo: java-ready ## run the demonstration (ARGS="..." is passed on)
 	@$(WITH_JAVA) $(BIN)/statelog demo $(ARGS)
+
+quick: java-ready ## the loop while you work, minutes: no campaigns, one file on Spark; P=state tests one package only
+	$(BIN)/pytest -q -n auto -m "not spark and not slow and not campaign" $(ARGS) $(if $(P),tests/unit/$(P),tests)
+	$(if $(P),,$(WITH_JAVA) $(BIN)/pytest -q -m "spark and not slow" $(ARGS) $(QUICK_TESTS))
 
 test: java-ready test-pure test-smoke ## the tests for every day: those without Spark, and the essential ones on Spark
 

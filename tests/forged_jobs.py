@@ -84,7 +84,7 @@ CALLS: dict[str, list[list[str]]] = {
     "export": [["LOC", "OUT"]],
     "log": [["LOC"]],
     "cat": [["LOC/chk-2/_metadata", "--values", "text"], ["LOC/chk-0/_metadata"], ["LOC/trap.py"]],
-    "gc": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--delete"]],
+    "gc": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--apply"]],
     "verify": [["LOC"]],
     "repair": [["LOC", "--min-age", "0s"], ["LOC", "--min-age", "0s", "--apply"],
                ["LOC", "--give-up-after", "0"], ["LOC", "--give-up-after", "1", "--apply"]],
@@ -99,7 +99,7 @@ CALLS: dict[str, list[list[str]]] = {
                ["LOC", "KEY", "--processor", HOSTILE, "--write-test", "OUT.py"],
                ["LOC", "fails", "--processor", HOSTILE, "--write-test", "OUT.py"]],
     "copy": [["LOC", "NEW"], ["LOC", "NEW", "--checkpoint", "kept"]],
-    "forget": [["LOC", "KEY"], ["LOC", "nobody"], ["LOC", "KEY", "--yes"], ["LOC", "KEY", "--now", "--yes"]],
+    "forget": [["LOC", "KEY"], ["LOC", "nobody"], ["LOC", "KEY", "--apply"], ["LOC", "KEY", "--now", "--apply"]],
     "edit": [["LOC", "--delete", "LOC/trap.py"], ["LOC", "--set", f"VAR=OUT{BAD}.parquet"]],
 }  # fmt: skip
 """Calls of each command: LOC is the location, QUERY a checkpointLocation, OUT and NEW are outputs."""

@@ -330,7 +330,7 @@ def is_argument(parameter: Any) -> bool:
 
 def parameter_row(parameter: Any, context: Any) -> str:
     """Return the row of an argument or option."""
-    if parameter.name == "help":
+    if parameter.name == "help" or getattr(parameter, "hidden", False):
         return ""
     names = [*parameter.opts, *parameter.secondary_opts]
     shown = ", ".join(f"`{name}`" for name in names)

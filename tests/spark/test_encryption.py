@@ -92,7 +92,7 @@ def test_an_encrypted_location_is_used_like_any_other(
     command("copy", state, edited)
     command("edit", edited, "--set", f"total={tmp_path / 'rows' / 'total.parquet'}", "--apply")
     command("untag", edited, "before")
-    command("forget", edited, "customer-0007", "--now", "--yes")
+    command("forget", edited, "customer-0007", "--now", "--apply")
     assert sl.open(edited).get("total", ("customer-0007",)) is None
     command("verify", edited)
     # A new key, then no encryption, then with a key again.

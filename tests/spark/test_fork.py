@@ -77,7 +77,7 @@ def test_parent_and_fork_run_beside_each_other(
         beside = child.start(trigger={"processingTime": "50 milliseconds"})
         until_batch(parent.folder, 5)
         until_batch(child.folder, made.batch_id + 2)
-        assert run(["gc", str(parent.state), "--delete", "--min-age", "0s"]) == 0
+        assert run(["gc", str(parent.state), "--apply", "--min-age", "0s"]) == 0
         source.add(BATCHES[6])
         until_batch(parent.folder, 6)
         until_batch(child.folder, made.batch_id + 3)

@@ -133,7 +133,7 @@ class Needs:
         if parse_parent_path(path) is not None:
             return "with the key in the parent of this fork: forget it there too"
         if not needed:
-            return "with the next garbage collection (statelog gc --delete)"
+            return "with the next garbage collection (statelog gc --apply)"
         pinned = [one for one in needed if self._pins.get(one)]
         steps = []
         newest = self._newest

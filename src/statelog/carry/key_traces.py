@@ -108,7 +108,7 @@ class SoughtKey:
             except _UNREADABLE as error:
                 raise CorruptionError(
                     f"damaged {kind} {path} in {store.url}: {error}; whether it holds the key is "
-                    "unknown. If no checkpoint needs it, `statelog gc --delete` deletes it",
+                    "unknown. If no checkpoint needs it, `statelog gc --apply` deletes it",
                     path=path,
                 ) from error
 

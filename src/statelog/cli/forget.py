@@ -11,6 +11,7 @@ import typer
 
 from statelog.carry.forget_key import forget as forget_key
 from statelog.carry.forget_report import ForgetReport
+from statelog.cli.options import is_dry_run
 from statelog.cli.output import console, plural, print_json, progress
 from statelog.cli.state_rows import open_state
 from statelog.redaction import redacted
@@ -35,18 +36,23 @@ def forget(
             "--now", help="Delete all bytes of the key now, and give up older checkpoints."
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; a dry run without.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run/--apply", help="Only report what holds the key, or remove it."),
+    ] = True,
+    yes: Annotated[bool, typer.Option("--yes", hidden=True)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """
     Remove a key from all state of an operator, and name what still holds its bytes.
 
-    Without --yes nothing is changed.  With it the key is deleted in a new checkpoint, and its bytes leave
+    Without --apply nothing is changed.  With it the key is deleted in a new checkpoint, and its bytes leave
     with the snapshots and checkpoints that the report lists.  With --now too, the affected key groups are
     written anew without the key, older checkpoints are given up, and their objects are deleted.
     The query must be stopped; one that runs is fenced, and its next start goes on.
     Parents of a fork are not changed: the last line is the command for each that holds the key too.
     """
+    dry_run = is_dry_run(dry_run, old=yes, name="--yes")
     with open_state(location, operator) as state:
         values = key_from_text(key, state.reader().schema.key_schema)
     with progress("reading") as update:
@@ -55,7 +61,7 @@ def forget(
             values,
             operator=operator,
             now=now,
-            dry_run=not yes,
+            dry_run=dry_run,
             on_progress=lambda path: update(f"reading {path}"),
         )
     if as_json:
@@ -74,7 +80,7 @@ def forget(
 def _command(location: str, key: Sequence[str], operator: str | None, *, now: bool) -> str:
     """Return the command that removes the key from another location."""
     options = [*(["--operator", operator] if operator else []), *(["--now"] if now else [])]
-    return shlex.join(["statelog", "forget", *options, "--yes", "--", location, *key])
+    return shlex.join(["statelog", "forget", *options, "--apply", "--", location, *key])
 
 
 def _print(report: ForgetReport, location: str, now: bool) -> None:
@@ -109,4 +115,4 @@ def _print(report: ForgetReport, location: str, now: bool) -> None:
         for one in report.traces:
             line(f"held by {one.kind} {one.path}: leaves {one.leaves}")
     if report.dry_run and (report.removed or report.traces):
-        line("This was a dry run; --yes does it.")
+        line("This was a dry run; --apply does it.")

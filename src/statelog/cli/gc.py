@@ -11,6 +11,7 @@ from rich.text import Text
 
 from statelog.checkpoint.audited import audited
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
+from statelog.cli.options import is_dry_run
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -30,19 +31,21 @@ from statelog.store import LocationPaths
 def gc(
     location: Annotated[str, typer.Argument(help="State location: a path or URL.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run/--delete", help="Only list the orphans, or delete them.")
+        bool, typer.Option("--dry-run/--apply", help="Only list the orphans, or delete them.")
     ] = True,
+    delete: Annotated[bool, typer.Option("--delete", hidden=True)] = False,
     min_age: Annotated[str, typer.Option(help="Keep younger objects: 90s, 30m, 1h, 7d.")] = "1h",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """
-    Find objects that no retained checkpoint needs; --delete deletes them.
+    Find objects that no retained checkpoint needs; --apply deletes them.
 
     Safe during a running job as long as --min-age exceeds the time from the upload of a change set
     to the commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.
     In a fork that needs nothing of its parent any more, it deletes the tag that keeps a checkpoint there.
     Exit status 1 in that case, or if an object could not be deleted.
     """
+    dry_run = is_dry_run(dry_run, old=delete, name="--delete")
     store, age = open_location(location), parse_duration(min_age)
     with (
         progress("listing" if dry_run else "listing and deleting"),
@@ -112,4 +115,4 @@ def _print(report: CleanUpReport, location: str, min_age: str) -> None:
         soft_wrap=True,
     )
     if report.dry_run and (report.deleted or any(each.tags for each in report.outside)):
-        shown.print("This was a dry run; --delete deletes them.")
+        shown.print("This was a dry run; --apply deletes them.")

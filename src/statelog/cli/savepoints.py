@@ -135,7 +135,7 @@ def fork(
     Go on from a checkpoint with a second query, beside the first, in constant time.
 
     Without --copy no state is copied: the new location refers to objects of LOCATION, which a tag keeps there until
-    the fork needs them no more (`statelog gc --delete NEW_LOCATION` releases it).  Repeat an interrupted
+    the fork needs them no more (`statelog gc --apply NEW_LOCATION` releases it).  Repeat an interrupted
     fork with the same command.  The query may run meanwhile, as for `tag`.  Exit status 1 if the checkpoint
     is not retained, or the sink of its micro-batch takes longer than 10 s.
     """

@@ -232,7 +232,7 @@ def test_an_orphan_that_cannot_be_read_is_named(made):
             statelog.forget(location, key_of(NUMBER), dry_run=True)
         except CorruptionError as error:
             assert orphan in str(error)
-            assert "gc --delete" in str(error)
+            assert "gc --apply" in str(error)
             return True
         finally:
             (root / orphan).unlink()
@@ -330,13 +330,13 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
 
     assert statelog.forget(second, key_of(NUMBER), dry_run=True).parents == (f"file://{parent}",)
     expected = "The parent of this fork still holds the key: statelog forget "
-    assert last_line(second, "--now").startswith(f"{expected}--now --yes -- ")
-    assert last_line(second, "--yes").startswith(f"{expected}--yes -- ")
+    assert last_line(second, "--now").startswith(f"{expected}--now --apply -- ")
+    assert last_line(second, "--apply").startswith(f"{expected}--apply -- ")
     [tag] = list_tags(open_store(first), LocationPaths())
     run_cli(["forget", "--now", second, *key])
     may_be = f"{tag.path} in file://{first}, the parent of this fork, may be deleted"
     assert may_be in capsys.readouterr().out
-    told = last_line(second, "--now", "--yes")
+    told = last_line(second, "--now", "--apply")
     assert told.startswith(expected)
     assert present(history)
     for tag in statelog.tags(parent):  # the first fork may need other objects of the checkpoint
@@ -361,12 +361,12 @@ def test_on_the_command_line(made, capsys):
         return said.out + said.err
 
     key = [str(part) for part in key_of(NUMBER)]
-    assert "This was a dry run; --yes does it." in call(*key)
+    assert "This was a dry run; --apply does it." in call(*key)
     planned = json.loads(call(*key, "--now", "--json"))
     assert planned["given_up"]
     assert planned["dry_run"]
-    assert "held by checkpoint" in call(*key, "--yes")
-    assert "no object of this location holds the key" in call(*key, "--now", "--yes")
+    assert "held by checkpoint" in call(*key, "--apply")
+    assert "no object of this location holds the key" in call(*key, "--now", "--apply")
     assert "has no state" in call(*key)
     assert "a key needs a value for each" in call("1", status=2)
     with pytest.raises(UsageError, match="has no operator 'x'"):

@@ -90,7 +90,7 @@ def test_no_connection_is_made_to_a_foreign_place(
     with pytest.raises(CheckpointError, match="name it, by --parent URL") as raised:
         values(store)
     assert raised.value.reason == "parent"
-    for verb in (["verify", new], ["copy", new, f"{new}-copy"], ["gc", "--delete", new]):
+    for verb in (["verify", new], ["copy", new, f"{new}-copy"], ["gc", "--apply", new]):
         run(verb)
     assert place in capsys.readouterr().err
     assert new in opened
@@ -179,15 +179,15 @@ def test_a_tag_of_a_victim_is_not_deleted(query: Query, capsys: pytest.CaptureFi
     new = str(root / "new")
     for arguments in (
         ["gc", new],
-        ["gc", new, "--delete"],
-        ["gc", new, "--delete", "--parent", victim.parent],
+        ["gc", new, "--apply"],
+        ["gc", new, "--apply", "--parent", victim.parent],
     ):
         assert run([*arguments, "--min-age", "0s"]) == 0
         shown = capsys.readouterr().out
         assert f"keeps a checkpoint for the fork {victim.location}" in shown
         tags = {one.name for one in statelog.tags(root / "state")}
         assert victim.fork_id in tags
-        assert (attacker.fork_id in tags) is ("--delete" not in arguments)
+        assert (attacker.fork_id in tags) is ("--apply" not in arguments)
     assert values(location(query, "victim")) == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -199,12 +199,12 @@ def test_every_object_outside_is_printed(query: Query, capsys: pytest.CaptureFix
     assert run(["gc", new]) == 0
     shown = capsys.readouterr().out
     assert f"would delete {tag.path} in {made.parent}, the parent of this fork" in shown
-    assert "--delete deletes them" in shown
+    assert "--apply deletes them" in shown
     assert run(["gc", new, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"path": tag.path, "location": made.parent, "action": "would-delete"} in lines
     assert statelog.tags(query.folder.parent / "state")
-    assert run(["gc", new, "--json", "--delete"]) == 0
+    assert run(["gc", new, "--json", "--apply"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"path": tag.path, "location": made.parent, "action": "deleted"} in lines
     assert lines[-1]["summary"]["released"] == [made.fork_id]

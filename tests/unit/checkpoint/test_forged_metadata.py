@@ -115,7 +115,7 @@ def test_forged_metadata_reads_and_deletes_nothing(path, where, tmp_path, capsys
     assert caught.value.reason == "damaged"
     (found,) = verify_location(store, paths)
     assert "forged" in found.problem
-    for arguments in (["verify"], ["gc", "--delete", "--min-age", "0s"], ["checkpoints"]):
+    for arguments in (["verify"], ["gc", "--apply", "--min-age", "0s"], ["checkpoints"]):
         assert run([arguments[0], str(tmp_path / "location"), *arguments[1:]]) == 1
         assert "forged" in "".join(capsys.readouterr())
     assert victim.read_text() == "mine"

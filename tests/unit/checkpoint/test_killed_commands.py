@@ -140,22 +140,25 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
         with_export,
         lambda place: place.call("edit", place.state, *edits(place), "--delete-others", "--apply"),
     ),
-    "forget": (nothing, lambda place: place.call("forget", place.state, *key_texts(KEY), "--yes")),
+    "forget": (
+        nothing,
+        lambda place: place.call("forget", place.state, *key_texts(KEY), "--apply"),
+    ),
     "forget --now": (
         nothing,
-        lambda place: place.call("forget", place.state, *key_texts(KEY), "--now", "--yes"),
+        lambda place: place.call("forget", place.state, *key_texts(KEY), "--now", "--apply"),
     ),
     "forget --now in a fork": (
         with_fork,
-        lambda place: place.call("forget", place.new, *key_texts(KEY), "--now", "--yes"),
+        lambda place: place.call("forget", place.new, *key_texts(KEY), "--now", "--apply"),
     ),
     "gc": (
         with_garbage,
-        lambda place: place.call("gc", place.state, "--delete", "--min-age", "0s"),
+        lambda place: place.call("gc", place.state, "--apply", "--min-age", "0s"),
     ),
     "gc of a fork": (
         with_independent_fork,
-        lambda place: place.call("gc", place.new, "--delete", "--min-age", "0s"),
+        lambda place: place.call("gc", place.new, "--apply", "--min-age", "0s"),
     ),
     "export": (
         nothing,

@@ -285,11 +285,11 @@ def test_gc_is_a_dry_run_unless_told(call, location):
     assert "1 younger than 1h" in call("gc", location).replace("2 younger", "1 younger")
     text = call("gc", location, "--min-age", "0s")
     assert "would delete dstl/orphan" in text
-    assert "--delete deletes them" in text
+    assert "--apply deletes them" in text
     assert orphan.exists()
-    assert "deleted dstl/orphan" in call("gc", location, "--delete", "--min-age", "0")
+    assert "deleted dstl/orphan" in call("gc", location, "--apply", "--min-age", "0")
     assert not orphan.exists()
-    assert "0 orphans" in call("gc", location, "--delete", "--min-age", "0")
+    assert "0 orphans" in call("gc", location, "--apply", "--min-age", "0")
     assert "all intact" in call("verify", location)
 
 
@@ -302,7 +302,7 @@ def test_gc_speaks_json(call, location):
 
 def test_gc_does_nothing_beside_damage(call, location):
     damage(location, "chk-3/_metadata")
-    assert "damaged" in call("gc", location, "--delete", "--min-age", "0s", status=1)
+    assert "damaged" in call("gc", location, "--apply", "--min-age", "0s", status=1)
     assert Path(location, "dstl/orphan").exists()
 
 
@@ -485,3 +485,12 @@ def test_an_interruption_ends_quietly(large_file):
     one.send_signal(signal.SIGINT)
     _, said = one.communicate(timeout=30)
     assert (said, one.returncode) == ("", 130)
+
+
+@pytest.mark.parametrize(("verb", "old"), [("gc", "--delete"), ("forget", "--yes")])
+def test_the_old_name_of_apply_works_and_says_so(capsys, tmp_path, verb, old):
+    arguments = {"gc": ["--min-age", "0"], "forget": ["somebody"]}[verb]
+    run([verb, str(tmp_path), *arguments, old])
+    assert f"statelog: {old} is now --apply" in capsys.readouterr().err
+    run([verb, str(tmp_path), *arguments, "--apply"])
+    assert "is now --apply" not in capsys.readouterr().err

@@ -163,7 +163,7 @@ def test_a_command_that_was_killed_is_unfinished(
 
 
 def test_a_line_has_no_key_and_no_secret(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(place, "forget", ["LOC", *KEY, "--now", "--yes"]) == 0
+    assert call(place, "forget", ["LOC", *KEY, "--now", "--apply"]) == 0
     (line,) = lines_of(place.state)
     assert line.begin is not None
     assert {"now": True} == line.begin.arguments
@@ -188,7 +188,7 @@ def test_an_error_is_named_without_its_text(place: Place) -> None:
 def test_nothing_is_changed_without_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     killed.with_garbage(place)
     Path(place.state, "audit").write_bytes(b"no folder")
-    assert call(place, "gc", ["LOC", "--min-age", "0s", "--delete"]) == 1
+    assert call(place, "gc", ["LOC", "--min-age", "0s", "--apply"]) == 1
     assert Path(place.state, "dstl", "orphan").exists()
 
 
