@@ -1,8 +1,10 @@
-"""The claims and checkpoints of a state location on disk."""
+"""The claims and checkpoints of a state location."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from statelog.checkpoint.history import Entry, present_ids, read_entry
+from statelog.errors import ObjectNotFoundError
 from statelog.format.claim_record import ClaimRecord
 from statelog.store import LocationPaths, open_location
 
@@ -10,7 +12,11 @@ from statelog.store import LocationPaths, open_location
 def entries(state: Path | str) -> dict[int, Entry]:
     """Return the claims and checkpoints there are, by number."""
     store, paths = open_location(str(state)), LocationPaths()
-    return {number: read_entry(store, paths, number) for number in present_ids(store, paths)}
+    present: dict[int, Entry] = {}
+    for number in present_ids(store, paths):
+        with suppress(ObjectNotFoundError):  # SeaweedFS lists a folder for a while without objects
+            present[number] = read_entry(store, paths, number)
+    return present
 
 
 def claims(state: Path | str) -> list[int]:

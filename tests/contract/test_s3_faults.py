@@ -14,7 +14,7 @@ from tests.unit.checkpoint.helpers import read_log, started
 
 from statelog.changelog.reader import read_changes
 from statelog.checkpoint.verify import VerifiedObject, verify_location
-from statelog.errors import CheckpointError, StoreError
+from statelog.errors import CheckpointError, ObjectExistsError, StoreError
 from statelog.model import StateChange
 from statelog.store import LocationPaths, ObstoreStore, open_store
 from statelog.store.requests import repeated_requests
@@ -115,6 +115,23 @@ def test_a_mix_of_faults_leaves_commits_exact(proxy: S3Proxy, s3_bucket: str):
     assert again.latest.checkpoint_id == 15
     assert log == read_log(store, again.latest.log)
     assert repeated_requests() - before >= sum(mix.drawn.values()) - mix.drawn["truncated"] > 0
+
+
+def test_a_lost_answer_and_then_a_bad_read_are_no_conflict(proxy: S3Proxy, s3_bucket: str):
+    """The object is this call's own, though the first read of it to compare is wrong."""
+    store = opened(proxy.server, s3_bucket, next(PLACES))
+    store.put("warm", b"")
+    faults = {"PUT": [Fault.LOST_ANSWER], "GET": [Fault.FLIPPED]}
+
+    def draw(exchange: Exchange) -> Fault | None:
+        return faults[exchange.method].pop() if faults.get(exchange.method) else None
+
+    proxy.faults = draw
+    store.put_if_absent("tag", b"the content of a tag")
+    assert {"PUT": [], "GET": []} == faults
+    proxy.faults = no_fault
+    with pytest.raises(ObjectExistsError):
+        store.put_if_absent("tag", b"another content")
 
 
 # --- listings -------------------------------------------------------------------------------------

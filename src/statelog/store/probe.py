@@ -30,6 +30,7 @@ from statelog.store.at_once import endpoint_of
 from statelog.store.conditional_put import put_or_find
 from statelog.store.location import kind_of
 from statelog.store.paths import LocationPaths
+from statelog.store.verified import read_verified
 
 WRITERS: Final = 5
 ROUNDS: Final = 4
@@ -161,9 +162,17 @@ class _Probe:
         return None
 
     def _read_back(self, name: str, winner: bytes | None) -> None:
-        """Check that the object of a race is the winner's."""
-        if winner is not None and bytes(self.store.get(name)) != winner:
-            raise self._error("a put-if-absent that was refused has overwritten the object", name)
+        """Check that the object of a race is the winner's; one bad read is no verdict."""
+
+        def check(data: memoryview) -> None:
+            if winner is not None and bytes(data) != winner:
+                raise CorruptionError(f"{name} is another writer's", path=name)
+
+        try:
+            read_verified(self.store, name, check)
+        except CorruptionError as error:
+            fault = "a put-if-absent that was refused has overwritten the object"
+            raise self._error(fault, name) from error
 
     def _put_late(self) -> None:
         """Put the name of the first race again."""

@@ -128,6 +128,27 @@ def test_a_server_that_lets_two_writers_win_is_refused(server, fault):
         assert store.objects == {}, "neither a probe nor a result is left"
 
 
+class ReadsWrongOnce(Server):
+    """The first read of each object returns a wrong byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def get(self, path):
+        data = bytes(super().get(path))
+        if path in self.read:
+            return memoryview(data)
+        self.read.add(path)
+        return memoryview(data[:-1] + b"?")
+
+
+def test_one_bad_read_is_no_overwrite():
+    store = ReadsWrongOnce()
+    verify_put_if_absent(store, PATHS)
+    assert store.results
+
+
 def test_writers_put_at_the_same_time():
     """A probe that puts one after another would not see a server that checks first."""
     store = ChecksFirst()
