@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-SPARK_TESTS = (Path(__file__).parent / "spark", Path(__file__).parent / "cluster")
+TESTS = Path(__file__).parent
+SPARK_TESTS = (TESTS / "spark", TESTS / "cluster")
+CAMPAIGNS = tuple(TESTS / name for name in ("contract", "fuzz", "model", "simulation", "stress"))
 
 # Small queries in a young JVM: its optimizing compiler and parallel collector cost more than they
 # give.  Spark's launcher reads this variable, in the programs that tests start too.
@@ -25,7 +27,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "statelog"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything in tests/spark and tests/cluster, before marks select what runs."""
+    """Mark what is in some folders, before marks select what runs."""
+    marks = ((SPARK_TESTS, pytest.mark.spark), (CAMPAIGNS, pytest.mark.campaign))
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in SPARK_TESTS):
-            item.add_marker(pytest.mark.spark)
+        for folders, mark in marks:
+            if any(map(item.path.is_relative_to, folders)):
+                item.add_marker(mark)
