@@ -36,6 +36,13 @@ from statelog.model import CompletedCheckpoint
 from statelog.store import LocationPaths, ObjectStore, ask_at_once, ask_both
 
 _LISTINGS: Final = 3
+LEFTOVERS_MAX: Final = 64
+"""
+Entries that an owner looks at after its start; more than the checkpoints that an owner leaves to be deleted.
+
+Claims stay for ever, so without a bound each start would read all of them.  Older leftovers, of owners that
+died one after the other, are deleted by `collect_garbage`.
+"""
 _NAMED: Final = 10
 """Entries looked at to name the newest checkpoints in an error; claims are left out."""
 
@@ -48,8 +55,8 @@ class RestorePoint:
     Args:
         stored: The checkpoint to continue from; None for a location without any.
         retained: It and the older ones that can be restored, ascending.
-        leftovers: Entries that are neither retained nor needed by a retained one: checkpoints whose owner
-            ended before the clean-up, and claims.
+        leftovers: The newest entries that are neither retained nor needed by a retained one: checkpoints
+            whose owner ended before the clean-up, and claims; at most `LEFTOVERS_MAX`.
         given_up: Newer checkpoints that are given up with the first commit, ascending.
         pins: The pins of the location.
     """
@@ -318,6 +325,7 @@ def kept_checkpoint(
 def _leftovers(
     paths: LocationPaths, ids: Sequence[int], retained: Sequence[RetainedCheckpoint]
 ) -> tuple[int, ...]:
-    """Return the entries of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
+    """Return the newest of *ids* that no retained checkpoint needs: older ones, or late ones of 0.2."""
     needed = {path for each in retained for path in each.objects or ()}
-    return tuple(each for each in ids if paths.metadata(each) not in needed)
+    unneeded = [each for each in ids if paths.metadata(each) not in needed]
+    return tuple(unneeded[-LEFTOVERS_MAX:])

@@ -3,15 +3,20 @@
 import pytest
 from tests.round_trips import RoundTrips
 from tests.unit.checkpoint.helpers import (
+    checkpoint_ids,
     coordinator,
+    log_in_file,
     log_inline,
     memory_url,
+    run_checkpoint,
     small_checkpoint,
     started,
 )
 from tests.unit.state.reader.histories import NAMES, History, key_of
 
+from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.listing import list_checkpoints
+from statelog.checkpoint.restore import LEFTOVERS_MAX
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.state.reader.location_state import LocationState
 from statelog.store import LocationPaths, ObjectStore, open_store
@@ -80,3 +85,39 @@ def test_the_state_of_one_key(seed: int, monkeypatch):
     state = LocationState(store)
     name = next(one.name for one in state.variables() if one.name in NAMES)
     assert store.count(lambda: LocationState(store).get(name, key_of(3))) <= 4
+
+
+def commit(driver: CheckpointCoordinator, store: ObjectStore) -> None:
+    """Complete a checkpoint whose changes are in a file, so that no later one needs its metadata."""
+    snapshot = TaskStateSnapshot(ALL_GROUPS, log_in_file(store, ALL_GROUPS, [[(3, b"value")]]))
+    run_checkpoint(driver, driver.next_checkpoint_id, [snapshot])
+
+
+def test_the_requests_of_a_start_do_not_grow_with_the_claims(monkeypatch):
+    """A keyed table claims its location for each commit, and no claim is ever deleted."""
+    store = open_store(memory_url())
+    commit(started(store), store)
+    counts = []
+    for _ in range(3):
+        for _ in range(100):
+            started(store)
+        traced = RoundTrips(store, monkeypatch)
+        driver = started(traced)
+        commit(driver, store)
+        driver.clean_up()
+        counts.append(len(traced.requests))
+    assert max(counts) < LEFTOVERS_MAX + 40, counts  # with the probe
+
+
+def test_what_a_dead_owner_left_is_deleted_after_many_claims():
+    store = open_store(memory_url())
+    for _ in range(200):
+        started(store)
+    dead = started(store, retained=2)
+    for _ in range(42):
+        commit(dead, store)
+    following = started(store, retained=2)
+    commit(following, store)
+    following.clean_up()
+    assert following.checkpoints() == checkpoint_ids(store)
+    assert 2 == len(following.checkpoints())
