@@ -13,6 +13,8 @@ from statelog.model import KeyGroupRange
 from statelog.options import SnapshotPolicy
 from statelog.store import LocationPaths
 
+pytestmark = pytest.mark.campaign
+
 TASKS = 60
 
 

@@ -35,6 +35,8 @@ from statelog.state.keyed_state import KeyedState
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_store
 
+pytestmark = pytest.mark.campaign
+
 PATHS = LocationPaths()
 NUMBER = 9
 """A key whose text is in no other key and in no value."""

@@ -21,6 +21,8 @@ from statelog.cli.main import run
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_existing_store, open_store
 
+pytestmark = pytest.mark.campaign
+
 PATHS = LocationPaths()
 BATCHES = 4
 SEEDS = [

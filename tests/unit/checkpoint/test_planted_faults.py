@@ -36,6 +36,8 @@ from statelog.model import (
 from statelog.store import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
 
+pytestmark = pytest.mark.campaign
+
 PATHS = LocationPaths()
 ALL = KeyGroupRange(0, 7)
 Fault = Callable[[FaultyStore, str], None]

@@ -48,6 +48,8 @@ from statelog.model import (
 )
 from statelog.store import LocationPaths
 
+pytestmark = pytest.mark.campaign
+
 ROOT = Path(__file__).parents[3]
 REPLAY = "python -m tests.unit.checkpoint.test_simulation"
 BLOCKS, SEEDS_A_BLOCK, BATCHED_BLOCKS = 40, 25, 4

@@ -15,6 +15,8 @@ from statelog.checkpoint.tags import read_pins
 from statelog.core.checkpoint_events import Declined
 from statelog.format.claim_record import ClaimRecord
 
+pytestmark = pytest.mark.campaign
+
 BLOCKS, SEEDS_A_BLOCK = 3, 10
 TWICE = r"number \d+ was given to a checkpoint twice"
 LOST = TWICE + "|both continue the same|then forgotten"

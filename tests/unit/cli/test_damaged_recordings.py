@@ -26,6 +26,8 @@ from statelog.state.recordings import (
 )
 from statelog.store import ObjectStore
 
+pytestmark = pytest.mark.campaign
+
 STEPS = ["--processor", "tests.recorded_processors:Steps"]
 
 

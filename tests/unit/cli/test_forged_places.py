@@ -28,7 +28,10 @@ from tests.tripwires import ROOT, Report, Run
 
 from statelog.cli import main as cli
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's"),
+]
 
 
 class Listener:

@@ -21,6 +21,8 @@ from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.debug_replay import debug_step
 from statelog.spark.testing.replay import replay
 
+pytestmark = pytest.mark.campaign
+
 PROCESSOR = "tests.recorded_processors:Steps"
 
 

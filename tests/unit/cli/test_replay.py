@@ -27,6 +27,8 @@ from statelog.spark.testing.find_processor import find_processor
 from statelog.spark.testing.replay import replay
 from statelog.state.recordings import forget_key, list_recordings, objects_with_key
 
+pytestmark = pytest.mark.campaign
+
 ROOT = Path(__file__).parents[3]
 PROCESSORS = "tests.recorded_processors"
 PLACES = "tests.unit.cli.test_replay"

@@ -41,6 +41,7 @@ SWITCHES = (
     "--disable-sync",
 )
 pytestmark = [
+    pytest.mark.campaign,
     pytest.mark.skipif(
         not (BROWSER and DRIVER),
         reason="no Chromium here: apt-get install chromium chromium-driver",

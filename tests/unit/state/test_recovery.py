@@ -8,6 +8,8 @@ from tests.unit.state.recovery_oracle import MODES, Change, Commit, Mode, Oracle
 
 from statelog.state import replay
 
+pytestmark = pytest.mark.campaign
+
 SEEDS = int(os.environ.get("STATELOG_RECOVERY_SEEDS", "10"))
 CAMPAIGN = 300
 

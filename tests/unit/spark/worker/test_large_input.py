@@ -62,6 +62,8 @@ from statelog.state.keys.key_groups import key_group_of
 from statelog.state.schema.descriptors import OperatorStateSchema
 from statelog.store import open_store
 
+pytestmark = pytest.mark.campaign
+
 GROUPS = 32
 ALL = KeyGroupRange(0, GROUPS - 1)
 KEY = pa.schema([("key", pa.string()), ("part", pa.string())])

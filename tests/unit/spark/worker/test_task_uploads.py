@@ -38,6 +38,8 @@ from statelog.spark.worker import task as task_module
 from statelog.spark.worker.kept_states import KeptStates
 from statelog.store import LocationPaths, open_location, requests
 
+pytestmark = pytest.mark.campaign
+
 QUICK = {"changelog.upload.next-attempt-delay": dt.timedelta(0)}
 
 

@@ -52,6 +52,8 @@ from statelog.state.schema.descriptors import OperatorStateSchema, StateDescript
 from statelog.state.schema.evolution import evolve
 from statelog.store import LocationPaths, ObjectStore, open_store
 
+pytestmark = pytest.mark.campaign
+
 GROUPS = 10
 KEYS = 24
 UNIT = 10_000

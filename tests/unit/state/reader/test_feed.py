@@ -31,6 +31,8 @@ from statelog.state.schema.descriptors import StateDescriptor
 from statelog.store import LocationPaths
 from statelog.testing.faulty_store import FaultyStore
 
+pytestmark = pytest.mark.campaign
+
 Cells = dict[Any, dict[str, Any]]
 """The state of each key by variable, as Python values."""
 

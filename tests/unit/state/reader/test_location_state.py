@@ -38,6 +38,8 @@ from statelog.state.schema.descriptors import TIMERS_NAME
 from statelog.store import open_store
 from statelog.testing.faulty_store import FaultyStore
 
+pytestmark = pytest.mark.campaign
+
 
 @pytest.fixture(params=["at once", "in portions", "in columns"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ from statelog.state.reader.lineage import groups_to_reload
 from statelog.store import LocationPaths, open_store
 from statelog.testing.faulty_store import FaultyStore
 
+pytestmark = pytest.mark.campaign
+
 
 @pytest.fixture(params=["in dictionaries", "in columns"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import ReplayedStep, replay
 from statelog.state.recordings import forget_key, list_recordings, read_recording, steps_of
 
+pytestmark = pytest.mark.campaign
+
 KEYS = [f"k{number}" for number in range(6)]
 SAFE = ("add", "append", "put", "remove", "clear", "expire", "timer", "untimer", "yield")
 Batch = tuple[int, list[tuple[str, str, int]]]

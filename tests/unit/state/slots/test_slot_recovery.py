@@ -27,6 +27,8 @@ from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.heap.memory import MemoryLimits
 from statelog.state.slots import ColumnState, ColumnTimers, Keys, SlotState, slot_table, snapshot_of
 
+pytestmark = pytest.mark.campaign
+
 SEEDS = int(os.environ.get("STATELOG_RECOVERY_SEEDS", "10"))
 CAMPAIGN = 300
 MODES = (
