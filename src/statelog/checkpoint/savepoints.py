@@ -50,6 +50,7 @@ from statelog.store import (
 from statelog.store.encryption import split_options
 from statelog.store.location import is_known, kind_of, normalize_url
 from statelog.store.parents import may_follow
+from statelog.store.paths import STATE_FOLDER
 
 __all__ = ["Fork", "Tag", "TagKind", "fork", "tag", "tags", "untag"]
 
@@ -58,8 +59,6 @@ Location = str | os.PathLike[str]
 _PATHS: Final = LocationPaths()
 _SINK_ATTEMPTS: Final = 100
 _SINK_PAUSE_S: Final = 0.1
-_STATE_FOLDER: Final = "statelog"
-"""Folder of the state in a checkpointLocation, where the query has no stateLocation."""
 
 
 def tags(location: Location, *, store_options: Mapping[str, object] | None = None) -> list[Tag]:
@@ -332,10 +331,10 @@ def _new_place(
         return None
     if new_checkpoint_location is None:
         folder, _, name = os.fspath(new_location).rstrip("/").rpartition("/")
-        if name != _STATE_FOLDER or not folder:
+        if name != STATE_FOLDER or not folder:
             raise UsageError(
                 "a fork needs a checkpointLocation for the new query: give new_checkpoint_location, or "
-                f"a new location that ends with /{_STATE_FOLDER}, which is then inside it"
+                f"a new location that ends with /{STATE_FOLDER}, which is then inside it"
             )
         return folder
     return new_checkpoint_location
@@ -363,7 +362,7 @@ def query_store(
             reason="not_found",
         )
     folder, _, name = store.url.rpartition("/")
-    around = folder if name == _STATE_FOLDER else None
+    around = folder if name == STATE_FOLDER else None
     for place in (given, recorded, around):
         if place is not None:
             return open_query_files(place, options=_of(place, store, options))

@@ -30,7 +30,7 @@ from statelog.plain_text import one_line, plain_json
 from statelog.store import LocationPaths, ObjectStore, open_existing_store
 from statelog.store.local_disk import check_named_file, write_object
 from statelog.store.location import local_path, normalize_url
-from statelog.store.paths import split_object
+from statelog.store.paths import STATE_FOLDER, split_object
 
 EXIT_OK: Final = 0
 EXIT_FINDING: Final = 1
@@ -135,9 +135,12 @@ def open_location(location: str) -> ObjectStore:
     store = open_existing(location)
     paths = LocationPaths()
     if not present_ids(store, paths) and not newest_epoch(store, paths):
+        hint = ""
+        if STATE_FOLDER in store.list_folders():
+            hint = f"; the state of this checkpointLocation is in {location.rstrip('/')}/{STATE_FOLDER}"
         raise UsageError(
             f"{location} is not a state location: it contains neither a checkpoint "
-            "nor a claim (chk-<number>/_metadata)"
+            f"nor a claim (chk-<number>/_metadata){hint}"
         )
     return store
 

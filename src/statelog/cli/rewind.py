@@ -28,8 +28,7 @@ from statelog.cli.output import (
 )
 from statelog.errors import CheckpointError, UsageError
 from statelog.store import ObjectStore, open_query_files
-
-_STATE_FOLDER = "statelog"
+from statelog.store.paths import STATE_FOLDER
 
 
 def rewind(
@@ -105,7 +104,7 @@ def _open_state(checkpoint_location: str, state_location: str | None) -> ObjectS
     if state_location is not None:
         return open_location(state_location)
     try:
-        return open_location(f"{checkpoint_location.rstrip('/')}/{_STATE_FOLDER}")
+        return open_location(f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}")
     except UsageError as error:
         raise UsageError(
             f"{error}. Pass the query's stateLocation with --state-location"

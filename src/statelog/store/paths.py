@@ -14,6 +14,8 @@ from statelog.arguments import folder, text, whole_number
 from statelog.errors import UsageError
 
 METADATA_FILE_NAME = "_metadata"
+STATE_FOLDER = "statelog"
+"""The folder of a query's checkpointLocation in which the state is, where the query has no stateLocation."""
 TEMPORARY_FOLDER = "tmp"
 RECORDINGS_FOLDER = "recordings"
 FAILED_FOLDER = "failed"

@@ -50,12 +50,10 @@ from statelog.spark.query.setting import (
 )
 from statelog.state.backend import DEFAULT_BUDGET, StateBackendConfig
 from statelog.state.heap.memory import LEAST_BUDGET
+from statelog.store.paths import STATE_FOLDER
 
 CONF_PREFIX: Final = "spark.statelog."
 OPTION_PREFIX: Final = "statelog."
-STATE_FOLDER: Final = "statelog"
-"""Folder inside the checkpointLocation where the state is stored without a stateLocation."""
-
 BESIDE_CHECKPOINT: Final = "checkpoint"
 """The value of stateLocation for this folder, so that a session can choose it."""
 
