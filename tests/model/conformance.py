@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from tests.model.explorer import State
-from tests.model.sequence import FREE, IDLE, LOOKING, NO_TAG, OWNER, Bounds, SequenceModel
+from tests.model.sequence import (
+    FREE,
+    IDLE,
+    LOOKING,
+    NO_TAG,
+    OWNER,
+    Bounds,
+    SequenceModel,
+    is_garbage,
+)
 
 from statelog.errors import check
 
@@ -90,8 +99,9 @@ class Replay:
     def _explained(self, event: Event) -> Iterator[State]:
         """Yield the drivers after an event; the store is brought to what the event says."""
         nonce = self._nonces.setdefault(event.owner, len(self._nonces))
-        if event.kind == "deleted" and event.number in self._late.get(event.owner, ()):
-            first, _, reported = self._entries[event.number]
+        first, stored, reported = self._entries[event.number]
+        may_be_late = event.number in self._late.get(event.owner, ())
+        if event.kind == "deleted" and (may_be_late or is_garbage(first, stored)):
             self._replace(event.number, (first, (), reported))
             yield from self._drivers[event.owner]
             return

@@ -314,6 +314,19 @@ class SequenceModel:
                 yield f"a late put of {number} finds it taken", rest
             else:
                 yield f"a late put of {number} arrives", _land(rest, number, content)
+        yield from self._repeated_deletions(state)
+
+    def _repeated_deletions(self, state: State) -> Iterator[tuple[str, State]]:
+        """
+        Yield deletions of a checkpoint that is deleted already, which meet a claim in its place.
+
+        A checkpoint that an owner left behind names the metadata of older ones, where its changes are.  Who
+        deletes it deletes them too, at any time later.
+        """
+        newest = _newest_ever(state)
+        for number, (first, stored, _) in enumerate(state[0]):
+            if is_garbage(first, stored) and stored and number < newest:
+                yield f"{number} is deleted once more", _delete(state, number)
 
     # --- a person who tags, or forks ------------------------------------------------------------
 
@@ -358,6 +371,11 @@ def _delete(state: State, number: int) -> State:
     first, _, reported = entries[number]
     entries[number] = (first, NOTHING, reported)
     return (tuple(entries), *state[1:])
+
+
+def is_garbage(first: Content, stored: Content) -> bool:
+    """Return whether a number had a checkpoint that was deleted; nothing there counts any more."""
+    return first[:1] == (CHECKPOINT,) and stored != first
 
 
 def _checkpoints(state: State) -> list[int]:
