@@ -65,13 +65,16 @@ def test_what_a_callback_raises_reaches_the_owner() -> None:
     def fail(_: object) -> None:
         raise RuntimeError("the state of the task is wrong")
 
+    scheduler = HeldScheduler()  # the callback is there before the persist ends
     with (
         sl.TaskMailbox() as mailbox,
-        sl.FsStateChangelogStorage(ScriptedStore()) as storage,
+        sl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage,  # type: ignore[arg-type]
     ):
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")
         writer.persist(0).add_done_callback(fail)
+        (task,) = scheduler.tasks
+        task.fail(OSError("no"))
         with pytest.raises(RuntimeError, match="state of the task") as raised:
             mailbox.run(lambda: False, timeout_s=60)
         assert "a callback of a persist" in raised.value.__notes__[0]
