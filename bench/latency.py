@@ -104,7 +104,8 @@ def restore(location: str, options: dict[str, Any]) -> None:
 def get(location: str, options: dict[str, Any]) -> None:
     """Read the state of one key."""
     with statelog.open(location, store_options=options) as state:
-        assert state.get("count", 7) is not None
+        variable = state.variables()[0].name
+        assert state.get(variable, 7) is not None
 
 
 def checkpoints(location: str, options: dict[str, Any]) -> None:

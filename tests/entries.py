@@ -5,7 +5,10 @@ from pathlib import Path
 
 from statelog.checkpoint.history import Entry, present_ids, read_entry
 from statelog.errors import ObjectNotFoundError
-from statelog.format.claim_record import ClaimRecord
+from statelog.format.buffers import Buffer
+from statelog.format.checkpoint_metadata import CHECKPOINT_TAG, CheckpointRecord
+from statelog.format.claim_record import ClaimRecord, decode_entry
+from statelog.format.segment import parse_segment
 from statelog.store import LocationPaths, open_location
 
 
@@ -17,6 +20,11 @@ def entries(state: Path | str) -> dict[int, Entry]:
         with suppress(ObjectNotFoundError):  # SeaweedFS lists a folder for a while without objects
             present[number] = read_entry(store, paths, number)
     return present
+
+
+def decoded(path: str, data: Buffer) -> CheckpointRecord | ClaimRecord:
+    """Return the record in the object of an entry."""
+    return decode_entry(parse_segment(data).trailer.sections[CHECKPOINT_TAG], where=path)
 
 
 def claims(state: Path | str) -> list[int]:

@@ -8,7 +8,6 @@ everything is compared with what must have come, and what the dead left behind i
 """
 
 import datetime as dt
-import os
 import random
 import re
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests import evidence
-from tests.chaos import request_log
+from tests.chaos.request_log import noting
 from tests.entries import claims
 from tests.model.linearize import check_journal
 
@@ -33,7 +32,6 @@ from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_location
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVER_POINTS = ("before-commit", "after-commit", "after-sink")
 WORKER_POINTS = ("before-upload", "after-upload", "between-uploads", "before-acknowledge")
 DIES = "local[2]"  # one failure of a task fails the query
@@ -111,13 +109,8 @@ class Campaign:
             config,
             self.folder / "job.log",
             program=[str(Path(__file__).with_name(self.program))],
-            environment={VARIABLE: points, **self.noting()},
+            environment={VARIABLE: points, **noting(self.requests)},
         )
-
-    def noting(self) -> dict[str, str]:
-        """Return the environment of a job that notes its requests."""
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        return {request_log.VARIABLE: str(self.requests), "PYTHONPATH": path}
 
     def die_at(self, point: str, hit: int) -> None:
         """Run the job until it is killed at the given hit of *point*."""

@@ -13,22 +13,41 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from tests.entries import decoded
+
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.errors import ObjectExistsError, ObjectNotFoundError
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import ClaimRecord, decode_entry
-from statelog.format.segment import parse_segment
+from statelog.format.claim_record import ClaimRecord
 from statelog.store import LocationStore
 from statelog.store.paths import parse_checkpoint_metadata
 from statelog.testing.faulty_store import joined
 
 VARIABLE: Final = "STATELOG_TEST_REQUEST_LOG"
 """Names the journal of a process that calls `log_requests_if_asked`."""
+
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def append(journal: Path, entry: Mapping[str, object]) -> None:
+    """Append an entry to a journal of several processes, in one write."""
+    line = json.dumps(entry).encode() + b"\n"
+    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+def noting(journal: Path) -> dict[str, str]:
+    """Return what the environment of a job needs that finds the tests, and notes its requests."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {VARIABLE: str(journal), "PYTHONPATH": path}
 
 
 class RequestLog:
@@ -47,12 +66,7 @@ class RequestLog:
         """The owner of each location that this process claimed last."""
 
     def _note(self, **entry: object) -> None:
-        line = json.dumps(entry).encode() + b"\n"
-        file = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        append(self._journal, entry)
 
     @contextmanager
     def request(self, location: str, events: Iterable[dict[str, Any]]) -> Iterator[None]:
@@ -87,8 +101,7 @@ class RequestLog:
 def _entry_event(path: str, data: Any) -> dict[str, Any]:
     """Return the event of a put of an entry."""
     number = parse_checkpoint_metadata(path)
-    sections = parse_segment(memoryview(joined(data))).trailer.sections
-    entry = decode_entry(sections[CHECKPOINT_TAG], where=path)
+    entry = decoded(path, joined(data))
     if isinstance(entry, ClaimRecord):
         return {"kind": "claim", "number": number}
     parent = entry.checkpoint.parent_id

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.kills import DIES, Campaign
+from tests.chaos.request_log import noting
 from tests.s3_faults import Mix, S3Proxy
 
 from statelog.demo.job import JobConfig
@@ -50,7 +51,7 @@ class S3Campaign(Campaign):
             environment={
                 **self.proxy.server.environment,
                 "AWS_TIMEOUT": TIMEOUT,
-                **self.noting(),
+                **noting(self.requests),
             },
         )
 

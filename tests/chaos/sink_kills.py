@@ -30,7 +30,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.chaos import request_log
+from tests.chaos.request_log import noting
 from tests.chaos.sink_job import STARTED, STOPPED, Plan
 from tests.chaos.sink_reader import ANSWER
 from tests.chaos.sink_targets import Rows, Target
@@ -40,7 +40,6 @@ from tests.spark.processors import TotalsModel
 from statelog.demo.java import prepare_environment
 from statelog.demo.processes import kill_session, start_program
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 KEYS: Final = 5
 ROWS: Final = 12
 AHEAD: Final = 4
@@ -258,9 +257,7 @@ class SinkCampaign:
         return start_program(program, log=log, environment=self._environment()), log
 
     def _environment(self) -> dict[str, str]:
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        journal = {request_log.VARIABLE: str(self.requests)}
-        return {**os.environ, **journal, "PYTHONPATH": path}
+        return {**os.environ, **noting(self.requests)}
 
     def _wait_for(self, line: str, process: subprocess.Popen[bytes], log: Path) -> None:
         """Wait until the job says *line*; a query that never gets to its stop is not waited for."""

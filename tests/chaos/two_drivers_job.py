@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.request_log import log_requests
+from tests.chaos.request_log import append, log_requests
 from tests.unit.checkpoint import helpers
 
 from statelog.errors import FencedError, StatelogError
@@ -46,12 +46,7 @@ class Place:
 
     def note(self, **entry: object) -> None:
         """Append an entry to the journal, in one write."""
-        line = json.dumps({"pid": os.getpid(), **entry}).encode() + b"\n"
-        file = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        append(self.journal, {"pid": os.getpid(), **entry})
 
 
 class Interrupted:

@@ -8,6 +8,7 @@ explains is an error.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -84,8 +85,7 @@ class Replay:
 
     def copy(self) -> Self:
         """Return a replay that goes on from here."""
-        other = type(self).__new__(type(self))
-        other._entries, other._model = self._entries, self._model
+        other = copy.copy(self)
         other._drivers, other._nonces = dict(self._drivers), dict(self._nonces)
         other._late = dict(self._late)
         return other
@@ -168,6 +168,13 @@ def check_trace(events: Iterable[Event]) -> int:
     for at, event in enumerate(trace):
         check(replay.take(event), f"event {at} is no step of the model: {event}")
     return len(trace)
+
+
+def attempt_number(attempts: list[str], attempt: str) -> int:
+    """Return which attempt of an owner under a number this one is; a new one joins *attempts*."""
+    if attempt not in attempts:
+        attempts.append(attempt)
+    return attempts.index(attempt)
 
 
 def numbers_of(events: Iterable[Event]) -> int:

@@ -16,9 +16,9 @@ from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
-from tests.model.conformance import Event, Replay, numbers_of
+from tests.model.conformance import Event, Replay, attempt_number, numbers_of
 
-from statelog.errors import check
+from statelog.errors import InvariantError
 
 _TOGETHER_MAX = 3
 """How many requests without an answer yet may have taken effect between two lines of the journal."""
@@ -79,9 +79,7 @@ def locations_of(entries: list[Mapping[str, Any]]) -> dict[str, list[Line]]:
         for fields in map(dict, entry.get("events", (entry.get("event"),))):
             if "attempt" in fields:
                 known = attempts[location, owner, fields["number"]]
-                if fields["attempt"] not in known:
-                    known.append(fields["attempt"])
-                fields["attempt"] = known.index(fields["attempt"])
+                fields["attempt"] = attempt_number(known, fields["attempt"])
             if "event" in entry or fields["kind"] in _CHANGES or entry["began"] in answered:
                 effects = (*effects, Effect(next(numbers), Event(owner=owner, **fields)))
         if "began" in entry:
@@ -123,11 +121,9 @@ def check_location(lines: list[Line]) -> int:
         tried.add(point.key)
         furthest = max(furthest, point.at)
         stack.append(_after(point, lines[point.at]))
-    check(
-        False,
-        f"no order of the requests up to line {furthest} is a way through the model: {lines[furthest]}",
+    raise InvariantError(
+        f"no order of the requests up to line {furthest} is a way through the model: {lines[furthest]}"
     )
-    return 0
 
 
 def _after(point: _Point, line: Line) -> Iterator[_Point]:

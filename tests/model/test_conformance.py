@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests import evidence
-from tests.model.conformance import Event, check_trace
+from tests.entries import decoded
+from tests.model.conformance import Event, attempt_number, check_trace
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.interleaved_world import InterleavedWorld
 from tests.unit.checkpoint.test_simulation import World, simulate
@@ -16,10 +17,8 @@ from tests.unit.checkpoint.test_simulation import World, simulate
 from statelog.checkpoint import batched_clean_up, ownership
 from statelog.checkpoint.history import present_ids
 from statelog.checkpoint.tags import read_pins
-from statelog.errors import InvariantError, ObjectNotFoundError, StoreError
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import ClaimRecord, decode_entry
-from statelog.format.segment import parse_segment
+from statelog.errors import InvariantError, ObjectNotFoundError
+from statelog.format.claim_record import ClaimRecord
 from statelog.store.paths import parse_checkpoint_metadata
 
 EVERY_DAY = 20
@@ -37,21 +36,18 @@ class TracedStore(DictStore):
         number = parse_checkpoint_metadata(path)
         if number is None:
             return
-        trailer = parse_segment(memoryview(self.objects[path][0])).trailer
-        entry = decode_entry(trailer.sections[CHECKPOINT_TAG], where=path)
+        entry = decoded(path, self.objects[path][0])
         if isinstance(entry, ClaimRecord):
             self._world.note("claim", number, entry.owner_id)
             return
         stored = entry.checkpoint
         attempts = self._world.attempts.setdefault((stored.owner_id, number), [])
-        if entry.attempt not in attempts:
-            attempts.append(entry.attempt)
         self._world.note(
             "put",
             number,
             stored.owner_id,
             parent=-1 if stored.parent_id is None else stored.parent_id,
-            attempt=attempts.index(entry.attempt),
+            attempt=attempt_number(attempts, entry.attempt),
         )
 
     def list_folders(self, prefix: str = "") -> Any:
@@ -62,17 +58,18 @@ class TracedStore(DictStore):
         return names
 
     def head(self, path: str) -> Any:
-        number, answered = parse_checkpoint_metadata(path), True
         try:
-            return super().head(path)
+            found = super().head(path)
         except ObjectNotFoundError:
+            self._note_asked(path)
             raise
-        except StoreError:
-            answered = False
-            raise
-        finally:
-            if number is not None and answered and self._world.actors and not self._world.quiet:
-                self._world.note("asked", number)
+        self._note_asked(path)
+        return found
+
+    def _note_asked(self, path: str) -> None:
+        number = parse_checkpoint_metadata(path)
+        if number is not None and self._world.actors and not self._world.quiet:
+            self._world.note("asked", number)
 
     def delete(self, paths: Any) -> None:
         for path in paths:

@@ -19,7 +19,8 @@ def _from(name: str, command: str, document: Document) -> str:
         cores = machine.get("cores", machine.get("cpus", "?"))
         load = machine.get("load_average") or machine.get("load", "")
         load = f"{load[0]:.1f}" if isinstance(load, list) else str(load).split(" ")[0]
-        machine = f"{cores} cores, {cpu}; Python {machine.get('python', '?')}; load {load}"
+        machine = f"{cores} cores, {cpu}; Python {machine.get('python', '?')}"
+        machine += f"; load {load}" if load else ""
     return f"`{command}`; `bench/results/{name}.json`; {machine}."
 
 
@@ -127,7 +128,7 @@ _WAITING = {
     "staged": "micro-batch of 50 rows, staged",
     "direct": "micro-batch of 50 rows, direct",
     "restore": "claim and restore",
-    "get": "`statelog.open` and `get` of one key",
+    "get": "`statelog.open`, `variables()` and `get` of one key",
     "checkpoints": "`statelog.open` and `checkpoints()`",
 }
 

@@ -136,17 +136,18 @@ def new_owner_id(kind: str) -> str:
 
 def describe_claim(claim: ClaimRecord, paths: LocationPaths) -> str:
     """Return a claim as text for a message: its object, its owner and its time."""
-    moment = moment_of(claim)
-    when = f" at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
-    return f"{paths.metadata(claim.number)}, claimed by {claim.owner_id!r}{when}"
+    return (
+        f"{paths.metadata(claim.number)}, claimed by {claim.owner_id!r}{time_text(claim, ' at ')}"
+    )
 
 
-def moment_of(claim: ClaimRecord) -> dt.datetime | None:
-    """Return when a claim was made, in UTC; None if no calendar has the time, though the claim counts."""
+def time_text(claim: ClaimRecord, before: str) -> str:
+    """Return *before* and the time of a claim; "" if no calendar has the time, though the claim counts."""
     try:
-        return dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
+        moment = dt.datetime.fromtimestamp(claim.created_at_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError):
-        return None
+        return ""
+    return f"{before}{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe_newest_claim(store: ObjectStore, paths: LocationPaths) -> str:

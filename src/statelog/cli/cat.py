@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from statelog.checkpoint.ownership import moment_of
+from statelog.checkpoint.ownership import time_text
 from statelog.cli.output import open_file, print_json
 from statelog.errors import UsageError
 from statelog.format.change_set_decoder import decode_change_set
@@ -104,13 +104,11 @@ def _show_claim(claim: ClaimRecord, as_json: bool) -> None:
         facts = asdict(claim)
         print_json({"claim": facts.pop("number"), **facts})
         return
-    moment = moment_of(claim)
-    when = f", at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
     before = "no checkpoint before it"
     if claim.newest is not None:
         before = f"it continues checkpoint {claim.newest}"
-    owner = f"claim {claim.number} of {claim.owner_id!r}"
-    line = f"{owner}{when}: {before}, {claim.next_number} is the next number"
+    owner = f"claim {claim.number} of {claim.owner_id!r}{time_text(claim, ', at ')}"
+    line = f"{owner}: {before}, {claim.next_number} is the next number"
     sys.stdout.write(_for_terminal(one_line(line)) + "\n")
 
 

@@ -9,12 +9,11 @@ waits, and may go on before any request of another owner.
 import random
 from typing import Any
 
+from tests.entries import decoded
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.checkpoint.test_simulation import Owner, World
 
-from statelog.format.checkpoint_metadata import CHECKPOINT_TAG
-from statelog.format.claim_record import ClaimRecord, decode_entry
-from statelog.format.segment import parse_segment
+from statelog.format.claim_record import ClaimRecord
 from statelog.store.paths import parse_checkpoint_metadata
 
 GO_ON_MAX = 40
@@ -35,9 +34,8 @@ class NumberedStore(DictStore):
             return
         content = self.objects[path][0]
         first = self.first.setdefault(number, content)
-        sections = parse_segment(memoryview(content)).trailer.sections
         # A claim may get the number of a deleted checkpoint: its owner looks, and claims again.
-        is_claim = isinstance(decode_entry(sections[CHECKPOINT_TAG], where=path), ClaimRecord)
+        is_claim = isinstance(decoded(path, content), ClaimRecord)
         assert is_claim or content == first, f"number {number} was given to a checkpoint twice"
 
 
