@@ -197,40 +197,40 @@ __all__ = [
 escape_records()  # here, because every program that uses statelog imports this module
 
 if TYPE_CHECKING:
-    from statelog.carry.edit_keys import edit
-    from statelog.carry.forget_key import forget
-    from statelog.carry.forget_report import ForgetReport, KeyTrace
-    from statelog.carry.key_edits import EditCounts
-    from statelog.carry.recommit import EditReport
-    from statelog.checkpoint.copy_location import CopyProgress, CopyReport
-    from statelog.checkpoint.copy_location import copy as copy
-    from statelog.checkpoint.savepoints import Fork, Tag, fork, tag, tags, untag
+    from statelog.operations.copy_location import CopyProgress, CopyReport
+    from statelog.operations.copy_location import copy as copy
+    from statelog.operations.edit_keys import edit
+    from statelog.operations.forget_key import forget
+    from statelog.operations.forget_report import ForgetReport, KeyTrace
+    from statelog.operations.key_edits import EditCounts
+    from statelog.operations.recommit import EditReport
+    from statelog.operations.savepoints import Fork, Tag, fork, tag, tags, untag
     from statelog.state.reader import KeyVersion, LocationState, Replica, ReplicaStatus
     from statelog.state.reader import open as open
 
     MaterializationOptions = SnapshotPolicy
 else:
     _ON_FIRST_USE = {
-        "CopyProgress": "statelog.checkpoint.copy_location",
-        "CopyReport": "statelog.checkpoint.copy_location",
-        "EditCounts": "statelog.carry.key_edits",
-        "EditReport": "statelog.carry.recommit",
-        "ForgetReport": "statelog.carry.forget_report",
-        "Fork": "statelog.checkpoint.savepoints",
-        "KeyTrace": "statelog.carry.forget_report",
+        "CopyProgress": "statelog.operations.copy_location",
+        "CopyReport": "statelog.operations.copy_location",
+        "EditCounts": "statelog.operations.key_edits",
+        "EditReport": "statelog.operations.recommit",
+        "ForgetReport": "statelog.operations.forget_report",
+        "Fork": "statelog.operations.savepoints",
+        "KeyTrace": "statelog.operations.forget_report",
         "KeyVersion": "statelog.state.reader",
         "LocationState": "statelog.state.reader",
         "Replica": "statelog.state.reader",
         "ReplicaStatus": "statelog.state.reader",
-        "Tag": "statelog.checkpoint.savepoints",
-        "copy": "statelog.checkpoint.copy_location",
-        "edit": "statelog.carry.edit_keys",
-        "forget": "statelog.carry.forget_key",
-        "fork": "statelog.checkpoint.savepoints",
+        "Tag": "statelog.operations.savepoints",
+        "copy": "statelog.operations.copy_location",
+        "edit": "statelog.operations.edit_keys",
+        "forget": "statelog.operations.forget_key",
+        "fork": "statelog.operations.savepoints",
         "open": "statelog.state.reader",
-        "tag": "statelog.checkpoint.savepoints",
-        "tags": "statelog.checkpoint.savepoints",
-        "untag": "statelog.checkpoint.savepoints",
+        "tag": "statelog.operations.savepoints",
+        "tags": "statelog.operations.savepoints",
+        "untag": "statelog.operations.savepoints",
     }
 
     def __getattr__(name: str) -> object:

@@ -17,7 +17,6 @@ from tests.stored_job import StoredJob
 from tests.unit.checkpoint.dict_store import DictStore
 from tests.unit.state.reader.histories import GROUPS, NAMES, History, key_of
 
-from statelog.carry.key_traces import staged_rows as python_rows
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import present_ids, read_checkpoint, read_entry
@@ -35,6 +34,7 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.format.staged_streams import decode_streams
 from statelog.format.trailer import SETS_TAG
 from statelog.model import ChangeBatch, KeyGroupRange
+from statelog.operations.key_traces import staged_rows as python_rows
 from statelog.runtime.ids import RandomIds
 from statelog.spark.query.record import RecordRule
 from statelog.spark.rows.ipc import from_ipc, to_ipc

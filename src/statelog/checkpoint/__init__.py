@@ -8,7 +8,8 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     verify           reads all that retained checkpoints need
     repartition      finds what a repartition by Spark left in a checkpointLocation
     audited          writes the line of an operation that changes a location; audit reads the lines
-    rewind           takes a query and its state back to an earlier micro-batch
+
+What a person does to a location is in `statelog.operations`.
 """
 
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage

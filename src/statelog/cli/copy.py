@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from statelog.checkpoint.at_time import checkpoint_id_of
-from statelog.checkpoint.copy_location import CopyProgress, copy_location
 from statelog.cli.options import CHECKPOINT_FORMS
 from statelog.cli.output import console, open_location, plural, print_json, progress, size_text
+from statelog.operations.copy_location import CopyProgress, copy_location
 from statelog.store import LocationPaths
 from statelog.store import open_location as open_new
 from statelog.store.encryption import OPTION

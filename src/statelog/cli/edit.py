@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from statelog.carry.edit_files import keys_in_file, other_keys, states_in_file
-from statelog.carry.edit_keys import edit as edit_keys
-from statelog.carry.recommit import EditReport
 from statelog.cli.output import console, print_json, progress
 from statelog.cli.state_rows import open_state
 from statelog.errors import UsageError
+from statelog.operations.edit_files import keys_in_file, other_keys, states_in_file
+from statelog.operations.edit_keys import edit as edit_keys
+from statelog.operations.recommit import EditReport
 from statelog.redaction import redacted
 from statelog.state.reader import StateReader
 

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from statelog.carry.forget_key import forget as forget_key
-from statelog.carry.forget_report import ForgetReport
 from statelog.cli.options import is_dry_run
 from statelog.cli.output import console, plural, print_json, progress
 from statelog.cli.state_rows import open_state
+from statelog.operations.forget_key import forget as forget_key
+from statelog.operations.forget_report import ForgetReport
 from statelog.redaction import redacted
 from statelog.state.reader.lookup import key_from_text
 

@@ -10,15 +10,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from statelog.checkpoint.repair import (
-    REASONS,
-    GivenUp,
-    RepairPlan,
-    apply_repair,
-    give_up_after,
-    plan_give_up,
-    plan_repair,
-)
 from statelog.cli.output import (
     EXIT_FINDING,
     EXIT_OK,
@@ -31,6 +22,15 @@ from statelog.cli.output import (
     progress,
     size_text,
     utc,
+)
+from statelog.operations.repair import (
+    REASONS,
+    GivenUp,
+    RepairPlan,
+    apply_repair,
+    give_up_after,
+    plan_give_up,
+    plan_repair,
 )
 from statelog.store import LocationPaths, ObjectStore
 

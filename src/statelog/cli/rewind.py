@@ -10,13 +10,6 @@ import typer
 from rich.text import Text
 
 from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.rewind import (
-    RewindPlan,
-    RewindPoint,
-    apply_rewind,
-    plan_rewind,
-    rewind_points,
-)
 from statelog.cli.output import (
     EXIT_OK,
     console,
@@ -27,6 +20,13 @@ from statelog.cli.output import (
     utc,
 )
 from statelog.errors import CheckpointError, UsageError
+from statelog.operations.rewind import (
+    RewindPlan,
+    RewindPoint,
+    apply_rewind,
+    plan_rewind,
+    rewind_points,
+)
 from statelog.store import ObjectStore, open_query_files
 from statelog.store.paths import STATE_FOLDER
 

@@ -8,13 +8,13 @@ import typer
 from rich import box
 from rich.text import Text
 
-from statelog.checkpoint.savepoints import fork as make_fork
-from statelog.checkpoint.savepoints import tag as make_tag
-from statelog.checkpoint.savepoints import untag as remove_tag
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, read_tag
 from statelog.cli.options import CheckpointOption
 from statelog.cli.output import EXIT_OK, PlainTable, console, open_location, print_json, utc
 from statelog.errors import CheckpointError, StatelogError, UsageError
+from statelog.operations.savepoints import fork as make_fork
+from statelog.operations.savepoints import tag as make_tag
+from statelog.operations.savepoints import untag as remove_tag
 from statelog.redaction import redacted
 from statelog.store import LocationPaths, ObjectStore
 

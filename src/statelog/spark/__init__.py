@@ -24,7 +24,6 @@ from statelog.spark.aggregate import (
     variance,
 )
 from statelog.spark.api import transform_with_state, transform_with_state_in_pandas
-from statelog.spark.carry import WrittenState, edit_state, write_state
 from statelog.spark.enable import disable, enable
 from statelog.spark.migration import (
     from_spark,
@@ -33,6 +32,7 @@ from statelog.spark.migration import (
     to_spark,
     with_initial_state,
 )
+from statelog.spark.operations import WrittenState, edit_state, write_state
 from statelog.spark.query.columnar_processor import ColumnarHandle, ColumnarProcessor
 from statelog.spark.query.operator_settings import OperatorSettings
 from statelog.spark.query.progress import BatchProgress

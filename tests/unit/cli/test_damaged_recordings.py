@@ -13,9 +13,9 @@ from tests.forged import forge_recordings
 from tests.recorded_job import RecordedJob
 from tests.recorded_processors import COLUMNS, OUTPUT, Steps
 
-from statelog.checkpoint.repair import plan_give_up
 from statelog.cli import main as cli
 from statelog.errors import ProcessorError, UsageError
+from statelog.operations.repair import plan_give_up
 from statelog.spark.query.record import RecordRule
 from statelog.spark.testing.replay import replay
 from statelog.state.recordings import (

@@ -10,11 +10,11 @@ from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint, small_che
 
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import find_newest
-from statelog.checkpoint.repair import plan_repair
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import FencedError
 from statelog.format.claim_record import CLAIM_BYTES_MAX
 from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.operations.repair import plan_repair
 from statelog.store import LocationPaths, open_store
 
 PATHS = LocationPaths()

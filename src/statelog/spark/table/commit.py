@@ -17,8 +17,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.carry.change_writer import ChangeWriter
-from statelog.carry.new_snapshot import put_snapshot, snapshot_of
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest
@@ -32,6 +30,8 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.model.checkpoint import covered_checkpoints
+from statelog.operations.change_writer import ChangeWriter
+from statelog.operations.new_snapshot import put_snapshot, snapshot_of
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.table.merge import changes_of

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from statelog.checkpoint.fork import Fork
+from statelog.operations.fork import Fork
 
 _SHOWN: Final = 10
 

@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame
 
 from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.fork import Fork, apply_fork, fork_source
 from statelog.checkpoint.history import StoredCheckpoint, find_newest, read_checkpoint
-from statelog.checkpoint.position_files import batch_files
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
-from statelog.checkpoint.rewind_plan import check_sources
-from statelog.checkpoint.savepoints import query_store
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
 from statelog.errors import CheckpointError, UsageError
+from statelog.operations.fork import Fork, apply_fork, fork_source
+from statelog.operations.position_files import batch_files
+from statelog.operations.rewind_plan import check_sources
+from statelog.operations.savepoints import query_store
 from statelog.spark.stream.stateful_stream import StatefulStream
 from statelog.spark.what_if.outputs import row_differences, staged_rows
 from statelog.spark.what_if.result import BatchOutcome, WhatIf

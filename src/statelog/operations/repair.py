@@ -41,9 +41,9 @@ from statelog.checkpoint.history import find_newest, present_ids
 from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.restore import find_restore_point
-from statelog.checkpoint.rewind import commit_again
 from statelog.checkpoint.verify import verify_checkpoint
 from statelog.errors import CheckpointError, UsageError
+from statelog.operations.rewind import commit_again
 from statelog.options import CheckpointOptions
 from statelog.store import LocationPaths, ObjectInfo, ObjectStore
 from statelog.store.location import local_path

@@ -11,7 +11,6 @@ from tests.unit.state.reader.histories import GROUPS, History, rows_of
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.clean_up import collect_garbage, reachable_objects
-from statelog.checkpoint.copy_location import CopyProgress, copy_location
 from statelog.checkpoint.history import find_newest
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag, read_tag
@@ -24,6 +23,7 @@ from statelog.errors import (
     StoreError,
     UsageError,
 )
+from statelog.operations.copy_location import CopyProgress, copy_location
 from statelog.state.reader import StateReader
 from statelog.store import LocationPaths, open_existing_store, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore

@@ -13,8 +13,8 @@ from tests.unit.checkpoint.test_forged_metadata import FORGED
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.rewind import plan_rewind, rewind_points
 from statelog.errors import CorruptionError
+from statelog.operations.rewind import plan_rewind, rewind_points
 from statelog.store import open_store
 
 

@@ -20,15 +20,15 @@ from statelog.checkpoint.listing import CheckpointState, list_checkpoints
 from statelog.checkpoint.offset_log import OFFSETS
 from statelog.checkpoint.ownership import new_owner_id
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
-from statelog.checkpoint.rewind_plan import (
+from statelog.format.checkpoint_metadata import RESERVED_TAGS
+from statelog.model import JsonObject, KeyGroupRange, TaskStateSnapshot
+from statelog.operations.rewind_plan import (
     RewindPlan,
     RewindPoint,
     plan_rewind,
     refuse,
     rewind_points,
 )
-from statelog.format.checkpoint_metadata import RESERVED_TAGS
-from statelog.model import JsonObject, KeyGroupRange, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime.fail_points import fail_point
 from statelog.store import LocationPaths, ObjectStore

@@ -5,14 +5,14 @@ import random
 from typing import Any
 
 import pytest
-from tests.unit.carry.conftest import location_of, newest_id, restarted, states
+from tests.unit.operations.conftest import location_of, newest_id, restarted, states
 from tests.unit.state.reader.histories import KEYS, NAMES, Entry, History, key_of
 
 import statelog
-from statelog.carry.edit_keys import EditTarget
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import find_newest
 from statelog.errors import CheckpointError, FencedError, UsageError
+from statelog.operations.edit_keys import EditTarget
 from statelog.state.kinds import StateKind
 from statelog.store import LocationPaths
 
@@ -22,7 +22,7 @@ PATHS = LocationPaths()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    monkeypatch.setattr("statelog.carry.edit_keys.wall_clock_seconds", lambda: NOW_MS / 1000)
+    monkeypatch.setattr("statelog.operations.edit_keys.wall_clock_seconds", lambda: NOW_MS / 1000)
 
 
 def value_of(history: History, name: str) -> tuple[dict[str, Any], int | None]:

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.carry import state_rows
-from statelog.spark.carry.state_rows import StateRows, key_column, user_key_column, value_column
+from statelog.spark.operations import state_rows
+from statelog.spark.operations.state_rows import (
+    StateRows,
+    key_column,
+    user_key_column,
+    value_column,
+)
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import snapshot_table
 from statelog.state.heap.tables import KeyGroupState

@@ -16,21 +16,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from statelog.carry.edit_keys import EditTarget
-from statelog.carry.forget_report import (
-    ForgetReport,
-    KeyTrace,
-    Needs,
-    refuse_pinned,
-)
-from statelog.carry.key_edits import GroupEdits
-from statelog.carry.key_traces import SoughtKey, staged_rows, staged_table
-from statelog.carry.new_snapshot import put_snapshot, snapshot_of
-from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage, tag_releases
-from statelog.checkpoint.copy_plan import parents_of
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.object_names import random_name
 from statelog.checkpoint.state_stream import read_stream
@@ -46,6 +34,18 @@ from statelog.model import (
     MaterializedHandle,
     TaskStateSnapshot,
 )
+from statelog.operations.copy_plan import parents_of
+from statelog.operations.edit_keys import EditTarget
+from statelog.operations.forget_report import (
+    ForgetReport,
+    KeyTrace,
+    Needs,
+    refuse_pinned,
+)
+from statelog.operations.key_edits import GroupEdits
+from statelog.operations.key_traces import SoughtKey, staged_rows, staged_table
+from statelog.operations.new_snapshot import put_snapshot, snapshot_of
+from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state import recordings
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN

@@ -14,15 +14,6 @@ from typing import Final
 from statelog.checkpoint.at_time import LATEST, CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.begun_fork import begun_fork
-from statelog.checkpoint.fork import (
-    Fork,
-    ForkSource,
-    apply_fork,
-    finished_fork,
-    fork_source,
-    tagged_source,
-)
 from statelog.checkpoint.history import load_stored
 from statelog.checkpoint.restore import find_checkpoint, keep_tag
 from statelog.checkpoint.tags import (
@@ -36,6 +27,15 @@ from statelog.checkpoint.tags import (
 )
 from statelog.errors import CheckpointError, UsageError
 from statelog.model import Json
+from statelog.operations.begun_fork import begun_fork
+from statelog.operations.fork import (
+    Fork,
+    ForkSource,
+    apply_fork,
+    finished_fork,
+    fork_source,
+    tagged_source,
+)
 from statelog.redaction import redacted
 from statelog.runtime.clock import pause, wall_clock_seconds
 from statelog.store import (

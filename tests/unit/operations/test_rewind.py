@@ -9,17 +9,17 @@ import pytest
 from tests.records import one_operator
 from tests.unit.checkpoint.helpers import ManualClock, log_inline, run_checkpoint, started
 
-from statelog.checkpoint import rewind
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import find_newest, load_section
 from statelog.checkpoint.query_files import StoredQuery
-from statelog.checkpoint.rewind import apply_rewind, plan_rewind, rewind_points
 from statelog.checkpoint.source_logs import entries_digest
 from statelog.cli.main import run
 from statelog.core.source_position import SourceLog, position_of
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import KeyGroupRange, TaskStateSnapshot
+from statelog.operations import rewind
+from statelog.operations.rewind import apply_rewind, plan_rewind, rewind_points
 from statelog.store import LocationPaths, ObjectStore, open_store
 
 ALL = KeyGroupRange(0, 7)

@@ -25,13 +25,13 @@ from statelog.errors import CheckpointError
 from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.spark.api import DEFAULT_OPERATOR_ID
-from statelog.spark.carry.frames import (
+from statelog.spark.operations.frames import (
     check_frames,
     key_schema_of,
     session_of_frames,
     state_rows,
 )
-from statelog.spark.carry.snapshot_task import (
+from statelog.spark.operations.snapshot_task import (
     SnapshotAnswer,
     SnapshotTask,
     cores_of,

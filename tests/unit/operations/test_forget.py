@@ -10,11 +10,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.carry.conftest import location_of, restarted, states
+from tests.unit.operations.conftest import location_of, restarted, states
 from tests.unit.state.reader.histories import KEYS, History, key_of
 
 import statelog
-from statelog.carry.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, delete_tag, list_tags, put_tag
@@ -30,6 +29,7 @@ from statelog.model import (
     MaterializedHandle,
     TaskStateSnapshot,
 )
+from statelog.operations.recommit import Recommit, StagedRows, newest_checkpoint
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader import StateReader

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.checkpoint.helpers import log_in_file, run_checkpoint
-from tests.unit.checkpoint.test_location_fork import (
+from tests.unit.operations.test_location_fork import (
     forked,
     go_on,
     location,
@@ -17,16 +17,16 @@ from tests.unit.checkpoint.test_location_fork import (
     sweep,
     values,
 )
-from tests.unit.checkpoint.test_rewind import Query
+from tests.unit.operations.test_rewind import Query
 
 import statelog
-from statelog.checkpoint import savepoints
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.tags import Tag, TagKind, list_tags, put_tag
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.operations import savepoints
 from statelog.store import LocationPaths, location_store, open_existing_store, opening
 from statelog.store.parents import ParentReference, may_follow, named_parents
 

@@ -20,19 +20,19 @@ import msgspec
 from statelog.arguments import whole_number
 from statelog.checkpoint.at_time import CheckpointName, checkpoint_id_of
 from statelog.checkpoint.audited import audited
-from statelog.checkpoint.copy_plan import (
-    CopiedObject,
-    CopyPlan,
-    missing_in_source,
-    parents_of,
-    plan_copy,
-)
 from statelog.checkpoint.first_edition import newest_epoch
 from statelog.checkpoint.history import exists, may_be_claim, present_ids, read_entry
 from statelog.checkpoint.ownership import describe_claim, find_top, new_owner_id, put_claim
 from statelog.errors import CorruptionError, ObjectNotFoundError, StoreError, UsageError
 from statelog.format.buffers import Buffer, checksum
 from statelog.format.claim_record import ClaimRecord
+from statelog.operations.copy_plan import (
+    CopiedObject,
+    CopyPlan,
+    missing_in_source,
+    parents_of,
+    plan_copy,
+)
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.store import (

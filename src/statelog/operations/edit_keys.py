@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from statelog.arguments import instance, whole_number
-from statelog.carry.change_writer import ChangeWriter
-from statelog.carry.key_edits import EditCounts, GroupEdits, edited, restored_state
-from statelog.carry.recommit import EditReport, Recommit, newest_checkpoint, result_of
 from statelog.checkpoint.audited import audited
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import UsageError
 from statelog.model import CompletedCheckpoint, KeyGroupRange, TaskStateSnapshot
+from statelog.operations.change_writer import ChangeWriter
+from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
+from statelog.operations.recommit import EditReport, Recommit, newest_checkpoint, result_of
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec

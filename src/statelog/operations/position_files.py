@@ -18,10 +18,10 @@ import msgspec
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.offset_log import METADATA, OFFSETS
 from statelog.checkpoint.query_files import COMMITS, StoredQuery
-from statelog.checkpoint.rewind_plan import check_sources, kept_entries
 from statelog.checkpoint.source_logs import COMPACT, files_upto
 from statelog.core.source_position import FileEntry
 from statelog.errors import CheckpointError, UsageError
+from statelog.operations.rewind_plan import check_sources, kept_entries
 from statelog.store import ObjectStore
 
 _SOURCES: Final = "sources"

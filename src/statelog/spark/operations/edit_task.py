@@ -12,12 +12,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from statelog.carry.change_writer import ChangeWriter
-from statelog.carry.key_edits import EditCounts, GroupEdits, edited, restored_state
 from statelog.checkpoint.history import read_checkpoint
 from statelog.errors import UsageError
 from statelog.model import ChangelogStateHandle, CompletedCheckpoint, JsonObject, KeyGroupRange
-from statelog.spark.carry.state_rows import ORDER_COLUMN, STATE_COLUMN, StateCells, StateRows
+from statelog.operations.change_writer import ChangeWriter
+from statelog.operations.key_edits import EditCounts, GroupEdits, edited, restored_state
+from statelog.spark.operations.state_rows import ORDER_COLUMN, STATE_COLUMN, StateCells, StateRows
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.worker.failures import reported_to_driver

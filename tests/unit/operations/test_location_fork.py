@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.unit.checkpoint.helpers import ManualClock, log_in_file, read_log, run_checkpoint
-from tests.unit.checkpoint.test_rewind import Query
+from tests.unit.operations.test_rewind import Query
 
 import statelog
-from statelog.checkpoint import CheckpointCoordinator, fork, savepoints, verify_location
+from statelog.checkpoint import CheckpointCoordinator, verify_location
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.query_files import StoredQuery
@@ -20,6 +20,7 @@ from statelog.checkpoint.source_logs import entries_digest, files_upto
 from statelog.cli.main import run
 from statelog.errors import CheckpointError, UsageError
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
+from statelog.operations import fork, savepoints
 from statelog.options import CheckpointOptions
 from statelog.store import LocationPaths, LocationStore, open_existing_store, open_store
 from statelog.store.parents import ParentReference

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from statelog.carry.key_edits import EditCounts
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.checkpoint.history import find_newest, read_checkpoint
@@ -23,6 +22,7 @@ from statelog.checkpoint.ownership import new_owner_id
 from statelog.errors import CheckpointError
 from statelog.format.checkpoint_metadata import OUTPUT_TAG, RESERVED_TAGS
 from statelog.model import CompletedCheckpoint, FileStateHandle, Json, TaskStateSnapshot
+from statelog.operations.key_edits import EditCounts
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import wall_clock_seconds
 from statelog.runtime.fail_points import fail_point

@@ -17,7 +17,7 @@ from pyspark.sql.functions import col, lit, pmod, struct, when, xxhash64
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import UsageError
-from statelog.spark.carry.state_rows import (
+from statelog.spark.operations.state_rows import (
     ORDER_COLUMN,
     STATE_COLUMN,
     key_column,

@@ -11,7 +11,7 @@ Carry state in and out of a location by frames.
 docs/how-to/move-and-edit-state.md has complete examples.
 """
 
-from statelog.spark.carry.edit_state import edit_state
-from statelog.spark.carry.write_state import WrittenState, write_state
+from statelog.spark.operations.edit_state import edit_state
+from statelog.spark.operations.write_state import WrittenState, write_state
 
 __all__ = ["WrittenState", "edit_state", "write_state"]

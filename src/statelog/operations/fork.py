@@ -21,21 +21,10 @@ from typing import Final
 import msgspec
 
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
-from statelog.checkpoint.begun_fork import (
-    BegunFork,
-    begun_fork,
-    first_properties,
-    in_use,
-    is_own_claim,
-    owner_of,
-    query_id_of,
-)
 from statelog.checkpoint.commit import CommitAuthor, prepare_commit, put_commit
-from statelog.checkpoint.copy_plan import needed_objects, own_record
 from statelog.checkpoint.fork_release import release_parent
 from statelog.checkpoint.history import StoredCheckpoint, exists, load_stored
 from statelog.checkpoint.ownership import put_claim
-from statelog.checkpoint.position_files import position_files, write_query
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import keep_tag
 from statelog.checkpoint.tags import Tag, TagKind, find_tag, put_tag, read_tag
@@ -51,6 +40,17 @@ from statelog.model import (
     MaterializedHandle,
     StreamStateHandle,
 )
+from statelog.operations.begun_fork import (
+    BegunFork,
+    begun_fork,
+    first_properties,
+    in_use,
+    is_own_claim,
+    owner_of,
+    query_id_of,
+)
+from statelog.operations.copy_plan import needed_objects, own_record
+from statelog.operations.position_files import position_files, write_query
 from statelog.redaction import HIDDEN
 from statelog.runtime.clock import pause
 from statelog.runtime.fail_points import fail_point
