@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
 REPORTS = ROOT / "build" / "matrix"
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
-TARGETS = ("test-pure", "test-spark")
+TARGETS = ("test-pure", "test-campaigns", "test-spark")
 NOT_OFFERED = "not offered by Spark"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
