@@ -1,24 +1,27 @@
 """
-Draw bars and curves as SVG, readable on light and on dark pages.
+Draw bars and curves as SVG, readable on light and on dark pages, and on a phone.
 
-A figure has its own background and colours for both schemes.  Ways are told apart by the shape of
+A figure is as wide as a phone, so that its text is never scaled down much; labels are above their bars.
+It has its own background and colours for both schemes.  Ways are told apart by the shape of
 their points too, not by colour alone, and every figure has a title and a description as text.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 760
-_LEFT, _RIGHT, _TOP = 300, 120, 44
-_BAR, _GAP = 20, 8
-_PLOT_LEFT, _PLOT_RIGHT, _PLOT_HEIGHT = 70, 20, 260
+WIDTH = 440
+_MARGIN, _VALUE = 16, 124
+_BAR, _ROW = 14, 38
+_PLOT_LEFT, _PLOT_RIGHT, _PLOT_HEIGHT = 56, 20, 240
+_TITLE_LETTERS, _NOTE_LETTERS = 48, 68
 
 _STYLE = """<style>
-text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:#24292f;font-size:12px}
+text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:#24292f;font-size:13px}
 .title{font-size:14px;font-weight:600}.note{fill:#57606a;font-size:11px}.back{fill:#fff}
 .grid{stroke:#d0d7de;stroke-width:1}.line{fill:none;stroke-width:2}
 .c0{fill:#6e7781;stroke:#6e7781}.c1{fill:#0969da;stroke:#0969da}.c2{fill:#1a7f37;stroke:#1a7f37}
@@ -61,17 +64,17 @@ def colour_of(way: str) -> int:
 def bars(title: str, rows: Sequence[Bar], note: str = "") -> str:
     """Return horizontal bars from zero."""
     longest = max((row.value for row in rows), default=0.0) or 1.0
-    parts, y = [], _TOP
+    parts, y = [], _top(title)
     for row in rows:
-        width = max(1, round((WIDTH - _LEFT - _RIGHT) * row.value / longest))
+        width = max(1, round((WIDTH - _MARGIN - _VALUE) * row.value / longest))
         parts.append(
-            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(row.label)}</text>'
-            f'<rect class="c{row.colour}" x="{_LEFT}" y="{y}" width="{width}" height="{_BAR}" rx="3"/>'
-            f'<text x="{_LEFT + width + 6}" y="{y + 14}">{escape(row.shown)}</text>'
+            f'<text x="{_MARGIN}" y="{y + 12}">{escape(row.label)}</text>'
+            f'<rect class="c{row.colour}" x="{_MARGIN}" y="{y + 18}" width="{width}" height="{_BAR}" rx="3"/>'
+            f'<text x="{_MARGIN + width + 6}" y="{y + 30}">{escape(row.shown)}</text>'
         )
-        y += _BAR + _GAP
+        y += _ROW
     said = "; ".join(f"{row.label}: {row.shown}" for row in rows)
-    return _figure(title, said, parts, y + 24, note)
+    return _figure(title, said, parts, y + 8, note)
 
 
 Point = tuple[float, float]
@@ -130,17 +133,18 @@ def curves(title: str, x: Axis, y: Axis, lines: Sequence[Curve], note: str = "")
     """Return curves over a grid, with a legend below."""
     points = [point for line in lines for point in line.points]
     x_ticks, y_ticks = x.ticks([p[0] for p in points]), y.ticks([p[1] for p in points])
-    right, bottom = WIDTH - _PLOT_RIGHT, _TOP + _PLOT_HEIGHT
+    top = _top(title) + 18
+    right, bottom = WIDTH - _PLOT_RIGHT, top + _PLOT_HEIGHT
 
     def at(point: Point) -> Point:
         across = _PLOT_LEFT + (right - _PLOT_LEFT) * x.place(point[0], x_ticks)
         return round(across, 1), round(bottom - _PLOT_HEIGHT * y.place(point[1], y_ticks), 1)
 
-    parts = [f'<text class="note" x="{_PLOT_LEFT}" y="{_TOP - 6}">{escape(y.label)}</text>']
+    parts = [f'<text class="note" x="{_PLOT_LEFT}" y="{top - 8}">{escape(y.label)}</text>']
     for tick in x_ticks:
         across, _ = at((tick, y_ticks[-1]))
         parts.append(
-            f'<line class="grid" x1="{across}" y1="{_TOP}" x2="{across}" y2="{bottom}"/>'
+            f'<line class="grid" x1="{across}" y1="{top}" x2="{across}" y2="{bottom}"/>'
             f'<text class="note" x="{across}" y="{bottom + 16}" text-anchor="middle">{short(tick)}</text>'
         )
     for tick in y_ticks:
@@ -158,11 +162,11 @@ def curves(title: str, x: Axis, y: Axis, lines: Sequence[Curve], note: str = "")
         parts.append(f'<polyline class="line c{line.colour}" points="{drawn}"/>')
         if line.marked:
             parts += [_mark(across, down, line.colour) for across, down in placed]
-        down = bottom + 36 + 18 * number
+        down = bottom + 56 + 20 * number
         parts.append(_mark(_PLOT_LEFT + 6, down, line.colour))
         parts.append(f'<text x="{_PLOT_LEFT + 18}" y="{down + 4}">{escape(line.label)}</text>')
     said = "; ".join(f"{line.label}: {spoken(line.points)}" for line in lines)
-    return _figure(title, said, parts, bottom + 62 + 18 * len(lines), note)
+    return _figure(title, said, parts, bottom + 52 + 20 * len(lines), note)
 
 
 def spoken(points: Sequence[Point]) -> str:
@@ -194,7 +198,21 @@ def _mark(across: float, down: float, colour: int) -> str:
     )
 
 
-def _figure(title: str, said: str, parts: Sequence[str], height: float, note: str) -> str:
+def _top(title: str) -> int:
+    """Return where a figure begins below its title."""
+    return 20 + 18 * len(textwrap.wrap(title, _TITLE_LETTERS))
+
+
+def _lines(kind: str, text: str, y: float, letters: int, step: int) -> list[str]:
+    """Return a text as lines of at most so many letters."""
+    return [
+        f'<text class="{kind}" x="{_MARGIN}" y="{y + step * number:.0f}">{escape(line)}</text>'
+        for number, line in enumerate(textwrap.wrap(text, letters))
+    ]
+
+
+def _figure(title: str, said: str, parts: Sequence[str], bottom: float, note: str) -> str:
+    height = bottom + 14 + 15 * len(textwrap.wrap(note, _NOTE_LETTERS))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
@@ -203,9 +221,9 @@ def _figure(title: str, said: str, parts: Sequence[str], height: float, note: st
             f'<desc id="d">{escape(said)}</desc>',
             _STYLE,
             f'<rect class="back" width="{WIDTH}" height="{height:.0f}" rx="6"/>',
-            f'<text class="title" x="16" y="24">{escape(title)}</text>',
+            *_lines("title", title, 24, _TITLE_LETTERS, 18),
             *parts,
-            f'<text class="note" x="16" y="{height - 10:.0f}">{escape(note)}</text>',
+            *_lines("note", note, bottom + 14, _NOTE_LETTERS, 15),
             "</svg>",
             "",
         ]
