@@ -22,6 +22,7 @@ from statelog.errors import UsageError
 from statelog.extras import require
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.driver.batch_frame import batch_frame
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.client import Client
 from statelog.spark.query.columnar_processor import AnyProcessor, ColumnarProcessor
 from statelog.spark.query.declared_state import operator_schema
@@ -44,7 +45,7 @@ from statelog.spark.query.resolve import (
     refuse_unknown_arguments,
     resolve_settings,
 )
-from statelog.spark.query.session import is_connect, parse_schema, session_of, use_this_python
+from statelog.spark.query.session import parse_schema, session_of, use_this_python
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import (
     ColumnarFormat,

@@ -19,9 +19,10 @@ from statelog.spark.aggregate.functions import Aggregate
 from statelog.spark.aggregate.planning import AggregationPlan, plan_aggregates
 from statelog.spark.aggregate.processor import AggregateProcessor
 from statelog.spark.api import OperatorArguments, PreAggregated, client_of, stateful_frame
+from statelog.spark.jvm.gateway import is_connect
 from statelog.spark.query.modes import OUTPUT_MODES, mode_of
 from statelog.spark.query.operator_settings import names_settings
-from statelog.spark.query.session import is_connect, session_of
+from statelog.spark.query.session import session_of
 from statelog.spark.query.settings import SETTINGS
 from statelog.spark.rows.formats import ColumnarFormat
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream

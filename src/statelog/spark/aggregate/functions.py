@@ -18,7 +18,7 @@ from statelog.spark.aggregate.extremes import Extreme, ValueBy
 from statelog.spark.aggregate.kind import AggregateKind
 from statelog.spark.aggregate.ranking import TopK
 from statelog.spark.aggregate.sums import Count, Mean, Sum, Variance
-from statelog.spark.query.session import is_connect
+from statelog.spark.jvm.gateway import is_connect
 
 ColumnOrName = Column | str
 

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog.checkpoint.source_logs import QueryFiles
-from statelog.spark.driver.checkpoint_files import LOCAL, LocalFiles
+from statelog.spark.jvm.files import LOCAL, LocalFiles
 
 _NOT_FOUND: Final = "PATH_NOT_FOUND"
 _METADATA: Final = "metadata"

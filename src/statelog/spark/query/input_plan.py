@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from statelog.spark.rows.jvm import JavaObject
+from statelog.spark.jvm.frames import streaming_nodes
 
 _STATELESS = frozenset(
     {
@@ -54,8 +54,7 @@ class InputPlan:
 
 def input_plan(frame: DataFrame) -> InputPlan:
     """Return the facts from the plan of a streaming *frame*."""
-    plan: JavaObject = frame._jdf.queryExecution().analyzed()
-    return facts_of((node.nodeName(), children) for node, children in _streaming_nodes(plan))
+    return facts_of(streaming_nodes(frame))
 
 
 def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
@@ -71,13 +70,3 @@ def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
         is_stateless &= name in _STATELESS and (name != "Join" or children < 2)
         sources += children == 0
     return InputPlan(has_watermark, is_stateless, sources)
-
-
-def _streaming_nodes(plan: JavaObject) -> Iterator[tuple[JavaObject, int]]:
-    """Yield the streaming nodes, each with the number of its streaming children."""
-    children = plan.children()
-    nodes = [children.apply(at) for at in range(children.size())]
-    streaming = [node for node in nodes if node.isStreaming()]
-    yield plan, len(streaming)
-    for node in streaming:
-        yield from _streaming_nodes(node)

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, GroupedData
-from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import lit, pmod, xxhash64
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
-from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.jvm.frames import grouping_columns, grouping_text
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 from statelog.spark.rows.spark_versions import repartition_by_id
 
@@ -179,33 +178,13 @@ def grouping_of(grouped: GroupedData) -> Grouping:
     Raises:
         UsageError: The grouping is no plain one (rollup, cube, pivot).
     """
-    df: DataFrame = grouped._df
-    expressions = grouped._jgd.groupingExprs()
-    text = grouped._jgd.toString()
-    if "type: GroupBy" not in text or expressions.size() == 0:
+    text, keys = grouping_text(grouped), grouping_columns(grouped)
+    if "type: GroupBy" not in text or not keys:
         raise not_plain(text)
-    to_column = jvm_of(df.sparkSession).org.apache.spark.sql.classic.ExpressionUtils.column
-    parts = [expressions.apply(i) for i in range(expressions.size())]
-    return Grouping(
-        df,
-        [ClassicColumn(to_column(each)) for each in parts],
-        [_input_name(each) for each in parts],
-    )
+    columns, inputs = zip(*keys, strict=True)
+    return Grouping(grouped._df, columns, inputs)
 
 
 def not_plain(text: str) -> UsageError:
     """Return the error for a grouping that is no plain one."""
     return UsageError(f"state needs plain grouping keys, not {text:.200}")
-
-
-def _input_name(expression: JavaObject) -> str | None:
-    """Return the name of the bare input column that a grouping expression is; else None."""
-    kind = expression.getClass().getSimpleName()
-    if kind == "AttributeReference":
-        name: str = expression.name()
-        return name
-    if kind != "UnresolvedAttribute":
-        return None
-    # Of several parts, the last is a column of an alias, or a field of a struct.
-    parts = expression.nameParts()
-    return str(parts.apply(0)) if parts.size() == 1 else None

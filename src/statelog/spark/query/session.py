@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-
-_CONNECT = "pyspark.sql.connect"
-
-
-def is_connect(each: object) -> bool:
-    """Return whether an object of PySpark belongs to a session of Spark Connect."""
-    return any(cls.__module__.startswith(_CONNECT) for cls in type(each).__mro__)
+from statelog.spark.jvm.gateway import is_connect
 
 
 def refuse_connect(entry: str, session: object) -> None:
@@ -53,34 +45,6 @@ def session_of(grouped: object) -> SparkSession:
         )
     frame: DataFrame = grouped._df  # type: ignore[attr-defined]
     return frame.sparkSession
-
-
-@contextmanager
-def with_setting(
-    session: SparkSession, key: str, value: str, *, unless_set: bool = False
-) -> Iterator[None]:
-    """
-    Give a setting of a classic session another value for a while; what is set meanwhile stays.
-
-    Args:
-        session: The session.
-        key: The setting.
-        value: The value.
-        unless_set: Whether a value that the session has stays, too.
-    """
-    before = session.conf.get(key, None)
-    if before == value or (unless_set and before is not None):
-        yield
-        return
-    session.conf.set(key, value)
-    try:
-        yield
-    finally:
-        if session.conf.get(key, None) == value:
-            if before is None:
-                session.conf.unset(key)
-            else:
-                session.conf.set(key, before)
 
 
 def use_this_python(session: SparkSession) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from statelog.spark.query.session import is_connect
+from statelog.spark.jvm.gateway import is_connect, query_of
 
-_QUERY_ID: Final = "sql.streaming.queryId"
+_QUERY_ID: Final = "query"
 _REWOUND: Final = "statelog.rewound"
 
 _of_process: dict[str, str] = {}
@@ -38,18 +38,6 @@ def set_rewound(frame: DataFrame, rewound: int) -> None:
         _of_process[_REWOUND] = str(rewound)
     else:
         frame.sparkSession.sparkContext.setLocalProperty(_REWOUND, str(rewound))
-
-
-def query_of(session: SparkSession) -> str:
-    """
-    Return Spark's id of the query whose micro-batch runs, "" if there is none.
-
-    Args:
-        session: A classic session.
-
-    Thread: that of the micro-batch.
-    """
-    return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
 
 
 def query_and_rewound(frame: DataFrame) -> tuple[str, str]:

@@ -16,10 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyspark
-from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, types
 from pyspark.sql.functions import expr
-
-from statelog.spark.rows.jvm import JavaObject, jvm_of
 
 SPARK: Final[tuple[int, int]] = (
     int(pyspark.__version__.split(".")[0]),
@@ -27,7 +25,6 @@ SPARK: Final[tuple[int, int]] = (
 )
 """The running version: major and minor."""
 
-_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 _SEED: Final = np.uint32(42)
 
 
@@ -79,23 +76,6 @@ def lists_are_sent_as_frames() -> bool:
     `appendValue` does not.
     """
     return SPARK < (4, 1)
-
-
-def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
-    """
-    Return a class of Spark's streaming engine.
-
-    Args:
-        session: Any session.
-        name: The class.
-        part: The package inside the engine's that the class is in from 4.1 on.
-    """
-    package: JavaObject = jvm_of(session)
-    for each in _STREAMING.split("."):
-        package = getattr(package, each)
-    found = getattr(getattr(package, part), name)
-    # py4j takes an unknown name for a package.
-    return getattr(package, name) if type(found).__name__ == "JavaPackage" else found
 
 
 def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> DataFrame:

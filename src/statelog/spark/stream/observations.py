@@ -21,8 +21,9 @@ from typing import Any, Final, Protocol
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.observation import Observation
 
+from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.jvm.queries import is_observed
 from statelog.spark.query.operator_definition import OperatorDefinition
-from statelog.spark.query.session import is_connect
 
 _WAIT_SECONDS: Final = 2.0
 """Spark reports values some milliseconds after the action, on another thread."""
@@ -116,8 +117,7 @@ class ObservedBatch:
         # On Spark Connect the values come with the action.
         if not isinstance(observation, Observation):
             return bool(observation.get)
-        reported: Any = observation._jo.future()  # type: ignore[union-attr]
-        while not reported.isCompleted():
+        while not is_observed(observation):
             if time.monotonic() >= (self._deadline or 0.0):
                 return False
             time.sleep(_POLL_SECONDS)

@@ -12,16 +12,20 @@ the ids of the shape's columns (Catalyst's expression ids), so that the user's c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.column import Column
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.jvm.frames import (
+    check_streaming,
+    empty_stream,
+    streaming_operators,
+    with_columns_of,
+)
 from statelog.spark.stream.observations import Observing, observed
 
 STATEFUL = {
@@ -69,10 +73,7 @@ class RecordedPlan:
     @classmethod
     def of(cls, session: SparkSession, schema: StructType) -> RecordedPlan:
         """Return the plan without steps for an output of *schema*."""
-        no_rows = session.sparkContext._jsc.emptyRDD().rdd()
-        jschema = session._jsparkSession.parseDataType(schema.json())
-        empty = session._jsparkSession.internalCreateDataFrame(no_rows, jschema, True)
-        return cls(DataFrame(empty, session))
+        return cls(empty_stream(session, schema))
 
     @property
     def shape(self) -> DataFrame:
@@ -109,13 +110,13 @@ class RecordedPlan:
         """
         if not self.steps:
             return frame
-        frame = _as_columns_of(self.start, frame)
+        frame = with_columns_of(self.start, frame)
         for step in self.steps:
             if step.method == OBSERVE:
                 frame = observed(frame, step.args, observations)
             else:
                 frame = getattr(frame, step.method)(*step.args, **step.kwargs)
-            frame = _as_columns_of(step.shape, frame)
+            frame = with_columns_of(step.shape, frame)
         return frame
 
 
@@ -140,44 +141,7 @@ def needs_state(method: str, what: str) -> UsageError:
 
 
 def _check_stateless(method: str, shape: DataFrame) -> None:
-    jvm = jvm_of(shape.sparkSession)
-    plan = shape._jdf.queryExecution().analyzed()
-    for node in _nodes(plan):
-        what = STATEFUL.get(node.getClass().getSimpleName())
-        if what is not None and node.isStreaming():
-            raise needs_state(method, what)
-    # Spark itself checks what else a stream does not support.
-    mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    checker.checkForStreaming(plan, mode)
-
-
-def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
-    yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _nodes(children.apply(index))
-
-
-def _attributes(frame: DataFrame) -> list[JavaObject]:
-    output = frame._jdf.queryExecution().analyzed().output()
-    return [output.apply(index) for index in range(output.size())]
-
-
-def _as_columns_of(shape: DataFrame, frame: DataFrame) -> DataFrame:
-    """Return *frame* with the column ids of *shape*."""
-    jvm = jvm_of(frame.sparkSession)
-    catalyst = jvm.org.apache.spark.sql.catalyst.expressions
-    to_column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column
-    no_metadata = jvm.scala.Option.empty()
-    nil = getattr(jvm.scala.collection.immutable, "Nil$").__getattr__("MODULE$")
-    columns = []
-    changed = False
-    for has, wanted in zip(_attributes(frame), _attributes(shape), strict=True):
-        if not has.exprId().equals(wanted.exprId()):
-            changed = True
-            has = catalyst.Alias(
-                has, wanted.name(), wanted.exprId(), wanted.qualifier(), no_metadata, nil
-            )
-        columns.append(Column(to_column(has)))
-    return frame.select(*columns) if changed else frame
+    for operator in streaming_operators(shape):
+        if operator in STATEFUL:
+            raise needs_state(method, STATEFUL[operator])
+    check_streaming(shape)  # what else a stream does not support

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import StatelogError
 from statelog.spark.driver.failures import BatchFailed
+from statelog.spark.jvm.queries import jvm_query
 from statelog.spark.stream.query_progress import ProgressFigures
 from statelog.spark.worker.failures import with_message
 
@@ -76,7 +77,7 @@ class StatefulQuery(StreamingQuery):
         figures: ProgressFigures,
         at_end: Callable[[], None],
     ) -> None:
-        super().__init__(query._jsq)
+        super().__init__(jvm_query(query))
         self._failures = failures
         self._figures = figures
         self._at_end = at_end

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql.classic.dataframe import DataFrameNaFunctions
 
 from statelog.errors import UsageError
+from statelog.spark.jvm.gateway import FRAME
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.grouped_stream import GroupedStatefulStream
@@ -228,7 +229,7 @@ class StatefulStream(DataFrame):
 
     def __getattr__(self, name: str) -> Any:
         # Also called for internals of a DataFrame, such as the JVM's frame.
-        if name == "_jdf":
+        if name == FRAME:
             raise UsageError(
                 "the output of a stateful operator cannot be an argument of a method of another "
                 "frame or of a function: call its own method, as in stateful.join(batch, ...)"

@@ -15,7 +15,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.spark.rows.jvm import jvm_of
+from statelog.spark.jvm.files import temporary_folder
+from statelog.spark.jvm.queries import wait_for_end
 
 _log = logging.getLogger("statelog.spark")
 
@@ -32,10 +33,7 @@ def temporary_checkpoint(session: SparkSession) -> str:
 
     The JVM deletes it at its exit at the latest.
     """
-    jvm = jvm_of(session)
-    root = jvm.java.lang.System.getProperty("java.io.tmpdir")
-    folder = jvm.org.apache.spark.util.Utils.createTempDir(root, "temporary")
-    checkpoint = f"{_FILE}{folder.getCanonicalPath()}"
+    checkpoint = f"{_FILE}{temporary_folder(session)}"
     _log.warning(
         "the query has no checkpointLocation: its offsets and its state are in the temporary folder "
         "%s, which is deleted when the query ends without an error",
@@ -47,11 +45,11 @@ def temporary_checkpoint(session: SparkSession) -> str:
 def delete_at_end(query: StreamingQuery, checkpoint: str, session: SparkSession) -> None:
     """Delete a temporary checkpointLocation when *query* ends, as Spark does."""
     forced = str(session.conf.get(_FORCE, "false")).lower() == "true"
-    jquery = query._jsq
+    wait_for = wait_for_end(query)
 
     def wait() -> None:
         try:
-            jquery.awaitTermination()
+            wait_for()
         except Exception as error:
             if not forced:  # kept, as by Spark, to find out why the query failed
                 _log.debug("the temporary folder %s is kept: %s", checkpoint, error)

@@ -22,11 +22,11 @@ from statelog.checkpoint.source_logs import QueryFiles
 from statelog.core.task_count import TaskBounds
 from statelog.errors import UsageError
 from statelog.spark.driver.batch_times import QueryTimes
-from statelog.spark.driver.checkpoint_files import checkpoint_files
 from statelog.spark.driver.engine import MicroBatchEngine
-from statelog.spark.driver.no_data_batches import has_no_data_source
-from statelog.spark.driver.no_data_source import NoDataStream, with_no_data_source
-from statelog.spark.driver.running_query import RunningQuery
+from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_source
+from statelog.spark.jvm.files import checkpoint_files
+from statelog.spark.jvm.no_data_source import NoDataStream, with_no_data_source
+from statelog.spark.jvm.queries import RunningQuery, start, write_instead
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.operator_definition import OperatorDefinition
 from statelog.spark.query.query import Query
@@ -251,12 +251,12 @@ class StatefulStreamWriter(DataStreamWriter):
         engine = MicroBatchEngine(query, deliver, times)
         engine.open(times.query_id())
         if has_source:
-            stream = NoDataStream(self._spark, query.time_mode, engine, running_query)
+            triggers = QueryTriggers(self._spark, query.time_mode, engine, running_query)
+            stream = NoDataStream(self._spark, triggers)
             self._write_instead(with_no_data_source(query.source.frame, stream))
         failures = Failures(engine)
         super().foreachBatch(failures)
-        self._jwrite = self._jwrite.option("checkpointLocation", checkpoint)
-        running = StatefulQuery(self._sq(self._jwrite.start()), failures, figures, engine.close)
+        running = StatefulQuery(start(self, checkpoint), failures, figures, engine.close)
         if known is None:
             delete_at_end(running, checkpoint, self._spark)
         return running
@@ -292,7 +292,7 @@ class StatefulStreamWriter(DataStreamWriter):
 
     def _write_instead(self, frame: DataFrame) -> None:
         """Write *frame* instead of the input, with its name and trigger."""
-        self._jwrite = frame._jdf.writeStream()
+        write_instead(self, frame)
         if self._query_name is not None:
             super().queryName(self._query_name)
         if self._trigger:

@@ -6,15 +6,14 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.offset_log import newest_batch, recorded_query_id
 from statelog.checkpoint.source_logs import QueryFiles
 from statelog.errors import UsageError
+from statelog.spark.jvm.sinks import is_format_of_files
 from statelog.spark.query.delivery import FileOutput, Sink
-from statelog.spark.rows.jvm import JavaObject, jvm_of
 from statelog.spark.stream.sinks.batch_writer import batch_writer
 from statelog.spark.stream.sinks.file_entries import FileEntries
 from statelog.spark.stream.sinks.file_sink import FilePlace, FileSink
@@ -34,8 +33,6 @@ READ_ONLY: Final = (
     "state-metadata",
     "statestore",
 )
-_FORMATS: Final = "org.apache.spark.sql.execution.datasources"
-_FILE_FORMATS: Final = (f"{_FORMATS}.FileFormat", f"{_FORMATS}.v2.FileDataSourceV2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,17 +166,4 @@ def _check_format(session: SparkSession, source: str) -> bool:
     """
     if source in READ_ONLY:
         raise UsageError(f"the format {source} can be read only; use another one")
-    if not source:
-        return False
-    jvm: JavaObject = jvm_of(session)
-    conf = session._jsparkSession.sessionState().conf()
-    try:
-        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(
-            source, conf
-        )
-    except Py4JJavaError as error:  # its text has the whole stack of the JVM
-        raise UsageError(
-            f"the output cannot be written: {error.java_exception.getMessage()}"
-        ) from None
-    of_files = (jvm.java.lang.Class.forName(name) for name in _FILE_FORMATS)
-    return any(kind.isAssignableFrom(found) for kind in of_files)
+    return bool(source) and is_format_of_files(session, source)

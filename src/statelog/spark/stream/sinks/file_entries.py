@@ -20,9 +20,7 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.offset_log import numbers_in
 from statelog.errors import CheckpointError, FencedError, UsageError
-from statelog.spark.driver.checkpoint_files import checkpoint_files
-from statelog.spark.rows.jvm import JavaObject, jvm_of
-from statelog.spark.rows.spark_versions import streaming_class
+from statelog.spark.jvm.files import HadoopFolder, checkpoint_files
 from statelog.spark.stream.sinks.identity import query_of
 
 _log = logging.getLogger("statelog.spark")
@@ -62,20 +60,16 @@ class FileEntries:
     """
 
     def __init__(self, session: SparkSession, path: str, planned: int | None = None) -> None:
-        self._session = session
-        self._jvm: JavaObject = jvm_of(session)
         self._path = path
         self._planned = _NONE if planned is None else planned
-        self._hadoop: JavaObject = session._jsparkSession.sessionState().newHadoopConf()
-        self._folder: JavaObject = self._jvm.org.apache.hadoop.fs.Path(path)
-        self._files: JavaObject = self._folder.getFileSystem(self._hadoop)
+        self._folder = HadoopFolder(session, path)
         self._written = checkpoint_files(session, path)
         self._last: int | None = None
         """The newest entry, as this run left it."""
 
     def has_log(self) -> bool:
         """Return whether Spark's streaming file sink has written to the folder."""
-        return any(self._files.exists(self._child(name)) for name in (LOG, RECORDS))
+        return any(map(self._folder.exists, (LOG, RECORDS)))
 
     def check(self, query_id: str) -> None:
         """
@@ -139,7 +133,7 @@ class FileEntries:
     def end(self, entry: int) -> None:
         """Forget the micro-batch of the entry before, which cannot be delivered again."""
         self._last = entry
-        self._files.delete(self._record_path(entry - 1), False)
+        self._folder.delete(f"{RECORDS}/{entry - 1}")
 
     def _is_written(self, delivered: Delivered, newest: int) -> bool:
         found = self._record(newest)
@@ -163,17 +157,8 @@ class FileEntries:
                 "written it: it runs, or it ended in between. Stop it, or give this query a folder "
                 f"of its own. If it will never run again, delete {self._record_path(entry)}"
             )
-        managers = streaming_class(self._session, "CheckpointFileManager", "checkpointing")
-        manager = managers.create(self._folder, self._hadoop)
-        manager.mkdirs(self._child(RECORDS))
         text = json.dumps({"writer": delivered.writer, "batch_id": delivered.batch_id})
-        stream = manager.createAtomic(self._record_path(entry), found is not None)
-        try:
-            stream.writeBytes(text)
-        except BaseException:
-            stream.cancel()
-            raise
-        stream.close()
+        self._folder.put(RECORDS, str(entry), text, overwrite=found is not None)
 
     def _newest(self) -> int:
         """Return the newest entry; -1 without entries."""
@@ -193,9 +178,7 @@ class FileEntries:
             ) from error
 
     def _check_has_no_files(self) -> None:
-        if not self._files.exists(self._folder):
-            return
-        names = [status.getPath().getName() for status in self._files.listStatus(self._folder)]
+        names = self._folder.names()
         visible = sorted(name for name in names if not name.startswith(("_", ".")))
         if visible:
             raise UsageError(
@@ -216,8 +199,5 @@ class FileEntries:
             batch_id=batch_id,
         )
 
-    def _child(self, name: str) -> JavaObject:
-        return self._jvm.org.apache.hadoop.fs.Path(self._folder, name)
-
-    def _record_path(self, entry: int) -> JavaObject:
-        return self._jvm.org.apache.hadoop.fs.Path(self._child(RECORDS), str(entry))
+    def _record_path(self, entry: int) -> str:
+        return f"{self._path}/{RECORDS}/{entry}"

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from statelog.spark.driver.arrow_frame import frame_of_arrow
+from statelog.spark.jvm.arrow_data import frame_of_arrow
 from statelog.spark.query.delivery import Sink
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ Source: Spark's DataStreamWriter.toTable.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import UsageError
-from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.jvm.gateway import JavaObject
+from statelog.spark.jvm.sinks import Tables, is_view
 from statelog.spark.stream.sinks.file_sink import FilePlace
 from statelog.spark.stream.sinks.target import Target, columns_of
 
-_SESSION_CATALOG: Final = "spark_catalog"
-_IGNORE_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 _FOLDER_EXISTS: Final = "LOCATION_ALREADY_EXISTS"
 
 
@@ -52,9 +49,7 @@ class Catalog:
     """
 
     def __init__(self, session: SparkSession) -> None:
-        self._session = session
-        self._jvm: JavaObject = jvm_of(session)
-        self._state: JavaObject = session._jsparkSession.sessionState()
+        self._tables = Tables(session)
 
     def find(self, name: str) -> KnownTable | None:
         """
@@ -64,17 +59,15 @@ class Catalog:
             ParseException: The name cannot be read.
             UsageError: It is the name of a view.
         """
-        parts = self._state.sqlParser().parseMultipartIdentifier(name)
-        if self._state.catalog().isTempView(parts):
-            raise _is_view(name)
-        catalog, identifier = self._resolve(name)
-        if not catalog.tableExists(identifier):
+        if self._tables.is_temporary_view(name):
+            raise _view_error(name)
+        table = self._tables.load(name)
+        if table is None:
             return None
-        table = catalog.loadTable(identifier)
-        entry = table.v1Table() if table.getClass().getSimpleName() == "V1Table" else None
-        if entry is not None and entry.tableType().name() == "VIEW":
-            raise _is_view(name)
-        return KnownTable(name, (table.properties().get("provider") or "").lower(), entry)
+        source, entry = table
+        if entry is not None and is_view(entry):
+            raise _view_error(name)
+        return KnownTable(name, source, entry)
 
     def create_of_files(self, target: Target, source: str, schema: StructType) -> None:
         """
@@ -87,27 +80,21 @@ class Catalog:
             AnalysisException: The catalog refuses.
             UsageError: The folder exists, and the caller did not name it.
         """
-        parts = self._state.sqlParser().parseMultipartIdentifier(target.table)
-        names = [_quoted(parts.apply(at)) for at in range(parts.length())]
-        every = self._jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).asNullable()
-        words = [f"CREATE TABLE {'.'.join(names)} ({every.toDDL()}) USING {source}"]
+        name = ".".join(map(_quoted, self._tables.parts(target.table or "")))
+        words = [f"CREATE TABLE {name} ({self._tables.ddl(schema)}) USING {source}"]
         for verb, columns in (
             ("PARTITIONED BY", target.partition_by),
             ("CLUSTER BY", target.cluster_by),
         ):
             if columns:
-                wanted = ", ".join(map(_quoted, columns_of(schema.names, columns)))
-                words.append(f"{verb} ({wanted})")
+                names = map(_quoted, columns_of(schema.names, columns))
+                words.append(f"{verb} ({', '.join(names)})")
         path = target.option("path", None)
         if path is not None:
             escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
             words.append(f"LOCATION '{escaped}'")
-        # Where a folder has the log of the streaming sink, Spark takes the partition columns for
-        # columns of the files too, and stores the table without columns and partitions.
-        session = self._session._jsparkSession.cloneSession()
-        session.conf().set(_IGNORE_LOG, "true")
         try:
-            session.sql(" ".join(words))
+            self._tables.create(" ".join(words))
         except PySparkException as error:
             if error.getCondition() != _FOLDER_EXISTS:
                 raise
@@ -120,7 +107,7 @@ class Catalog:
 
     def has_session_catalog(self, name: str) -> bool:
         """Return whether a table of this name would be in the session's own catalog."""
-        return str(self._resolve(name)[0].name()) == _SESSION_CATALOG
+        return self._tables.in_session_catalog(name)
 
     def place_of(self, table: KnownTable, target: Target, schema: StructType) -> FilePlace:
         """
@@ -134,60 +121,50 @@ class Catalog:
         Raises:
             UsageError: The output does not fit the table.
         """
-        entry = table.entry
-        if entry.bucketSpec().isDefined():
+        stored = self._tables.of_files(table.entry)
+        if stored.has_buckets:
             raise UsageError(
                 f"the table {table.name} has buckets, which streaming output cannot have: write to "
                 "a table without CLUSTERED BY"
             )
-        stored = StructType.fromJson(json.loads(entry.schema().json()))
-        parts = tuple(_texts(entry.partitionColumnNames()))
-        if not stored.fields:
-            stored, parts = self._read_from_files(table.name, schema)
-        wanted = tuple(name.lower() for name in target.partition_by)
-        if wanted and wanted != tuple(name.lower() for name in parts):
+        columns, parts = stored.schema, stored.partition_by
+        if not columns.fields:
+            columns, parts = self._columns_of_files(table.name, schema)
+        asked = tuple(name.lower() for name in target.partition_by)
+        if asked and asked != tuple(name.lower() for name in parts):
             raise UsageError(
                 f"the table {table.name} is partitioned by {', '.join(parts) or 'no column'}, not by "
                 f"{', '.join(target.partition_by)}: leave partitionBy out"
             )
-        _check_columns(table.name, stored, schema)
-        storage = entry.storage().properties()
-        own = {str(key): str(storage.apply(key)) for key in _texts(storage.keys().toSeq())}
+        _check_columns(table.name, columns, schema)
         given = {key.lower() for key in target.settings}
-        options = {key: value for key, value in own.items() if key.lower() not in given}
+        options = {key: value for key, value in stored.options.items() if key.lower() not in given}
         return FilePlace(
-            path=self._jvm.org.apache.hadoop.fs.Path(entry.location()).toString(),
+            path=stored.path,
             source=table.source,
             schema=schema,
             partition_by=parts,
             options={**options, **target.options()},
-            columns=stored.names,
-            refresh=self._refresh(entry),
+            columns=columns.names,
+            refresh=stored.refresh,
         )
 
-    def _read_from_files(self, name: str, schema: StructType) -> tuple[StructType, tuple[str, ...]]:
+    def _columns_of_files(
+        self, name: str, output: StructType
+    ) -> tuple[StructType, tuple[str, ...]]:
         """
         Return the columns and partitions of a table that the catalog has without columns.
 
-        Partition columns have the types of the output: those of the folders' names are guesses.
+        Partition columns have the types of the output: their types in the folders' names are guesses.
         """
-        relation = self._session.table(name)._jdf.queryExecution().analyzed().collectLeaves()
-        files = relation.head().relation()
-        found = StructType.fromJson(json.loads(files.schema().json()))
-        parts = tuple(StructType.fromJson(json.loads(files.partitionSchema().json())).names)
-        own = {field.name.lower(): field for field in schema.fields}
-        known = [own.get(one.name.lower(), one) if one.name in parts else one for one in found]
-        return StructType(known), parts
-
-    def _refresh(self, entry: JavaObject) -> Callable[[], object]:
-        catalog, identifier = self._state.catalog(), entry.identifier()
-        return lambda: catalog.refreshTable(identifier)
-
-    def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
-        """Return the catalog of a name, and its identifier there."""
-        parts = self._state.sqlParser().parseMultipartIdentifier(name)
-        found = self._state.analyzer().CatalogAndIdentifier().unapply(parts).get()
-        return found._1(), found._2()
+        columns, parts = self._tables.read_columns(name)
+        types = {field.name.lower(): field for field in output.fields}
+        return StructType(
+            [
+                types.get(column.name.lower(), column) if column.name in parts else column
+                for column in columns
+            ]
+        ), parts
 
 
 def _check_columns(name: str, stored: StructType, output: StructType) -> None:
@@ -211,7 +188,7 @@ def _shape(kind: DataType) -> str:
     return kind.simpleString().lower()
 
 
-def _is_view(name: str) -> UsageError:
+def _view_error(name: str) -> UsageError:
     return UsageError(f"{name} is a view, and a query cannot write to a view: name a table")
 
 
@@ -221,8 +198,3 @@ def _first_line(error: PySparkException) -> str:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _texts(names: JavaObject) -> list[str]:
-    """Return a sequence of Scala as a list."""
-    return [str(names.apply(at)) for at in range(names.length())]

@@ -6,8 +6,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.spark.query.session import with_setting
-from statelog.spark.rows.jvm import JavaObject
+from statelog.spark.jvm.gateway import JavaObject, with_setting
 
 SHUFFLE: Final = "Exchange"
 """The name of the node of a shuffle."""

@@ -12,27 +12,21 @@ the rows of another micro-batch.
 Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off while
 this plan is made: it would hide the shuffle, and decide on the number of partitions.
 
-Where the plan has another form, the two shuffles remain: Spark Connect, an input that already is
-partitioned by the keys.
+Where the plan has another form, as over an input that is partitioned by the keys already, the two
+shuffles remain.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
-from statelog.model import KeyGroupRange
-from statelog.spark.driver.plans import SHUFFLE, KeptPlan, PlanCopies, executed_plan
-from statelog.spark.query.keyed_frame import by_task
-from statelog.spark.query.pre_aggregation import PreAggregation
-from statelog.spark.query.session import is_connect
-from statelog.spark.rows.jvm import JavaObject, jvm_of
-
-_log = logging.getLogger("statelog.spark")
+from statelog.spark.jvm.gateway import JavaObject, jvm_of
+from statelog.spark.jvm.plans import SHUFFLE, KeptPlan, PlanCopies, executed_plan
+from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 
 _BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
 _ABOVE: Final = _BELOW | {
@@ -45,106 +39,87 @@ _ABOVE: Final = _BELOW | {
 """The nodes of the final results, above the shuffle."""
 
 
-class PreAggregator:
+@dataclass(frozen=True, slots=True)
+class AggregationSql:
     """
-    Aggregates the micro-batches of one operator.
+    An aggregation, as SQL over the columns of its input.
 
     Args:
-        aggregation: What is aggregated.
-        groups: The key groups of the operator.
+        keys: Names of the key columns.
+        results: The results, one row for each key.
+        columns: The columns of a task's input, over keys and results.
+        task: An int that Spark's hash partitioning puts into the partition of the key's task.
+        tasks: Number of tasks.
+    """
+
+    keys: Sequence[str]
+    results: Sequence[str]
+    columns: Sequence[str]
+    task: str
+    tasks: int
+
+
+class OneShuffle:
+    """
+    One aggregation for one number of tasks.
+
+    Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
+    have the same columns and are as little partitioned.
+
+    Args:
+        frame: The first input.
+        sql: What is aggregated.
 
     Thread: Spark's thread of the query.
     """
 
-    def __init__(self, aggregation: PreAggregation, groups: KeyGroupRange) -> None:
-        self._aggregation = aggregation
-        self._groups = groups
-        self._steps: dict[int, _Steps] = {}
-
-    def partitioned(self, frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
-        """
-        Return the partial results of a micro-batch, with one partition for each task.
-
-        Args:
-            frame: The input of the operator.
-            tasks: Number of tasks.
-            is_small: Whether one task may read and aggregate all of the input too, without a shuffle.
-        """
-        is_classic = not is_connect(frame)
-        if tasks == 1 and (is_small or not is_classic):
-            return self._aggregation.grouped(frame.coalesce(1), self._groups)
-        if is_classic:
-            try:
-                rows = self._with_one_shuffle(frame, tasks)
-            except Py4JError as error:  # another version of Spark may differ inside
-                _log.warning("a micro-batch is aggregated with two shuffles: %.300s", error)
-                rows = None
-            if rows is not None:
-                return rows
-        grouped = self._aggregation.grouped(frame, self._groups)
-        return by_task(grouped, tasks, self._groups)
-
-    def _with_one_shuffle(self, frame: DataFrame, tasks: int) -> DataFrame | None:
-        """Return the partial results by task; None where the plan has another form."""
-        steps = self._steps.get(tasks)
-        if steps is None:
-            steps = self._steps[tasks] = _Steps(frame, self._aggregation, self._groups, tasks)
-        return steps.apply(frame)
-
-
-class _Steps:
-    """
-    The steps of one aggregation for one number of tasks.
-
-    Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
-    have the same columns and are as little partitioned.
-    """
-
-    def __init__(
-        self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange, tasks: int
-    ) -> None:
+    def __init__(self, frame: DataFrame, sql: AggregationSql) -> None:
         jvm = jvm_of(frame.sparkSession)
         column, to_seq = jvm.org.apache.spark.sql.functions, jvm.PythonUtils.toSeq
-        self._key_count = len(aggregation.keys)
-        self._keys = to_seq([column.col(name) for name in aggregation.keys])
-        first, *others = (column.expr(text) for text in aggregation.results())
+        self._key_count = len(sql.keys)
+        self._keys = to_seq([column.col(name) for name in sql.keys])
+        first, *others = (column.expr(text) for text in sql.results)
         self._first, self._others = first, to_seq(others)
-        self._with_key_group = to_seq(aggregation.with_key_group(groups))
+        self._columns = to_seq(list(sql.columns))
         self._copies = PlanCopies(jvm)
         partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
-        task = _over_positions(frame, aggregation.keys, aggregation.task(groups, tasks))
-        self._partitioning = partitioning(to_seq([task]), tasks)
+        task = _over_positions(frame, sql.keys, sql.task)
+        self._partitioning = partitioning(to_seq([task]), sql.tasks)
         self._kept: KeptPlan | None = None
         self._schema: JavaObject | None = None
 
-    def apply(self, frame: DataFrame) -> DataFrame | None:
-        """Return the results, shuffled to their tasks only; None if that cannot be."""
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """
+        Return the results of a micro-batch, with one partition for each task.
+
+        Raises:
+            Unfit: Spark's plan has another form.
+        """
+        session = frame.sparkSession
         plan = None if self._kept is None else self._kept.over(frame)
         if plan is None:
-            plan = self._planned(frame)
-            if plan is None:
-                return None
-            self._kept = KeptPlan.of(plan, frame, self._copies)
+            planned = plan = self._planned(frame)
+            self._kept = attempt(
+                Trick.KEPT_PLANS, session, lambda: KeptPlan.of(planned, frame, self._copies)
+            )
         _shuffle_of(plan).submitShuffleJob()
         # It runs while the driver plans what reads it, and the sink plans what it does with that.
-        rows = frame.sparkSession._jsparkSession.internalCreateDataFrame(
-            plan.execute(), self._schema, False
-        )
-        return DataFrame(rows, frame.sparkSession)
+        rows = session._jsparkSession.internalCreateDataFrame(plan.execute(), self._schema, False)
+        return DataFrame(rows, session)
 
-    def _planned(self, frame: DataFrame) -> JavaObject | None:
-        """Return Spark's plan of the results, with the shuffle by task; None if it has another form."""
+    def _planned(self, frame: DataFrame) -> JavaObject:
+        """Return Spark's plan of the results, with the shuffle by task."""
         grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
-        results = grouped.selectExpr(self._with_key_group)
+        results = grouped.selectExpr(self._columns)
         plan = executed_plan(frame.sparkSession, results)
         shuffle = _shuffle_of_aggregation(plan)
         if shuffle is None:
-            return None
+            raise Unfit("the plan of the aggregation has no shuffle of its own")
         # The partial results begin with the keys: `_partitioning` finds them by position.
         partials = shuffle.children().head().output()
         by = shuffle.outputPartitioning().expressions()
         if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
-            return None
+            raise Unfit("the plan of the aggregation does not shuffle by the keys")
         self._schema = results.schema()
         to_tasks = self._copies.with_argument(shuffle, 0, self._partitioning)
         return self._copies.with_node(plan, shuffle, to_tasks)
@@ -161,9 +136,9 @@ def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObj
     """
     session, jvm = frame.sparkSession, jvm_of(frame.sparkSession)
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
-    nothing = session.sparkContext._jsc.emptyRDD().rdd()
+    no_rows = session.sparkContext._jsc.emptyRDD().rdd()
     schema = frame._jdf.selectExpr(jvm.PythonUtils.toSeq(list(keys))).schema()
-    empty = session._jsparkSession.internalCreateDataFrame(nothing, schema, False)
+    empty = session._jsparkSession.internalCreateDataFrame(no_rows, schema, False)
     plan = empty.selectExpr(jvm.PythonUtils.toSeq([text])).queryExecution().optimizedPlan()
     columns = getattr(expressions, "package$AttributeSeq")(plan.children().head().output())
     value = plan.projectList().head().child()

@@ -1,17 +1,15 @@
 """
 Give each task of a Python job Python workers of its own.
 
-Spark gives a task the worker that has been idle for longest.  As soon as there are two, tasks change
-workers from one micro-batch to the next, and a worker has missed what another one did.  But Spark
-shares workers only among functions of the same environment.  With the numbers of the query and of the
-task as one variable more, a task gets the same worker each time.  Without the query's number, two
-queries that run at the same time would create two workers for the same task.  After one query has ended,
-the other one would alternate between both workers, and each would keep its state.  Nothing relies on it:
-a worker that missed something catches up.
+Spark gives a task the worker that has been idle for longest, so tasks change workers from one micro-batch
+to the next, and a worker has missed what another one did.  But Spark shares workers only among functions
+of the same environment.  An extra environment variable, the numbers of the query and of the task, gives a
+task the same worker each time.  The query's number keeps apart two queries that run at the same time.
+Nothing relies on it: a worker that missed something catches up.
 
-A job has one function for all tasks, so a job of several tasks is put together from the partitions of
-several: the plan is made once, copied with the function of each task, and of each copy one partition
-is taken.  The shuffle below begins at once, while the sink plans what it does with the rows.
+A job has one function for all tasks.  So a job of several tasks is put together from several: the plan
+is made once and copied with the function of each task, and one partition is taken of each copy.  The
+shuffle below begins at once, while the sink plans what it does with the rows.
 Source: PythonWorkerFactory, MapInArrowExec and PythonUDF (Spark).
 """
 
@@ -25,13 +23,13 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
-from statelog.spark.driver.plans import SHUFFLE, PlanCopies, executed_plan
-from statelog.spark.query.writer_name import query_of
-from statelog.spark.rows.jvm import JavaObject, jvm_of
+from statelog.spark.jvm.gateway import JavaObject, jvm_of, query_of
+from statelog.spark.jvm.plans import SHUFFLE, PlanCopies, executed_plan
+from statelog.spark.jvm.tricks import Unfit
 
 _JOB: Final = "MapInArrow"
 _TASK: Final = "STATELOG_TASK"
-"""The variable in the environment of the workers that a task of a query has for itself."""
+"""The environment variable by which a task of a query finds its workers."""
 
 _MOST_TASKS: Final = 8
 """Bounds the time to make the copies: some milliseconds for each."""
@@ -65,7 +63,7 @@ class QueryNumbers:
         with self._lock:
             if query not in self._numbers:
                 self._numbers = {
-                    one: number for one, number in self._numbers.items() if is_active(one)
+                    other: number for other, number in self._numbers.items() if is_active(other)
                 }
                 free = set(range(most)).difference(self._numbers.values())
                 if not free:
@@ -81,10 +79,10 @@ class OwnWorkers:
     """
     Makes the functions and the frames of jobs whose tasks have workers of their own.
 
-    There would be many idle workers where each task may run on any of several hosts, or beside the
-    tasks of many queries.  So all tasks have them in local mode only, while the cores are enough for the
-    tasks of all queries at once; else only a single task has them.  Queries beyond the number of cores
-    (on a cluster: all but one) share the workers of their single tasks.
+    On several hosts, or with the tasks of many queries, there would be many idle workers.  So all tasks
+    have workers of their own in local mode only, while the cores are enough for the tasks of all queries
+    at once; else only a single task has.  Queries beyond the number of cores (on a cluster: all except
+    one) share the workers of their single tasks.
 
     Args:
         session: The session.
@@ -102,9 +100,9 @@ class OwnWorkers:
         most = 1 if owner == _SHARED else min(self._cores, _MOST_TASKS)
         self._environments: list[JavaObject] = []
         for task in range(most):
-            own = jvm.java.util.HashMap(environment)
-            own.put(_TASK, f"{owner}.{task}")
-            self._environments.append(own)
+            variables = jvm.java.util.HashMap(environment)
+            variables.put(_TASK, f"{owner}.{task}")
+            self._environments.append(variables)
         # A set of Scala is also a function: whether a number is in it.
         self._only = [jvm.PythonUtils.toSeq([task]).toSet() for task in range(most)]
         self._chosen = jvm.org.apache.spark.rdd.PartitionPruningRDD.create
@@ -136,7 +134,7 @@ class OwnWorkers:
             return []
         return self._environments[:tasks]
 
-    def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame | None:
+    def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame:
         """
         Return the frame of a job whose tasks have functions of their own.
 
@@ -144,17 +142,18 @@ class OwnWorkers:
             job: What `mapInArrow` returned.
             functions: For each task the JVM's Python function.
 
-        Returns:
-            The frame, or None if the job has another plan, or more or fewer tasks.
+        Raises:
+            Unfit: The job has another plan, or more or fewer tasks.
         """
         plan = executed_plan(job.sparkSession, job._jdf)
         if plan.nodeName() != _JOB:
-            return None
+            raise Unfit(f"the plan of the job is {plan.nodeName()}")
         below = plan.child()
         if below.nodeName() == SHUFFLE:
             below.submitShuffleJob()
-        if below.execute().getNumPartitions() != len(functions):
-            return None
+        partitions = below.execute().getNumPartitions()
+        if partitions != len(functions):
+            raise Unfit(f"the input has {partitions} partitions and not {len(functions)}")
         rows: JavaObject | None = None
         udf = plan.func()
         of_plan, of_udf = self._copies.arguments(plan), self._copies.arguments(udf)
@@ -164,6 +163,6 @@ class OwnWorkers:
             part = self._chosen(plan.makeCopy(of_plan).execute(), only)
             rows = part if rows is None else rows.union(part)
         # With what Spark knows of the job, such as its size, by which it chooses how to join.
-        made = self._plans.fromDataset(rows, job._jdf, *self._flags)
+        union = self._plans.fromDataset(rows, job._jdf, *self._flags)
         session = job.sparkSession
-        return DataFrame(self._of_plan(session._jsparkSession, made), session)
+        return DataFrame(self._of_plan(session._jsparkSession, union), session)

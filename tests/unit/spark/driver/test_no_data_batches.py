@@ -1,6 +1,7 @@
 """When a micro-batch without data is due; without Spark running."""
 
-from statelog.spark.driver.no_data_source import NoDataDecision, _count
+from statelog.spark.driver.no_data_batches import NoDataDecision
+from statelog.spark.jvm.no_data_source import _count
 from statelog.spark.worker.protocol import NEVER_MS
 
 
